@@ -1,0 +1,145 @@
+"""losses.py against TRL 1.16's own loss code, called on the same tensors. python -m pytest tests/test_losses_against_trl.py
+
+`GRPOTrainer._compute_loss` and `GMPOTrainer._compute_loss` run unchanged on a stand-in for `self` that holds what they read: the
+options, and a forward pass that returns our log-probs. TRL has no reinforce, dapo_paper, gspo_token, rspo or sequence_is here.
+"""
+
+import os
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from losses import kl_penalty, policy_loss, token_weights
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")
+from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
+from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+
+B, T, L_MAX = 12, 14, 20
+
+# our objective and its options: TRL's loss_type, importance_sampling_level and options
+SAME = {
+    "grpo": ("grpo", {}, "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
+    "grpo as GSPO's baseline": ("grpo", dict(epsilon_high=0.27), "grpo", "token", dict(epsilon=0.2, epsilon_high=0.27)),
+    "grpo with delta": ("grpo", dict(delta=1.5), "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2, delta=1.5)),
+    "ppo": ("ppo", {}, "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
+    "dr_grpo": ("dr_grpo", dict(max_length=L_MAX), "dr_grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
+    "dapo": ("dapo", {}, "dapo", "token", dict(epsilon=0.2, epsilon_high=0.28)),
+    "gspo": ("gspo", {}, "grpo", "sequence", dict(epsilon=3e-4, epsilon_high=4e-4)),
+    "luspo": ("luspo", {}, "luspo", "sequence", dict(epsilon=2e-3, epsilon_high=2.5e-3)),
+    "cispo": ("cispo", {}, "cispo", "token", dict(epsilon=0.2, epsilon_high=1.28)),            # TRL's is the absolute cap
+    "cispo, ScaleRL's cap of 5": ("cispo", dict(epsilon_high=4.0), "cispo", "token", dict(epsilon=0.2, epsilon_high=5.0)),
+    "sapo": ("sapo", {}, "sapo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
+    "vespo": ("vespo", {}, "vespo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
+    "gmpo": ("gmpo", {}, "gmpo", "token", dict(epsilon=0.4, epsilon_high=0.4)),
+}
+
+
+def make_batch():
+    """Ragged rows, tool output in two of them, log s from far below GSPO's band to far above; finite padding, which TRL needs."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+    completion = torch.arange(T) < torch.tensor([14, 3, 9, 12, 1, 7, 14, 5, 8, 11, 2, 6])[:, None]
+    tool = torch.ones(B, T, dtype=torch.bool)
+    tool[2, 3:6] = tool[6, 0:4] = False
+    mask = completion & tool
+    log_w = 0.3 * draw(B, T)
+    targets = torch.tensor([0.3, -0.3, 2e-3, -2e-3, 1e-4, -1e-4] * 2, dtype=torch.float64)
+    log_w = log_w - ((log_w * mask).sum(-1) / mask.sum(-1) - targets)[:, None]
+    old_logp = -0.1 - 3 * torch.rand(B, T, generator=generator, dtype=torch.float64)
+    sign = torch.tensor([1, 1, 1, 1, 1, 0, -1, -1, -1, -1, -1, -1])            # each log s with both signs
+    return old_logp + log_w, old_logp, sign * (0.2 + draw(B).abs()), completion, tool
+
+
+def trl_loss(loss_type, level, options, logp, old_logp, A, completion, tool, mismatch=None, ref_logp=None, beta=0.0, is_kl=False):
+    """The loss of TRL's own code, in eval mode: a whole batch, no accumulation."""
+    single = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x)
+    args = SimpleNamespace(delta=options.get("delta"), use_bias_correction_kl=is_kl, steps_per_generation=1,
+                           sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
+                           vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0)
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, torch.zeros(B, T), None), args=args, accelerator=single,
+        loss_type=loss_type, importance_sampling_level=level, epsilon_low=options["epsilon"],
+        epsilon_high=options["epsilon_high"], beta=beta, max_completion_length=L_MAX, aux_loss_enabled=False,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None,
+        use_vllm=mismatch is not None, vllm_importance_sampling_correction=mismatch is not None, _entropy_bonus_enabled=False,
+        model=SimpleNamespace(training=False), current_gradient_accumulation_steps=1,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights, _metrics=defaultdict(lambda: defaultdict(list)))
+    ids = torch.zeros(B, T, dtype=torch.long)
+    inputs = dict(prompt_ids=ids[:, :1], prompt_mask=ids[:, :1], completion_ids=ids, completion_mask=completion.long(),
+                  tool_mask=tool.long(), advantages=A, old_per_token_logps=old_logp, importance_sampling_ratio=mismatch,
+                  ref_per_token_logps=ref_logp, num_items_in_batch=(completion & tool).sum().double())
+    trainer_class = GMPOTrainer if loss_type == "gmpo" else GRPOTrainer
+    return trainer_class._compute_loss(trainer, None, inputs), trainer._metrics["eval"]
+
+
+def value_and_gradient(loss, x):
+    return loss.item(), torch.autograd.grad(loss, x)[0]
+
+
+def assert_same(ours, theirs):
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6, abs=1e-8)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=1e-6, atol=1e-10)
+    assert (ours[1] != 0).any()
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_value_and_every_gradient_equal_trls(case):
+    name, ours, loss_type, level, theirs = SAME[case]
+    logp, old_logp, A, completion, tool = make_batch()
+    logp.requires_grad_()
+    loss, _ = policy_loss(name, logp, old_logp, A, completion & tool, **ours)
+    other, _ = trl_loss(loss_type, level, theirs, logp, old_logp, A, completion, tool)
+    assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
+
+
+@pytest.mark.parametrize("case", ["grpo", "dapo", "gspo", "cispo"])
+def test_mismatch_weights_equal_trls_correction(case):
+    name, ours, loss_type, level, theirs = SAME[case]
+    logp, old_logp, A, completion, tool = make_batch()
+    mismatch = torch.rand(B, T, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
+    if level == "sequence":
+        mismatch = mismatch[:, :1].expand(B, T)
+    logp.requires_grad_()
+    loss, _ = policy_loss(name, logp, old_logp, A, completion & tool, mismatch=mismatch.contiguous(), **ours)
+    other, _ = trl_loss(loss_type, level, theirs, logp, old_logp, A, completion, tool, mismatch=mismatch)
+    assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
+
+
+@pytest.mark.parametrize("estimator", ["k3", "k3_is"])
+def test_the_kl_term_equals_trls(estimator):
+    """k3_is is TRL's default (use_bias_correction_kl)."""
+    logp, old_logp, A, completion, tool = make_batch()
+    mask, ref_logp = completion & tool, old_logp - 0.2
+    logp.requires_grad_()
+    kl = kl_penalty(logp, ref_logp, mask, estimator, old_logp=old_logp if estimator == "k3_is" else None)
+    loss = policy_loss("grpo", logp, old_logp, A, mask)[0] + 0.3 * (token_weights(mask, "sequence-mean") * kl).sum()
+    other, _ = trl_loss("grpo", "token", SAME["grpo"][4], logp, old_logp, A, completion, tool, ref_logp=ref_logp, beta=0.3,
+                        is_kl=estimator == "k3_is")
+    assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
+
+
+def test_clip_shares_equal_trls_over_tokens_and_are_not_comparable_for_gspo():
+    logp, old_logp, A, completion, tool = make_batch()
+    stats = policy_loss("grpo", logp, old_logp, A, completion & tool)[1]
+    metrics = trl_loss("grpo", "token", SAME["grpo"][4], logp, old_logp, A, completion, tool)[1]
+    for ours, theirs in (("clip_low", "clip_ratio/low_mean"), ("clip_high", "clip_ratio/high_mean")):
+        assert stats[ours].item() == pytest.approx(metrics[theirs][0], rel=1e-6)
+    stats = policy_loss("gspo", logp, old_logp, A, completion & tool)[1]
+    metrics = trl_loss("grpo", "sequence", SAME["gspo"][4], logp, old_logp, A, completion, tool)[1]
+    sequences = metrics["clip_ratio/low_mean"][0]                              # TRL counts sequences there, the paper tokens
+    assert sequences * B == pytest.approx(2) and stats["clip_low"].item() != pytest.approx(sequences, rel=0.1)
+
+
+def test_gspo_with_trls_default_loss_type_is_another_objective():
+    """loss_type="dapo" is TRL's default: with sequence ratios it weights answers by their length, which GSPO does not."""
+    logp, old_logp, A, completion, tool = make_batch()
+    ours = policy_loss("gspo", logp, old_logp, A, completion & tool)[0]
+    theirs, _ = trl_loss("dapo", "sequence", SAME["gspo"][4], logp, old_logp, A, completion, tool)
+    assert ours.item() != pytest.approx(theirs.item(), rel=1e-2)
+    weights = token_weights(completion & tool, "token-mean")
+    reweighted, _ = policy_loss("gspo", logp, old_logp, A, completion & tool, weights=weights)
+    assert reweighted.item() == pytest.approx(theirs.item(), rel=1e-6)
