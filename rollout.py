@@ -1,0 +1,316 @@
+"""Rollout: π_old samples G responses per query; log π(y|x) of given responses under any policy.
+
+One sampling loop and one log-prob function serve the tiny MoE and every Hugging Face causal LM. Four ideas make them fast, and each
+can be skipped by a reader who does not care about speed:
+
+1. The prompt is computed once and its keys and values are shared by its G responses, while sampling and in the log-prob pass
+   (there with gradients). `share_prompt=False` is the plain path, one row per response; the results are equal.
+2. Only the positions that predict a loss token go through the LM head, in chunks, so that no [B, T, V] tensor exists.
+3. Rows that have ended leave the batch while the others go on.
+4. A token is drawn by inverting the cumulative distribution at one uniform number per row and position. The numbers may be given, so
+   a rollout does not depend on how its rows are divided over micro-batches or machines.
+
+Left out on purpose: top-p, top-k and repetition penalties. Sampling from anything but softmax(logits / temperature) would make the
+log-probs of the loss belong to another distribution than the one that was sampled.
+"""
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.generation import StopStringCriteria
+
+MAX_LOGITS = 2 ** 24             # how many logits may exist at once: 64 MB in float32
+
+
+@dataclass
+class Rollout:
+    """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
+    prompt_ids: torch.Tensor     # [Q, P] left-padded, one row per prompt
+    prompt_mask: torch.Tensor    # [Q, P] bool
+    response_ids: torch.Tensor   # [B, T] right-padded
+    mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
+    sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
+    truncated: torch.Tensor      # [B] bool: ran into max_new_tokens
+    texts: list                  # B strings, cut before a stop string
+    group_size: int
+
+    def prompts(self, index):
+        """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
+        rows = self.rows_of(index)
+        return Rollout(self.prompt_ids[index], self.prompt_mask[index], self.response_ids[rows], self.mask[rows],
+                       self.sampler_logp[rows], self.truncated[rows], [self.texts[i] for i in rows.tolist()], self.group_size)
+
+    def to(self, device):
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)})
+
+    def rows_of(self, index):
+        """Row numbers [q·G] of the groups of the prompts in `index` [q]."""
+        offsets = torch.arange(self.group_size, device=self.mask.device)               # [G]
+        return (index[:, None].to(self.mask.device) * self.group_size + offsets).flatten()   # [q·G]
+
+    def rows(self, start, stop):
+        """Rows start:stop: whole groups, or part of one group."""
+        G = self.group_size
+        if (start % G or stop % G) and start // G != (stop - 1) // G:
+            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, or part of one")
+        group, prompts = min(G, stop - start), slice(start // G, (stop - 1) // G + 1)
+        return replace(self, prompt_ids=self.prompt_ids[prompts], prompt_mask=self.prompt_mask[prompts],
+                       response_ids=self.response_ids[start:stop], mask=self.mask[start:stop], group_size=group,
+                       sampler_logp=self.sampler_logp[start:stop], truncated=self.truncated[start:stop], texts=self.texts[start:stop])
+
+
+class Scores(NamedTuple):
+    logp: torch.Tensor           # [B, T] float32 log π(y_t | x, y_<t) in nats, 0 outside the mask
+    entropy: torch.Tensor        # [B, T] float32 entropy of the next-token distribution in nats, 0 outside the mask; None if not asked for
+    hidden: torch.Tensor         # [B, T, D] last hidden state that predicts token t (PPO's critic reads it)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sampling
+
+class GrowingLayer(DynamicLayer):
+    """transformers' dynamic cache layer with room to spare: appending a token writes one slot instead of copying all of them."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        old = self.get_seq_length()
+        new = old + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if old == 0 or new > self.room[0].shape[-2]:
+            shape = (*key_states.shape[:2], max(new + 32, new * 3 // 2))
+            room = [key_states.new_empty(*shape, key_states.shape[-1]), value_states.new_empty(*shape, value_states.shape[-1])]
+            if old:
+                room[0][:, :, :old], room[1][:, :, :old] = self.keys, self.values
+            self.room = room
+        self.room[0][:, :, old:new], self.room[1][:, :, old:new] = key_states, value_states
+        self.keys, self.values = self.room[0][:, :, :new], self.room[1][:, :, :new]     # [B, heads, new, d]
+        return self.keys, self.values
+
+    def batch_repeat_interleave(self, repeats):
+        self._rows(lambda room: room.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices):
+        self._rows(lambda room: room[indices])
+
+    def _rows(self, change):
+        length = self.get_seq_length()
+        self.room = [change(room) for room in self.room]
+        self.keys, self.values = self.room[0][:, :, :length], self.room[1][:, :, :length]
+
+
+def sampling_cache(model):
+    """A growing cache; for models with sliding windows or other special layers, the one transformers makes from the config."""
+    cache = DynamicCache(config=model.config)
+    plain = all(type(layer) is DynamicLayer for layer in cache.layers)
+    return Cache(layer_class_to_replicate=GrowingLayer) if plain else cache
+
+
+def left_pad(prompts, pad_id, device):
+    """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left."""
+    width = max(len(p) for p in prompts)
+    ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)            # [Q, P]
+    mask = torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts], device=device)    # [Q, P]
+    return ids, mask
+
+
+def draw(logits, uniform):
+    """One token per row at softmax(logits), by inverse CDF. logits [B, V] float32, uniform [B] in [0, 1) -> tokens [B]."""
+    cdf = logits.softmax(-1).cumsum(-1)                                                  # [B, V]
+    target = (uniform * cdf[:, -1])[:, None]                                             # [B, 1]  the sum is 1 only up to rounding
+    return torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)   # [B]
+
+
+def end_tokens(model, tokenizer):
+    """Every token id that ends a response: the tokenizer's and the checkpoint's own."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
+    return sorted({*ids, tokenizer.eos_token_id} - {None})
+
+
+@torch.no_grad()
+def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None, stop=(), drop_every=None):
+    """π_old samples G responses to each prompt.
+
+    prompts: Q lists of token ids, or Q strings. temperature: > 0 samples softmax(logits / temperature); 0 is greedy.
+    uniforms: [B, max_new_tokens] numbers in [0, 1) that decide the tokens (None: fresh ones). stop: strings that end a response, as the
+    end-of-sequence token does; both are loss tokens. drop_every: look for ended rows every so many tokens (None: every token on a CPU;
+    every 16 on a GPU, where looking means waiting for it). Returns a `Rollout`; on the model's device.
+    """
+    model.eval()
+    if isinstance(prompts[0], str):
+        prompts = [tokenizer(p)["input_ids"] for p in prompts]
+    device, G, T = model.device, group_size, max_new_tokens
+    B, pad = len(prompts) * G, tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    prompt_ids, prompt_mask = left_pad(prompts, pad, device)                             # [Q, P]
+    uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)   # [B, T]
+    ends = torch.tensor(end_tokens(model, tokenizer), device=device)
+    stops = StopStringCriteria(tokenizer, list(stop)) if stop else None
+    drop_every = drop_every or (16 if device.type == "cuda" else 1)
+
+    response = torch.full((B, T), pad, device=device)                                    # [B, T]
+    logp = torch.zeros(B, T, device=device)                                              # [B, T]
+    lengths = torch.full((B,), T, device=device)                                         # [B]
+    truncated = torch.ones(B, dtype=torch.bool, device=device)                           # [B]
+    rows = torch.arange(B, device=device)                                                # [b] rows still in the batch
+    ended = torch.zeros(B, dtype=torch.bool, device=device)                              # [b]
+
+    cache = sampling_cache(model)
+    padded = not bool(prompt_mask.all())
+    position = prompt_mask.sum(-1).repeat_interleave(G)                                  # [B] position of the next token
+    logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long() if padded else None,
+                   position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0), past_key_values=cache, use_cache=True,
+                   logits_to_keep=1).logits[:, -1]                                       # [Q, V]
+    logits = logits.repeat_interleave(G, 0)                                              # [B, V]
+    cache.batch_repeat_interleave(G)
+    attention = prompt_mask.repeat_interleave(G, 0).long() if padded else None           # [B, P]
+
+    for t in range(T):
+        logits = logits.float() / (temperature or 1.0)                                   # [b, V]
+        token = draw(logits, uniforms[rows, t]) if temperature else logits.argmax(-1)    # [b]
+        response[rows, t] = torch.where(ended, pad, token)
+        logp[rows, t] = (logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)).masked_fill(ended, 0.0)
+        now = torch.isin(token, ends)                                                    # [b]
+        if stops is not None:
+            now |= stops(response[rows, :t + 1], None)
+        now &= ~ended
+        lengths[rows] = torch.where(now, t + 1, lengths[rows])
+        truncated[rows] &= ~now
+        ended |= now
+        if t + 1 == T:
+            break
+        if (t + 1) % drop_every == 0:
+            left = int((~ended).sum())
+            if left == 0:
+                break
+            if left <= 0.9 * len(rows):                                                  # copying the cache for a few rows does not pay
+                keep = (~ended).nonzero().squeeze(-1)
+                rows, token, ended, position = rows[keep], token[keep], ended[keep], position[keep]
+                attention = attention[keep] if padded else None
+                cache.batch_select_indices(keep)
+        if padded:
+            attention = F.pad(attention, (0, 1), value=1)                                # [b, P+t+1]
+        logits = model(input_ids=token[:, None], attention_mask=attention, position_ids=position[:, None],
+                       past_key_values=cache, use_cache=True).logits[:, -1]              # [b, V]
+        position = position + 1
+
+    width = int(lengths.max())
+    mask = torch.arange(width, device=device) < lengths[:, None]                         # [B, T]
+    response, logp = response[:, :width], logp[:, :width]
+    texts = tokenizer.batch_decode([ids[m].tolist() for ids, m in zip(response, mask)], skip_special_tokens=True)
+    for string in stop:
+        texts = [text.split(string)[0] for text in texts]
+    return Rollout(prompt_ids, prompt_mask, response, mask, logp, truncated, texts, G)
+
+
+# --------------------------------------------------------------------------------------------------------------- log-probs
+
+def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=True, entropy_grad=False, trim=True, max_logits=MAX_LOGITS):
+    """log π(y_t | x, y_<t) of a rollout's tokens under any policy, at the temperature they were sampled with.
+
+    share_prompt: compute each prompt once for its G responses; False (and gradient checkpointing, which turns a model's cache off)
+    takes the plain path. entropy: compute it too. entropy_grad: let gradients flow through it (an entropy bonus needs them). trim: leave
+    out the columns that are padding in all rows (not while routes are recorded or replayed: their width must not depend on the rows).
+    max_logits: how many logits may exist at once; beyond it the LM head runs in chunks whose backward recomputes them. Returns `Scores`.
+    """
+    T = int(rollout.mask.any(0).nonzero().max()) + 1 if trim else rollout.mask.shape[1]
+    mask, ids = rollout.mask[:, :T], rollout.response_ids[:, :T]                         # [B, T]
+    shared = share_prompt and not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    hidden = (shared_hidden if shared else plain_hidden)(model, rollout, T)              # [B, T, D]
+
+    flat, targets = hidden[mask], ids[mask]                                              # [N, D], [N]  loss tokens only
+    head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
+    options = (temperature, entropy, entropy_grad)
+    if len(flat) <= rows:
+        values = token_logp(head, flat, targets, *options)                               # [N] each
+    else:
+        parts = [checkpoint(token_logp, head, h, y, *options, use_reentrant=False) for h, y in zip(flat.split(rows), targets.split(rows))]
+        values = [torch.cat(p) for p in zip(*parts)]                                     # [N] each
+    back = torch.zeros(mask.shape, device=mask.device)                                   # [B, T]
+    pad = (0, rollout.mask.shape[1] - T)
+    logp, entropy = [F.pad(back.masked_scatter(mask, x), pad) for x in values] + ([] if entropy else [None])          # [B, T]
+    return Scores(logp, entropy, F.pad(hidden, (0, 0, *pad)))
+
+
+def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
+    """LM head and log-softmax in float32: hidden [N, D], targets [N] -> (log-probs [N],) or (log-probs [N], entropies [N])."""
+    logits = head(hidden).float()                                                        # [N, V]
+    logits = logits if temperature == 1 else logits / temperature                        # [N, V]
+    logp = logits.log_softmax(-1)                                                        # [N, V]
+    chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                               # [N]
+    if not entropy:
+        return chosen,
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        return chosen, -(logp.exp() * logp).sum(-1)                                      # [N] each
+
+
+def shared_hidden(model, rollout, T):
+    """Prompts once [Q, P], then responses [B, T-1] on their repeated keys and values. -> [B, T, D]"""
+    G, prompt_mask = rollout.group_size, rollout.prompt_mask
+    cache, padded = DynamicCache(config=model.config), not bool(prompt_mask.all())
+    first = model.base_model(input_ids=rollout.prompt_ids, attention_mask=prompt_mask.long() if padded else None,
+                             position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0), past_key_values=cache,
+                             use_cache=True).last_hidden_state[:, -1:].repeat_interleave(G, 0)        # [B, 1, D]
+    if T == 1:
+        return first
+    cache.batch_repeat_interleave(G)
+    steps = torch.arange(T - 1, device=prompt_mask.device)                                            # [T-1]
+    position = prompt_mask.sum(-1).repeat_interleave(G)[:, None] + steps                              # [B, T-1]
+    # Right padding needs no mask: under causal attention nothing to its left can see it.
+    attention = F.pad(prompt_mask.repeat_interleave(G, 0).long(), (0, T - 1), value=1) if padded else None   # [B, P+T-1]
+    rest = model.base_model(input_ids=rollout.response_ids[:, :T - 1], attention_mask=attention, position_ids=position,
+                            past_key_values=cache, use_cache=True).last_hidden_state                  # [B, T-1, D]
+    return torch.cat([first, rest], 1)                                                                # [B, T, D]
+
+
+def plain_hidden(model, rollout, T):
+    """One pass over prompt and response together [B, P+T-1], a row per response. -> [B, T, D]"""
+    prompt_mask = rollout.prompt_mask.repeat_interleave(rollout.group_size, 0)                        # [B, P]
+    ids = torch.cat([rollout.prompt_ids.repeat_interleave(rollout.group_size, 0), rollout.response_ids[:, :T - 1]], 1)
+    attention = F.pad(prompt_mask.long(), (0, T - 1), value=1)                                        # [B, P+T-1]
+    hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=(attention.cumsum(-1) - 1).clamp(min=0),
+                              use_cache=False).last_hidden_state                                      # [B, P+T-1, D]
+    return hidden[:, prompt_mask.shape[1] - 1:]                                                       # [B, T, D]
+
+
+# ------------------------------------------------------------------------------------------------------------------ batches
+
+def concat(rollouts):
+    """Join rollouts of the same group size; narrower ones are padded."""
+    P, T = max(r.prompt_ids.shape[1] for r in rollouts), max(r.mask.shape[1] for r in rollouts)
+    left = lambda name: torch.cat([F.pad(getattr(r, name), (P - r.prompt_ids.shape[1], 0)) for r in rollouts])    # [Q, P]
+    right = lambda name: torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])         # [B, T]
+    return Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"), right("sampler_logp"),
+                   torch.cat([r.truncated for r in rollouts]), [t for r in rollouts for t in r.texts], rollouts[0].group_size)
+
+
+if __name__ == "__main__":
+    import time
+
+    from tasks import builtin_tokenizer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = builtin_tokenizer()
+    config = Qwen3Config(vocab_size=17, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+                         intermediate_size=128, eos_token_id=tokenizer.eos_token_id)
+    model = Qwen3ForCausalLM(config)
+    rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=3, max_new_tokens=24)
+    logp = response_logp(model, rollout).logp.detach()                                   # [B, T]
+    print("a policy with random weights answers two queries three times each; every row ends at its own <eos> or is cut off\n")
+    for i, text in enumerate(rollout.texts):
+        length = int(rollout.mask[i].sum())
+        print(f"  query {i // 3}   |y| {length:2}   log π(y|x) {logp[i].sum():7.2f}   {'cut off' if rollout.truncated[i] else 'ended  '}   {text!r}")
+    print(f"\nlog-probs recorded while sampling against recomputed ones: largest difference {(logp - rollout.sampler_logp).abs().max():.1e}"
+          f"\n(so the ratio of the first update is 1, its group-normalised loss about 0, and its gradient not 0)\n")
+    big = sample(model, tokenizer, ["3+8+5+9+2+7+1+9+4+4+4+4=" * 4] * 8, group_size=8, max_new_tokens=16)
+    for name, share in (("plain path: one row per response", False), ("shared path: each prompt once   ", True)):
+        began = time.perf_counter()
+        scores = response_logp(model, big, share_prompt=share)
+        scores.logp.sum().backward()
+        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+        model.zero_grad()
+        print(f"{name}   forward and backward {time.perf_counter() - began:.3f} s   gradient norm {norm:.6f}")
