@@ -1,0 +1,124 @@
+"""Metrics: what a rollout batch says about itself, as one record for metrics.jsonl and one line on the screen.
+
+Old log-probs against new ones are compared on the last mini-batch after its update, where the policy is furthest from the one that
+sampled. Clip shares are means over all mini-batches, as in the papers; they count loss tokens.
+"""
+
+import json
+import time
+
+import torch
+
+import checkpoint
+from eval import pass_at_1
+from ratios import cross_entropy, perplexity, sequence_ratio
+
+
+class Clock:
+    """Seconds between laps, with the GPU's work waited for."""
+
+    def __init__(self, device):
+        self.device, self.laps, self.began = device, {}, time.perf_counter()
+        self.last = self.began
+
+    def lap(self, name):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        self.laps[name], self.last = now - self.last, now
+
+
+def rollout_metrics(rollout, correct, rewards, group_size):
+    """Rewards and lengths. correct [B] is the verifier's reward, rewards [B] what became of it (overlong penalty)."""
+    lengths = rollout.mask.sum(-1).float()                                               # [B]
+    groups = rewards.view(-1, group_size)                                                # [Q, G]
+    return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(), "pass_rate": (correct >= 1).float().mean().item(),
+            "length": lengths.mean().item(), "inverse_length": (1 / lengths.clamp(min=1)).mean().item(),
+            "truncated": rollout.truncated.float().mean().item(),
+            "dead_groups": (groups.amax(-1) == groups.amin(-1)).float().mean().item()}
+
+
+def update_metrics(updates):
+    """Over the mini-batches of one rollout batch: means of losses and clip shares, the largest ratio, the last one's variances."""
+    mean = lambda name: sum(u[name] for u in updates) / len(updates)
+    last = updates[-1]
+    record = {name: mean(name) for name in ("loss", "value_loss", "clip_low", "clip_high", "clip_signal", "grad_norm")}
+    record |= {"ratio_max": max(u["ratio_max"] for u in updates), "log_w_var": last["log_w_var"], "log_s_var": last["log_s_var"],
+               "variance_factor": last["log_s_var"] / last["log_w_var"] if last["log_w_var"] else None,
+               "skipped": int(sum(u["skipped"] for u in updates)),
+               "minibatches": [{k: u[k] for k in ("clip_low", "clip_high", "ratio_max", "log_w_var", "log_s_var", "grad_norm")} for u in updates]}
+    return record
+
+
+def policy_metrics(old_logp, new_logp, mask):
+    """The old and the new policy on the same responses, all [B, T]: GSPO's s as a perplexity ratio and as exp(ΔH)."""
+    old, new, s = perplexity(old_logp, mask), perplexity(new_logp, mask), sequence_ratio(new_logp, old_logp, mask)   # [B]
+    delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)              # [B]
+    return {"perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(), "delta_h": delta_h.mean().item(),
+            "equivalence_error": (s - old / new).abs().max().item()}
+
+
+def mismatch_kl(old_logp, sampler_logp, mask):
+    """KL(sampler || trainer) per token in nats, by the estimator that is never negative: e^d - 1 - d, d = log π_old - log π_sampler."""
+    d = (old_logp - sampler_logp)[mask]                                                  # [loss tokens]
+    return (torch.expm1(d) - d).mean().item()
+
+
+def collapse(record, best_pass_rate):
+    """A word if the run has lost what it had, else ''. Announced, never hidden."""
+    if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
+        return "  COLLAPSED? pass rate below half its best"
+    if record["entropy"] < 1e-4 and record["pass_rate"] < 0.5:
+        return "  COLLAPSED? no entropy left"
+    return ""
+
+
+def line(record, steps, seconds_left, best_pass_rate):
+    """One aligned line per rollout batch."""
+    short = lambda x, digits=2: "-" if x is None else f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
+    small = lambda x: f"{x:.1e}".replace("e-0", "e-")
+    seconds = sum(record[name] for name in ("seconds_rollout", "seconds_logp", "seconds_update"))
+    flips = "" if record["flip_rate"] is None else f"flips {record['flip_rate']:5.1%}  "
+    width = len(str(steps))
+    return (f"batch {record['step']:{width}}/{steps}  reward {short(record['reward'])}  pass {short(record['pass_rate'])}  len {record['length']:5.1f}  "
+            f"clip {short(record['clip_low'] + record['clip_high'])} (low {short(record['clip_low'])} high {short(record['clip_high'])})  "
+            f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}  {flips}ppl {short(record['perplexity_new'], 3)}  "
+            f"|g| {short(record['grad_norm'])}  {seconds:.1f} s  {seconds_left:.0f} s left" + collapse(record, best_pass_rate)
+            + (f"  {record['skipped']} bad update(s) skipped" if record["skipped"] else ""))
+
+
+# ------------------------------------------------------------------------------------------------------ before and after
+
+def plan(args, run, task, device):
+    """What this run will do, in a few lines."""
+    band = "" if args.epsilon is None else f", band [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
+    model = args.model_name_or_path or f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} experts, top-{args.num_experts_per_tok})"
+    length = "" if args.model_name_or_path else "; the cold start before it takes about half a minute on two CPU cores, once"
+    return "\n".join([f"{args.algorithm} teaches {model}: {task.name} ({len(task.train)} queries, {len(task.test)} held out), on {device}{length}",
+                      f"{args.steps} rollout batches of {args.prompts_per_step} queries x {args.num_generations} responses, "
+                      f"{args.steps_per_generation} mini-batches each{band}; numbers go to {run}/metrics.jsonl", *task.notes])
+
+
+def scores(answers):
+    mean, low, high = pass_at_1(answers["sampled"]["rewards"])
+    return f"held-out pass@1 {mean:.3f} [{low:.3f}, {high:.3f}], greedy {pass_at_1(answers['greedy']['rewards'])[0]:.3f}"
+
+
+def report(args, run, task, before, after, seconds):
+    """Before and after, two transcripts, and what to try next; summary.json."""
+    summary = {"seconds": seconds, "steps": args.steps}
+    if after:
+        for when, answers in (("before", before), ("after", after)):
+            mean, low, high = pass_at_1(answers["sampled"]["rewards"])
+            summary |= {f"pass_at_1_{when}": mean, f"interval_{when}": [low, high], f"greedy_{when}": pass_at_1(answers["greedy"]["rewards"])[0]}
+        for i in range(2):
+            print(f"\nquery   {task.test[i].prompt.strip()}   (right: {task.test[i].answer})")
+            for when, answers in (("before", before), ("after", after)):
+                text, reward = answers["sampled"]["texts"][i][0], answers["sampled"]["rewards"][i][0]
+                print(f"{when:7} {text!r} {'right' if reward >= 1 else 'wrong'}")
+        print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
+    checkpoint.write_text(run / "summary.json", json.dumps(summary, indent=1))
+    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {run}/\n\nworth trying next:\n"
+          f"  python eval.py dashboard {run}                      # the run in pictures\n"
+          f"  python train.py --algorithm grpo                   # the token-level relative, from the same cold start\n"
+          f"  python train.py --epsilon 0.2 --epsilon_high 0.27  # GSPO with GRPO's band: what does the narrow one do?")

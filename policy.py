@@ -1,0 +1,182 @@
+"""Where the policy comes from: a checkpoint, or a cold start of the built-in tiny MoE.
+
+The GSPO paper starts RL from a cold-start model, which knows the format and is right now and then. Ours is supervised on a teacher with a bad habit (tasks.running_sum): for a 9 it
+adds 8 more often than 9, so the likeliest answer is wrong and RL has to raise the rarer, right one; sharpening would not do.
+The result is cached under runs/, in a folder named by a hash of all that made it, and serves every algorithm.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
+
+import checkpoint
+import tasks
+from advantages import ValueHead
+from eval import evaluate, pass_at_1
+from moe import TinyMoE, load_balancing_loss, record_routes
+from rollout import Rollout, left_pad, response_logp
+
+CACHE = Path("runs/cold_start")
+BATCH, WARMUP, BALANCE = 32, 30, 0.01            # rows per step, steps of warm-up, load-balancing coefficient
+MUST_PASS = 0.3                                  # below this pass@1 the phase transition has not happened, and RL has nothing to work with
+
+
+class Actor(nn.Module):
+    """The policy and, for PPO, its critic: all that is trained, and the one module that DDP or FSDP2 wraps."""
+
+    def __init__(self, policy, args):
+        super().__init__()
+        self.policy, self.bf16 = policy, args.bf16
+        self.critic = ValueHead(policy.config.hidden_size) if args.advantage == "gae" else None
+
+    def forward(self, rollout, **options):
+        """-> (Scores, values [B, T] or None)"""
+        with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.bf16):
+            scores = response_logp(self.policy, rollout, **options)
+        return scores, None if self.critic is None else self.critic(scores.hidden)
+
+
+def sampling_copy(policy, dtype):
+    """The policy that samples: itself in float32, or a copy rounded to bfloat16, as inference engines do."""
+    return policy if dtype == "float32" else copy.deepcopy(policy).to(torch.bfloat16)
+
+
+def load_policy(args, task, device, folder=None):
+    """(policy, tokenizer) on the device in float32: from a checkpoint, ours or Hugging Face's, or the built-in tiny MoE after its cold start.
+
+    Raises ValueError for a folder that is missing, unknown, or has no safetensors: nothing pickled is read, no remote code is run.
+    """
+    name = folder or args.model_name_or_path
+    if name is None:
+        return cold_start(args, task, device)
+    name = str(name)
+    local = Path(name).exists() or name.startswith((".", "/", "~"))
+    if local and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"--model_name_or_path {name}: no config.json there; it must be a Hugging Face checkpoint folder or a hub id")
+    if local and not any(Path(name).glob("*.safetensors")):
+        raise ValueError(f"--model_name_or_path {name}: no .safetensors weights there; pickled weights are not read (they can run code), convert them")
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        if config.model_type == "qwen3_moe":
+            policy = TinyMoE.from_pretrained(name)
+        else:
+            policy, loading = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+                                                                   output_loading_info=True)
+            if loading["missing_keys"]:
+                raise ValueError(f"its weights lack {', '.join(sorted(loading['missing_keys']))}, which would be random numbers")
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        if len(tokenizer) < 3:
+            raise ValueError("it has no tokenizer, and transformers makes up an empty one")
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    policy = policy.float().to(device).eval()
+    check_head(policy, name)
+    if args.gradient_checkpointing:
+        policy.gradient_checkpointing_enable()
+    return policy, tokenizer
+
+
+@torch.no_grad()
+def check_head(policy, name):
+    """Refuse a model that does more to its logits than its LM head (soft caps, scales): its log-probs would be silently wrong."""
+    ids = torch.tensor([[0, 1]], device=policy.device)
+    plain = policy.get_output_embeddings()(policy.base_model(input_ids=ids).last_hidden_state)            # [1, 2, V]
+    if not torch.allclose(plain, policy(input_ids=ids).logits, atol=1e-4):
+        raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} changes its logits after the LM head (a soft cap or a scale): not supported")
+
+
+# -------------------------------------------------------------------------------------------------------------- cold start
+
+def tiny_config(args, tokenizer):
+    """The shape of the built-in policy: a Qwen3-MoE of about a million parameters."""
+    return Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=args.hidden_size, num_hidden_layers=args.num_hidden_layers, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=args.num_experts_per_tok,
+        moe_intermediate_size=args.moe_intermediate_size, intermediate_size=args.moe_intermediate_size * args.num_experts_per_tok,
+        norm_topk_prob=args.num_experts_per_tok > 1,         # a single renormalised gate is always 1: its router would not learn
+        tie_word_embeddings=False, max_position_embeddings=2048, initializer_range=args.initializer_range,
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+
+
+def longest_answer(task):
+    """Tokens of the built-in task's longest answer, its end-of-sequence token included: a character is a token."""
+    return max(len(p.answer) for p in task.train) + 1
+
+
+def cold_start(args, task, device):
+    """-> (policy, tokenizer), from the cache or trained now. Raises ValueError if it did not learn enough for RL to begin."""
+    tokenizer = tasks.builtin_tokenizer()
+    config = tiny_config(args, tokenizer)
+    recipe = dict(task=task.name, config=config.to_diff_dict(), steps=args.cold_start_steps, learning_rate=args.cold_start_learning_rate,
+                  batch=BATCH, warmup=WARMUP, balance=BALANCE, seed=args.seed, torch=torch.__version__)
+    folder = CACHE / hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
+    if folder.is_dir():
+        return TinyMoE.from_pretrained(folder).to(device), tokenizer
+    torch.manual_seed(args.seed)
+    policy = TinyMoE(config).to(device)
+    supervise(policy, tokenizer, task, args)
+    rewards = evaluate(policy, tokenizer, task, task.test[:128], 4, longest_answer(task))["rewards"]
+    passed, _, _ = pass_at_1(rewards)
+    if passed < MUST_PASS:
+        raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least {MUST_PASS}; try more --cold_start_steps "
+                         f"(now {args.cold_start_steps}), another --seed or shorter sums")
+    partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
+    policy.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    checkpoint.write_text(partial / "recipe.json", json.dumps(recipe | {"pass_at_1": passed}, indent=1))
+    try:
+        os.rename(partial, folder)
+    except OSError:                                          # another run made the same one meanwhile
+        shutil.rmtree(partial)
+    return policy, tokenizer
+
+
+def supervise(policy, tokenizer, task, args):
+    """Next-token cross-entropy on the teacher's answers; prompts are given, not learnt."""
+    rng = random.Random(args.seed)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.cold_start_learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    steps = args.cold_start_steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))
+    policy.train()
+    for _ in tqdm(range(steps), desc="cold start", disable=None, leave=False):
+        problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
+        rollout = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems])
+        with record_routes(policy) as routes:
+            logp = response_logp(policy, rollout).logp                                   # [B, T]
+        _, logits = routes.responses(rollout.prompt_ids.shape[1], len(problems))         # [L, B, T, E]
+        balance = load_balancing_loss(logits, rollout.mask, policy.config.num_experts_per_tok)
+        loss = -logp.sum() / rollout.mask.sum() + BALANCE * balance
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def half_cosine(progress):
+    """1 for the first half, then down to 0 along a cosine."""
+    return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(torch.tensor(torch.pi * (2 * progress - 1))).item())
+
+
+def taught(policy, tokenizer, problems, answers):
+    """The teacher's answers in the form of a rollout: one response per prompt, its end-of-sequence token a loss token."""
+    prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
+    ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
+    width = max(map(len, ids))
+    prompt_ids, prompt_mask = left_pad(prompts, tokenizer.pad_token_id, policy.device)                          # [B, P]
+    response = torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids], device=policy.device)   # [B, T]
+    mask = torch.tensor([[True] * len(i) + [False] * (width - len(i)) for i in ids], device=policy.device)      # [B, T]
+    return Rollout(prompt_ids, prompt_mask, response, mask, torch.zeros_like(response, dtype=torch.float32),
+                   torch.zeros(len(ids), dtype=torch.bool), answers, 1)

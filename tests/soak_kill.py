@@ -1,0 +1,127 @@
+"""Kills real runs with SIGKILL at random moments, resumes each, and compares it to the last bit with a run that was left alone.
+
+    python tests/soak_kill.py --kills 20
+
+Every run is a process of its own (a fork of this one, which has imported all that takes seconds to import). Half of the moments are spread
+over the whole run, the other half over the phases of writing a checkpoint, a small part of the time and the part where it matters.
+"""
+
+import argparse
+import mmap
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+
+import torch  # noqa: E402
+
+import checkpoint  # noqa: E402
+import policy  # noqa: E402
+import train  # noqa: E402
+from moe import TinyMoE  # noqa: E402
+from tiny_run import TINY, differences  # noqa: E402
+
+STEPS = 8
+RUN = [*TINY, "--steps", str(STEPS), "--save_steps", "2", "--keep", "1"]
+PHASES = ["starting", "between", "rollout", "log-probs", "update", "writing the model", "writing state.pt", "flushing to disk", "renaming, pruning"]
+WRITING = range(PHASES.index("writing the model"), len(PHASES))
+shared = mmap.mmap(-1, 2)        # the phase that the child is in, and the last batch whose checkpoint it has finished writing
+
+
+def marked(owner, name, phase):
+    """Let a function say that it runs, wherever it is called from."""
+    call = getattr(owner, name)
+
+    def marking(*args, **options):
+        before, shared[0] = shared[0], PHASES.index(phase)
+        result = call(*args, **options)
+        shared[0] = before
+        if name == "save" and owner is checkpoint:
+            shared[1] = args[1]
+        return result
+    setattr(owner, name, marking)
+
+
+def start(argv, log):
+    """A process that runs train.py; its number."""
+    shared[:] = bytes(2)
+    number = os.fork()
+    if number == 0:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(out, 1), os.dup2(out, 2)
+        code = 1
+        try:
+            train.main(argv)
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 1
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return number
+
+
+def finish(argv, log):
+    _, status = os.waitpid(start(argv, log), 0)
+    if status:
+        raise SystemExit(f"the run ended with {os.waitstatus_to_exitcode(status)}:\n{Path(log).read_text()}")
+
+
+def kill(argv, log, rng, seconds, while_writing):
+    """Start a run and kill it at a random moment: (phase, last batch whose checkpoint was finished), or None if it was faster."""
+    number, which, phase, began = start(argv, log), rng.randrange(STEPS // 2), rng.choice(WRITING), None
+    delay = rng.uniform(0, 0.002 if while_writing else seconds)
+    while os.waitpid(number, os.WNOHANG) == (0, 0):
+        due = shared[0] == phase and shared[1] >= 2 * which if while_writing else shared[0] != 0
+        began = began or (due and time.perf_counter())
+        if began and time.perf_counter() - began >= delay:
+            os.kill(number, signal.SIGKILL)
+            _, status = os.waitpid(number, 0)
+            return (PHASES[shared[0]], shared[1]) if os.WIFSIGNALED(status) else None
+        time.sleep(0.0001)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    policy.MUST_PASS = 0.0
+    for owner, name, phase in ((train, "train", "between"), (train, "collect", "rollout"), (train, "score", "log-probs"), (train, "update", "update"),
+                               (checkpoint, "save", "renaming, pruning"), (TinyMoE, "save_pretrained", "writing the model"),
+                               (torch, "save", "writing state.pt"), (checkpoint, "sync", "flushing to disk")):
+        marked(owner, name, phase)
+    rng, equal, moments = random.Random(args.seed), 0, Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        finish([*TINY, "--steps", "1", "--output_dir", "cold_start"], "cold_start.log")        # the cold start, once
+        began = time.perf_counter()
+        finish([*RUN, "--output_dir", "whole"], "whole.log")
+        seconds, n = time.perf_counter() - began, 0
+        while n < args.kills:
+            run, log = f"killed-{n + 1}", f"killed-{n + 1}.log"
+            killed = kill([*RUN, "--output_dir", run], log, rng, seconds, while_writing=n % 2 == 1)
+            if killed is None:                               # it had ended before the moment came: draw another
+                os.rename(run, f"finished-{time.monotonic_ns()}")
+                continue
+            n, (phase, saved) = n + 1, killed
+            left = [int(f.name[5:]) for f in Path(run, "checkpoints").glob("step_*")] if Path(run, "checkpoints").is_dir() else []
+            finish([*RUN, "--output_dir", run, "--resume"], log)
+            found = differences("whole", run, STEPS)
+            if max(left, default=0) < saved:
+                found.append(f"the checkpoint of batch {saved} is gone")
+            equal, moments[phase] = equal + (not found), moments[phase] + 1
+            print(f"kill {n:2}: {phase:20} checkpoints then {str(sorted(left)):8} resumed: {'bit-equal' if not found else found}", flush=True)
+        print(f"\n{equal} of {args.kills} killed runs bit-equal after --resume; killed while " + ", ".join(f"{p} {c}" for p, c in moments.most_common()))
+    raise SystemExit(equal != args.kills)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""train.py as its user sees it: every algorithm, what a run prints and leaves behind, where it puts it."""
+
+import ast
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import train
+from arguments import PRESETS, Arguments
+from tiny_run import TINY, TRAIN, metrics
+
+METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
+           "perplexity_new delta_h equivalence_error kl entropy grad_norm lr length truncated dead_groups flip_rate flip_rate_per_layer "
+           "mismatch_kl seconds_rollout seconds_logp seconds_update tokens_per_second").split()
+
+
+def script(*argv, cwd):
+    return subprocess.run([sys.executable, TRAIN, *argv], cwd=cwd, capture_output=True, text=True, timeout=300,
+                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+# -------------------------------------------------------------------------------------------------------- the real script
+
+def test_script_from_query_to_summary(workplace):
+    done = script(*TINY, "--steps", "2", "--eval_samples", "2", "--eval_prompts", "8", cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    out = done.stdout.splitlines()
+    assert "runs/gspo/metrics.jsonl" in done.stdout and "band [1 - 0.0003, 1 + 0.0004]" in done.stdout
+    assert sum(line.startswith("batch ") for line in out) == 2
+    assert re.search(r"^before: held-out pass@1 [\d.]+ \[[\d.]+, [\d.]+\], greedy [\d.]+", done.stdout, re.M)
+    assert re.search(r"^after:  held-out pass@1 ", done.stdout, re.M)
+    assert sum(line.startswith("query ") for line in out) == 2                      # two transcripts …
+    assert sum(line.lstrip().startswith("python ") for line in out) == 3            # … and three commands to try next
+    assert done.stderr == ""                                                         # no bar where there is no terminal, no warnings
+
+    run = workplace / "runs" / "gspo"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["seconds"] > 0
+    assert 0 <= summary["pass_at_1_before"] <= 1 and 0 <= summary["pass_at_1_after"] <= 1
+    config = json.loads((run / "config.json").read_text())
+    assert config["arguments"].keys() == {f.name for f in fields(Arguments)}
+    assert config["arguments"]["epsilon"] == 3e-4 and config["arguments"]["max_completion_length"] == 5     # as resolved
+    assert config["versions"]["torch"] == torch.__version__
+
+
+def test_help_lists_every_flag(tmp_path):
+    done = script("--help", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert [f.name for f in fields(Arguments) if f"--{f.name} " not in done.stdout] == []
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------- every algorithm
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_every_algorithm_takes_three_steps(algorithm, workplace, cold_start):
+    more = ["--stage2_step", "2"] if algorithm == "srpo" else []
+    train.main([*TINY, "--algorithm", algorithm, "--steps", "3", "--warmup_steps", "1", *more])
+    run = workplace / "runs" / algorithm
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3]
+    for record in records:
+        assert set(METRICS) <= record.keys()
+        assert all(math.isfinite(v) for v in record.values() if isinstance(v, float)) and record["skipped"] == 0
+        assert 0 <= record["clip_low"] + record["clip_high"] <= 1 and record["equivalence_error"] < 1e-5
+        assert record["length"] <= 5 and 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
+        assert record["kl"] is None                          # there is no reference without --beta
+    assert sum(r["grad_norm"] for r in records) > 0
+    before = load_file(next(cold_start.iterdir()) / "model.safetensors")
+    after = load_file(run / "checkpoints" / "step_3" / "model.safetensors")
+    assert before.keys() == after.keys() and any(not torch.equal(before[k], after[k]) for k in before)
+
+
+def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(workplace, monkeypatch):
+    """Ten rounds without a mixed group: the batch is filled with others, and the run goes on and is saved."""
+    monkeypatch.setattr(train.tasks, "running_sum", always_right(train.tasks.running_sum))
+    train.main([*TINY, "--algorithm", "dapo", "--steps", "2", "--overlong_cache", "0"])      # no length in the reward
+    assert [r["dead_groups"] for r in metrics("runs/dapo")] == [1.0, 1.0] and Path("runs/dapo/checkpoints/step_2").is_dir()
+
+
+def always_right(make):
+    def easy(*args, **kwargs):
+        task = make(*args, **kwargs)
+        task.verify = lambda response, problem: 1.0
+        return task
+    return easy
+
+
+@pytest.mark.parametrize("flags", [
+    ["--token_credit", "true", "--algorithm", "gspo_token"], ["--routing_replay", "true"], ["--old_logp", "sampler"],
+    ["--sampler_dtype", "bfloat16", "--mismatch", "seq_truncate"], ["--micro_batch_size", "2"], ["--gradient_checkpointing", "true"],
+    ["--share_prompt", "false"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
+    ["--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "4"], ["--bf16", "true"], ["--verbose_answers", "true", "--eval_samples", "0"]])
+def test_options_run(flags, workplace, monkeypatch):
+    import policy
+    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    cheap = ["--cold_start_steps", "1"] if "--verbose_answers" in flags else []
+    train.main([*TINY, "--steps", "2", *flags, *cheap, "--output_dir", "run"])
+    records = metrics("run")
+    assert [r["step"] for r in records] == [1, 2] and all(math.isfinite(r["loss"]) for r in records)
+    if "--beta" in flags:
+        assert records[0]["kl"] == 0 and records[1]["kl"] > 0
+    if "--eval_steps" in flags:
+        assert 0 <= records[0]["pass_at_1"][0] <= 1
+    if "--routing_replay" in flags:
+        assert records[0]["route_bytes_per_token"] > 0
+
+
+def test_micro_batches_change_no_metric_but_by_rounding(workplace):
+    for size in ("8", "4", "2"):
+        train.main([*TINY, "--steps", "2", "--warmup_steps", "0", "--micro_batch_size", size, "--output_dir", size])
+    for one, other in (("8", "4"), ("8", "2")):
+        for a, b in zip(metrics(one), metrics(other)):
+            for name in ("reward", "loss", "grad_norm", "perplexity_new", "clip_low", "clip_high"):
+                assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-6), (one, other, name)
+
+
+# ------------------------------------------------------------------------------------------------------ what a run leaves
+
+def test_checkpoint_is_an_ordinary_hugging_face_one(workplace):
+    from moe import TinyMoE
+    train.main([*TINY, "--steps", "1"])
+    folder = workplace / "runs" / "gspo" / "checkpoints" / "step_1"
+    ours, theirs = TinyMoE.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(["3+8=", "7="], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids.input_ids, ids.attention_mask).logits[:, -1], theirs(**ids).logits[:, -1], rtol=1e-5, atol=1e-5)
+        answers = theirs.generate(**ids, max_new_tokens=5, do_sample=False)
+    assert all(re.fullmatch(r"[\d,. ]*", text) for text in tokenizer.batch_decode(answers[:, ids.input_ids.shape[1]:], skip_special_tokens=True))
+    train.main([*TINY, "--steps", "1", "--model_name_or_path", str(folder), "--output_dir", "from_checkpoint"])     # and train.py takes it
+    assert metrics("from_checkpoint")[0]["lr"] < 1e-5                              # with a checkpoint's learning rate
+
+
+def test_samples_are_real_responses(workplace):
+    train.main([*TINY, "--steps", "2"])
+    rows = [json.loads(line) for line in Path("runs/gspo/samples.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    for sample in (s for row in rows for s in row["samples"]):
+        terms = [int(c) for c in sample["prompt"] if c.isdigit()]
+        right = ",".join(str(sum(terms[:i + 1]) % 10) for i in range(len(terms))) + "."
+        assert sample["reward"] == float(sample["response"] == right)
+
+
+def test_a_run_repeats_bit_for_bit(workplace):
+    from tiny_run import differences
+    for name in ("one", "two"):
+        train.main([*TINY, "--steps", "2", "--output_dir", name])
+    assert differences("one", "two", 2) == []
+    train.main([*TINY, "--steps", "2", "--output_dir", "other", "--model_name_or_path", "one/checkpoints/step_2", "--seed", "1"])
+    assert metrics("other") != metrics("one")
+
+
+def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(workplace, monkeypatch):
+    """Its random weights are drawn after the policy is there, however it came to be there."""
+    import policy
+    from tiny_run import differences
+    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    cheap = [*TINY, "--algorithm", "ppo", "--steps", "1", "--cold_start_steps", "1", "--seed", "3"]
+    for name in ("made", "cached"):
+        train.main([*cheap, "--output_dir", name])
+    assert differences("made", "cached", 1) == []
+
+
+# ----------------------------------------------------------------------------------------------------------- where it goes
+
+def test_default_folders_are_numbered(workplace):
+    for folder in ("gspo", "gspo-2", "gspo-3"):
+        train.main([*TINY, "--steps", "1"])
+        assert (workplace / "runs" / folder / "summary.json").is_file()
+
+
+def test_a_named_folder_with_a_run_is_replaced_only_if_told(workplace, capsys):
+    train.main([*TINY, "--steps", "2", "--output_dir", "mine"])
+    before = Path("mine/metrics.jsonl").read_bytes()
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, "--steps", "1", "--output_dir", "mine"])
+    assert stop.value.code == 2 and Path("mine/metrics.jsonl").read_bytes() == before
+    assert "holds a run of another configuration (steps)" in capsys.readouterr().err
+    train.main([*TINY, "--steps", "1", "--output_dir", "mine", "--overwrite_output_dir", "true"])
+    assert len(metrics("mine")) == 1 and not Path("mine/checkpoints/step_2").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------- --print_trl_config
+
+@pytest.mark.parametrize("algorithm", PRESETS)
+def test_trl_config_is_printed(algorithm, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train.main(["--algorithm", algorithm, "--print_trl_config", "true"])
+    text = capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    if text.startswith("no equivalent"):
+        assert algorithm not in ("grpo", "dr_grpo", "gspo", "cispo", "sapo", "luspo", "vespo")
+        return
+    call = ast.parse(text.strip(), mode="eval").body
+    options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    assert options["num_generations"] == 8 and options["top_p"] == 1.0 and options["top_k"] == 0 and options["temperature"] == 1.0
+    assert options["importance_sampling_level"] == ("sequence" if algorithm in ("gspo", "luspo") else "token")
+    assert (options["per_device_train_batch_size"] * options["steps_per_generation"]) == 32 * 8
