@@ -1,0 +1,164 @@
+"""Memory: the log-prob and update passes against the vocabulary, and the estimate of footprint.py against measured peaks.
+
+    python benchmarks/memory.py            # --quick: only the shortest response; TRL's column needs pip install trl==1.16.0
+
+Peaks are the CPU allocator's, as torch's profiler records every allocation: what the pass added to what was there before it.
+The first table: a backbone of width 64, so that the logits are nearly everything, with Qwen's vocabulary of 151,936 tokens.
+`ours`: the LM head in row chunks whose backward computes them again. `at once`: the same code with all logits in one tensor.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")               # the profiler's own log
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from footprint import Work, footprint, table  # noqa: E402
+from rollout import Rollout, response_logp  # noqa: E402
+
+MB = 2 ** 20
+
+
+def peak_bytes(work, device=torch.device("cpu")):
+    """How far work() raises the allocated memory above its level before, at most."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def random_model(kind, D, L, H, H_kv, ffn, V, **more):
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(
+        kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv, head_dim=D // H, intermediate_size=ffn, vocab_size=V,
+        tie_word_embeddings=False, **more))
+
+
+def random_rollout(V, prompts, group, P, T):
+    generator = torch.Generator().manual_seed(0)
+    ids = lambda *shape: torch.randint(0, V, shape, generator=generator)
+    B = prompts * group
+    return Rollout(ids(prompts, P), torch.ones(prompts, P, dtype=torch.bool), ids(B, T), torch.ones(B, T, dtype=torch.bool), torch.zeros(B, T),
+                   torch.zeros(B, dtype=torch.bool), [""] * B, group)
+
+
+# ----------------------------------------------------------------------------------------------- against the vocabulary
+
+def passes(logp_of, model):
+    """Peaks in MB of a log-prob pass without gradient and of a forward and backward."""
+    def update():
+        logp_of(model).sum().backward()
+
+    with torch.no_grad():
+        logp = peak_bytes(lambda: logp_of(model)) / MB
+    update = peak_bytes(update) / MB
+    model.zero_grad()
+    return round(logp), round(update)
+
+
+def vocabulary(lengths, V=151936):
+    """{T: {side: (log-prob pass, update) in MB}}; a side that would need more than the free memory is left out."""
+    try:
+        from trl.trainer.utils import add_fused_lm_head
+    except ImportError:
+        add_fused_lm_head = None
+    found = {}
+    for T in lengths:
+        rollout = random_rollout(V, 1, 1, 16, T)
+        ids = torch.cat([rollout.prompt_ids, rollout.response_ids], 1)
+        labels = ids.clone()
+        labels[:, :16] = -100
+        sides = {"ours": lambda m: response_logp(m, rollout, entropy=False).logp}
+        if 4 * T * V * 4 < free_bytes() / 2:
+            sides["at once"] = lambda m: response_logp(m, rollout, entropy=False, max_logits=2 ** 62).logp
+        if add_fused_lm_head:
+            sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True).log_probs
+        found[T] = {}
+        for name, logp_of in sides.items():
+            model = random_model("qwen2", 64, 1, 4, 4, 128, V)
+            if name == "trl":                                # as GRPOTrainer sets it up
+                add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
+            found[T][name] = passes(logp_of, model)
+    return found
+
+
+def free_bytes():
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+# ------------------------------------------------------------------------------------------- the estimate and the measure
+
+CHECKS = {   # (model, work): small enough for a CPU, dominated by different things
+    "dense, activations": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16)),
+    "dense, vocabulary": (("llama", 64, 2, 4, 4, 128, 49152), Work(1, 4, 16, 128, 4)),
+    "dense, weights": (("llama", 512, 4, 8, 8, 2048, 2048), Work(1, 4, 16, 16, 4)),
+    "dense, plain path": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16, share_prompt=False)),
+    "dense, checkpointing": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16, gradient_checkpointing=True)),
+    "MoE, 8 experts top-2": (("qwen3_moe", 96, 4, 4, 4, 192, 64), Work(4, 8, 24, 48, 32)),
+}
+
+
+def measured(shape, work):
+    """(measured, estimated) peak in bytes of an update, weights and AdamW included."""
+    more = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=shape[1], decoder_sparse_step=1, norm_topk_prob=True) \
+        if shape[0] == "qwen3_moe" else {}
+    model = random_model(*shape, **more).train()
+    if work.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    rollout = random_rollout(shape[-1], work.rows // work.group_size, work.group_size, work.prompt_tokens, work.new_tokens)
+
+    def update():
+        response_logp(model, rollout, entropy=False, share_prompt=work.share_prompt).logp.sum().backward()
+        optimizer.step()
+
+    update()                                                 # AdamW's moments exist from the first step on
+    optimizer.zero_grad()
+    parameters = sum(p.numel() for p in model.parameters())
+    estimate = footprint(model.config, parameters, work)
+    return 12 * parameters + peak_bytes(update), estimate["state"] + estimate["updating"]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="only the shortest response")
+    parser.add_argument("--json", default="results/memory.json", help="where the numbers go (default: %(default)s)")
+    args = parser.parse_args(argv)
+    result = {"vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096)), "estimate": {}}
+    print("peak memory in MB, one response of T tokens, vocabulary 151,936\n")
+    print(f"{'T':>6}  {'log-probs:  ours':>16} {'at once':>8} {'TRL':>6}   {'update:  ours':>14} {'at once':>8} {'TRL':>6}")
+    for T, sides in result["vocabulary"].items():
+        cell = lambda name, i: f"{sides[name][i]:,}" if name in sides else "-"
+        print(f"{T:6}  {cell('ours', 0):>16} {cell('at once', 0):>8} {cell('trl', 0):>6}   {cell('ours', 1):>14} {cell('at once', 1):>8} {cell('trl', 1):>6}")
+    print(f"\n{'the estimate against measured peaks of an update':50}{'measured':>10}{'estimated':>11}{'ratio':>7}")
+    for name, (shape, work) in CHECKS.items():
+        real, estimate = measured(shape, work)
+        result["estimate"][name] = {"measured_mb": round(real / MB, 1), "estimated_mb": round(estimate / MB, 1)}
+        print(f"  {name:48}{real / MB:7.1f} MB{estimate / MB:8.1f} MB{estimate / real:7.2f}")
+    print("\n" + table())
+    path = Path(args.json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nnumbers: {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,359 @@
+"""TRL's GRPOTrainer and this project side by side on the same work: seconds, memory, share of the machine's limit.
+
+    pip install trl==1.16.0
+    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py            # --quick: smaller batches, a look in a minute
+
+Both sides run in this process and take turns (TRL, ours, TRL, ours ...) on the same weights, prompts, number of completions and new tokens,
+optimiser steps, loss (GSPO), dtype and threads. TRL's side is its own generation, log-prob and loss code under the configuration that
+`train.py --print_trl_config` prints; ours is train.collect, train.score and train.update. Where the length is forced, no end token exists on
+either side and rewards alternate, so that both compute every completion in every update; `default_run` is the built-in task from the same
+cold start as users run it: answers end by themselves, and both learn.
+
+A ratio is TRL's seconds divided by ours for the same batch. The limit is the matrix-multiply rate measured here; what it is compared with is
+the least arithmetic that does the work: each prompt once per group, the LM head on response positions only.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import torch
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import rollout  # noqa: E402
+import tasks  # noqa: E402
+import train  # noqa: E402
+from arguments import parse, trl_config  # noqa: E402
+from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
+from memory import peak_bytes  # noqa: E402
+from metrics import Clock  # noqa: E402
+from moe import TinyMoE, has_routers  # noqa: E402
+from policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
+
+NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
+PHASES = ("rollout", "logp", "update", "total")
+SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
+
+#  name                 model      prompts  prompt tokens  G  new tokens  updates  rounds  flags of train.py
+CPU_CASES = {
+    "tiny_moe":         ("tiny_moe",   32, None, 8,  24, 4, 10, ""),
+    "tiny_moe_sampler": ("tiny_moe",   32, None, 8,  24, 4, 10, "--old_logp sampler"),
+    "tiny_moe_long":    ("tiny_moe",   32, None, 8, 128, 4,  4, ""),
+    "tiny_dense":       ("tiny_dense", 32, None, 8,  24, 4,  8, ""),
+    "default_run":      ("cold_start", 32, None, 8, None, 4, 16, ""),
+    "smollm2_max":      ("smollm2",     8, "max", 8,  5, 2,  2, ""),
+    "smollm2":          ("smollm2",     4,   64, 8,  64, 2,  2, ""),
+}
+CUDA_CASES = {
+    "tiny_moe":         ("tiny_moe",  256, None, 8,  64, 4, 10, ""),
+    "dense_0.5b":       ("0.5b",       64,  512, 8, 512, 4,  3, "--bf16 --micro_batch_size 16"),
+    "dense_1.5b":       ("1.5b",       64,  512, 8, 512, 4,  3, "--bf16 --micro_batch_size 8"),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- the two sides
+
+class Ours:
+    """One rollout batch of the loop in train.py, by train.py's own functions."""
+
+    def __init__(self, args, task, folder, device):
+        self.args, self.task, self.device = args, task, device
+        self.policy, self.tokenizer = load_policy(args, task, device, folder)
+        self.actor = Actor(self.policy, args).to(device)
+        self.reference = Actor(load_policy(args, task, device, folder)[0], args) if args.beta else None
+        self.optimizer = train.make_optimizer(args, self.actor)
+
+    def batch(self, numbers, step):
+        """The task's problems of these numbers -> (seconds per phase, completion tokens, mean reward). Follows the loop of train.train."""
+        args, clock, batch, routes = self.args, Clock(self.device), {}, None
+        routed = has_routers(self.policy) and args.old_logp == "recompute"
+        stream = SimpleNamespace(next=lambda n: numbers, record=lambda *_: None)
+        rollout, problems, rewards = train.collect(args, self.actor, self.tokenizer, self.task, stream, step)
+        clock.lap("rollout")
+        batch["old_logp"], values = rollout.sampler_logp, None
+        if args.old_logp == "recompute":
+            batch["old_logp"], _, values, routes = train.score(args, self.actor, self.policy, rollout, record=routed)
+        if args.beta:
+            batch["ref_logp"] = train.score(args, self.reference, None, rollout, record=False)[0]
+        clock.lap("logp")
+        batch["advantages"], returns = train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, values)
+        if values is not None:
+            batch |= {"values": values, "returns": returns}
+        for prompts in torch.randperm(len(problems)).chunk(args.steps_per_generation):
+            rows = rollout.rows_of(prompts)
+            mini, part = rollout.prompts(prompts), {name: tensor[rows] for name, tensor in batch.items()}
+            train.update(args, self.actor, self.policy, self.optimizer, mini, part, train.cut_routes(routes, rows, rollout))
+        clock.lap("update")
+        if args.natural:                                     # the metrics of a real run: the last mini-batch under the new policy
+            train.score(args, self.actor, self.policy, mini, record=routed, entropy=True)
+            clock.lap("metrics")
+        return clock.laps | {"total": sum(clock.laps.values())}, int(rollout.mask.sum()), rewards.mean().item()
+
+
+class Trl:
+    """One rollout batch of TRL's GRPOTrainer: its training_step generates, scores and differentiates; the rest is the trainer's loop."""
+
+    def __init__(self, args, task, folder, device):
+        from datasets import Dataset
+        from trl import GRPOConfig, GRPOTrainer
+        self.task, self.device, self.updates, self.laps = task, device, args.steps_per_generation, {}
+        ends = {} if args.natural else {"generation_kwargs": {"eos_token_id": NEVER}}
+        fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
+                     use_cpu=device.type == "cpu", bf16=bool(args.bf16), router_aux_loss_coef=0.0, gradient_checkpointing=False, **ends)
+        fixed |= {"model_init_kwargs": {"dtype": "bfloat16" if args.bf16 else "float32"}}
+        config = eval(trl_config(args), {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
+        self.trainer = GRPOTrainer(folder, self.reward, config, Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
+                                   processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
+        if not args.natural:
+            self.trainer.eos_token_ids = [NEVER]
+        self.trainer.create_optimizer_and_scheduler(10 ** 6)
+        self.trainer.current_gradient_accumulation_steps = 1
+        self.trainer._generate = self.timed(self.trainer._generate, "rollout")
+        self.trainer._get_per_token_logps_and_entropies = self.timed(self.trainer._get_per_token_logps_and_entropies, "logp")
+
+    def timed(self, function, name):
+        def call(*args, **kwargs):
+            if torch.is_grad_enabled() and name == "logp":   # the update's own forward
+                return function(*args, **kwargs)
+            clock = Clock(self.device)
+            result = function(*args, **kwargs)
+            clock.lap(name)
+            self.laps[name] = clock.laps[name]
+            return result
+        return call
+
+    def reward(self, completions, number, **_):
+        self.rewards = [self.task.verify(text, self.task.train[i]) for text, i in zip(completions, number)]
+        return self.rewards
+
+    def batch(self, numbers, step):
+        trainer, clock, self.laps = self.trainer, Clock(self.device), {"rollout": 0.0, "logp": 0.0}
+        rows = [{"prompt": self.task.train[i].prompt, "number": i} for i in numbers for _ in range(trainer.num_generations)]
+        for _ in range(self.updates):
+            trainer.training_step(trainer.model, rows, None)
+            trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
+            trainer.optimizer.step()
+            trainer.lr_scheduler.step()
+            trainer.model.zero_grad()
+            trainer.state.global_step += 1
+        clock.lap("total")
+        self.laps |= clock.laps | {"update": clock.laps["total"] - self.laps["rollout"] - self.laps["logp"]}
+        tokens = sum(int(b["completion_mask"].sum()) for b in trainer._buffered_inputs)
+        return self.laps, tokens, sum(self.rewards) / len(self.rewards)
+
+
+# --------------------------------------------------------------------------------------------------------------- a case
+
+def make_model(kind, folder, args, tokenizer):
+    """Random weights as an ordinary checkpoint in `folder`."""
+    torch.manual_seed(0)
+    if kind == "tiny_moe":
+        model = TinyMoE(tiny_config(args, tokenizer))
+    elif kind == "tiny_dense":                               # transformers' own code on both sides
+        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, num_hidden_layers=4, num_attention_heads=4,
+                                             num_key_value_heads=4, head_dim=24, intermediate_size=192, tie_word_embeddings=False,
+                                             bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
+    else:                                                    # the shapes of Qwen2.5 0.5B and 1.5B
+        shape = {"0.5b": (896, 24, 14, 4864), "1.5b": (1536, 28, 12, 8960)}[kind]
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+                                             **dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), shape))))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def digit_prompt(i, tokens):
+    """A prompt of so many tokens for tokenizers that cut digits one by one."""
+    return "".join(str((i * 7919 + k * k * 31) % 97 % 10) for k in range(tokens))
+
+
+def make_task(prompt_tokens, count):
+    """Problems whose rewards alternate, so that every group has a signal on both sides."""
+    if prompt_tokens is None:
+        problems = tasks.running_sum().train
+    elif prompt_tokens == "max":
+        line = lambda i: f"max({i * 37 % 90},{(i * 53 + 11) % 90})="
+        shots = lambda i: "".join(f"{line(i + k)}{max(eval(line(i + k)[3:-1]))}\n" for k in range(4))
+        problems = [tasks.Problem(shots(i) + line(i + 4), "") for i in range(count * 8)]
+    else:
+        problems = [tasks.Problem(digit_prompt(i, prompt_tokens), "") for i in range(count * 8)]
+    coin = cycle([1.0, 0.0])
+    return tasks.Task("forced length", problems, problems[:1], lambda text, problem: next(coin), sizes=(len(problems),))
+
+
+def prepare(name, case, device, quick, path):
+    """-> (args of train.py, task, checkpoint folder, rounds) of a case."""
+    kind, prompts, prompt_tokens, G, T, updates, rounds, flags = case
+    if quick:
+        prompts, T, rounds = max(updates, prompts // 4), T and min(T, 24), min(rounds, 3)
+    natural, builtin = T is None, kind in ("tiny_moe", "tiny_dense", "cold_start")
+    flags = f"--prompts_per_step {prompts} --num_generations {G} --steps_per_generation {updates} {flags}".split()
+    flags += [] if natural else ["--max_completion_length", str(T)]
+    flags += ["--use_cpu"] if device.type == "cpu" else []
+    folder = path or {"smollm2": SMOLLM2}.get(kind) or tempfile.mkdtemp()
+    flags += [] if builtin else ["--model_name_or_path", str(folder), "--no_chat_template"]
+    flags += [] if builtin else ["--learning_rate", "1e-5"]
+    args = parse(flags)
+    args.natural = natural
+    task = train.load_task(args) if natural else make_task(prompt_tokens, prompts)
+    if kind == "cold_start":
+        policy, tokenizer = cold_start(args, task, device)
+        policy.save_pretrained(folder), tokenizer.save_pretrained(folder)
+    elif not path and kind != "smollm2":
+        make_model(kind, folder, args, tasks.builtin_tokenizer())
+    return args, task, folder, rounds
+
+
+def run_case(name, case, device, quick, limit, path=None):
+    """Both sides in turn; -> the case's record for the JSON file."""
+    args, task, folder, rounds = prepare(name, case, device, quick, path)
+    rollout.end_tokens = ends_of if args.natural else lambda model, tokenizer: [NEVER]
+    sides, G = {"trl": Trl(args, task, folder, device), "ours": Ours(args, task, folder, device)}, args.num_generations
+    stream, records, record = tasks.PromptStream(task.sizes), {"trl": [], "ours": []}, {}
+    for round in range(rounds + 1):                          # the first one warms up, and is the one whose memory is measured
+        numbers = stream.next(args.prompts_per_step)
+        for side in sides:
+            if round == 0:
+                record[side] = {"peak_mb": round_to(peak_bytes(lambda: sides[side].batch(numbers, 0), device) / 2 ** 20)}
+            else:
+                began = time.process_time()
+                result = sides[side].batch(numbers, round)
+                records[side].append((*result, time.process_time() - began))
+    if not args.natural:
+        wanted = args.prompts_per_step * G * args.max_completion_length
+        assert all(tokens == wanted for side in records.values() for _, tokens, *_ in side), "both sides make exactly the same number of tokens"
+    for side, results in records.items():
+        record[side] |= {phase: {"min": round_to(min(r[0][phase] for r in results)), "median": round_to(median(r[0][phase] for r in results))}
+                         for phase in PHASES}
+        record[side] |= {"tokens": median(r[1] for r in results), "reward_first_last": [results[0][2], results[-1][2]]}
+    for phase in PHASES:
+        if min(o[0][phase] for o in records["ours"]) < 1e-3:                                       # the sampler's log-probs reused: no such phase
+            continue
+        ratios = sorted(t[0][phase] / o[0][phase] for t, o in zip(records["trl"], records["ours"]))
+        record["ratio" if phase == "total" else f"ratio_{phase}"] = {"median": round_to(median(ratios)), "min": round_to(ratios[0]), "max": round_to(ratios[-1])}
+    record["ratio_median"] = record["ratio"]["median"]
+    record["ratio_cpu_seconds"] = round_to(median(t[3] / o[3] for t, o in zip(records["trl"], records["ours"])))   # on a busy machine
+    record["work"] = {"prompts": args.prompts_per_step, "group": G, "new_tokens": args.max_completion_length, "updates": args.steps_per_generation,
+                      "rounds": rounds, "old_logp": args.old_logp, "natural_end": args.natural, "threads": torch.get_num_threads(),
+                      "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
+    if not args.natural:
+        P = len(sides["ours"].tokenizer(task.train[0].prompt)["input_ids"])
+        passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
+        flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G, args.max_completion_length)
+        record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
+        for side in sides:
+            record[side]["share_of_limit"] = round_to(flop / record[side]["total"]["median"] / limit["flops"])
+        if "bandwidth" in limit:
+            moved = decode_bytes(sides["ours"].policy, args.prompts_per_step * G, P, args.max_completion_length, 2 if args.bf16 else 4)
+            for side in sides:
+                record[side]["decode_share_of_bandwidth"] = round_to(moved / record[side]["rollout"]["median"] / limit["bandwidth"])
+    return record, sides, task
+
+
+ends_of = rollout.end_tokens
+
+
+# --------------------------------------------------------------------------------- what each technique of ours is worth
+
+def contributions(ours, rounds):
+    """Total seconds of our batch with one technique off, divided by those with all on, on fixed weights: {technique: ratio}."""
+    args, sample, dead = ours.args, train.sample, train.skips_dead_groups
+    for group in ours.optimizer.param_groups:
+        group["lr"] = 0.0
+    off = {"none": {}, "shared prompts": {"share_prompt": False}, "dropping ended rows": {"sample": partial(sample, drop_every=10 ** 9)},
+           "skipping dead groups": {"dead": lambda args: False}, "room in the cache": {"cache": lambda model: rollout.DynamicCache(config=model.config)},
+           "reusing the sampler's log-probs (off by default)": {"old_logp": "sampler"}}
+    seconds, stream, growing = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1), rollout.sampling_cache
+    for step in range(rounds):
+        numbers = stream.next(args.prompts_per_step)
+        for name, change in off.items():
+            train.sample, train.skips_dead_groups = change.get("sample", sample), change.get("dead", dead)
+            rollout.sampling_cache = change.get("cache", growing)
+            args.share_prompt, args.old_logp = change.get("share_prompt", True), change.get("old_logp", "recompute")
+            seconds[name].append(ours.batch(numbers, step)[0]["total"])
+    train.sample, train.skips_dead_groups, rollout.sampling_cache = sample, dead, growing
+    args.share_prompt, args.old_logp = True, "recompute"
+    return {name: round_to(median(a / b for a, b in zip(times, seconds["none"]))) for name, times in seconds.items() if name != "none"}
+
+
+# ------------------------------------------------------------------------------------------------------------- the report
+
+def round_to(x, digits=4):
+    return float(f"{x:.{digits}g}")
+
+
+def table_line(name, record):
+    t, o = record["trl"], record["ours"]
+    phases = "  ".join(f"{t[p]['median']:7.3f} {o[p]['median']:7.3f}" for p in PHASES)
+    share = f"{t['share_of_limit']:4.0%} {o['share_of_limit']:4.0%}" if "share_of_limit" in t else "   -    -"
+    return (f"{name:17} {phases}  {record['ratio']['median']:6.2f} [{record['ratio']['min']:.2f}, {record['ratio']['max']:.2f}] {record['ratio_cpu_seconds']:6.2f}  "
+            f"{t['peak_mb']:6.0f} {o['peak_mb']:6.0f}  {share}")
+
+
+def save(path, device, records, limit, quick):
+    """Add the cases measured so far to the file; other cases in it stay."""
+    known = json.loads(path.read_text()) if path.is_file() else {"cpu": {}, "cuda": None}
+    known[device.type] = (known[device.type] or {}) | records | {"machine": {
+        "threads": torch.get_num_threads(), "limit_gflops": round_to(limit["flops"] / 1e9), "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__, "quick": quick, "time": time.strftime("%Y-%m-%d %H:%M")}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="smaller batches and three rounds: a look, not a measurement")
+    parser.add_argument("--model", help="folder or hub id of a causal LM: only this model, 64 prompt tokens and 64 new ones")
+    parser.add_argument("--cases", nargs="+", help="only these cases")
+    parser.add_argument("--use_cpu", action="store_true", help="stay on the CPU even if there is a GPU")
+    parser.add_argument("--json", default="results/versus_trl.json", help="where the numbers go (default: %(default)s)")
+    args = parser.parse_args(argv)
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        import trl
+    except ImportError:
+        print("versus_trl.py: TRL is not installed: pip install trl==1.16.0", file=sys.stderr)
+        raise SystemExit(2)
+    device = torch.device("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+    cases = CPU_CASES if device.type == "cpu" else CUDA_CASES
+    if args.model:
+        cases = {Path(args.model).name: (args.model, *CPU_CASES["smollm2"][1:])}
+    unknown = set(args.cases or ()) - set(cases)
+    if unknown:
+        parser.exit(2, f"versus_trl.py: --cases {', '.join(sorted(unknown))} unknown here; known: {', '.join(cases)}\n")
+    limit, records = measure_limit(device), {}
+    print(f"TRL {trl.__version__} and ours, {device}, {torch.get_num_threads()} thread(s), limit {limit['flops'] / 1e9:.0f} GFLOP/s; "
+          "seconds per rollout batch, medians\n")
+    print(f"{'':17} {'rollout':^15}  {'log-probs':^15}  {'update':^15}  {'total':^15}  {'TRL / ours':^26}  {'peak MB':^13}  {'of limit':^9}")
+    print(f"{'':17} " + "  ".join(["    TRL    ours"] * 4) + "  median [min, max]    CPU     TRL   ours   TRL ours")
+    for name, case in cases.items():
+        if args.cases and name not in args.cases:
+            continue
+        if case[0] == "smollm2" and not Path(SMOLLM2).is_dir():
+            print(f"{name:17} left out: python tests/make_smollm2.py makes its checkpoint")
+            continue
+        records[name], sides, _ = run_case(name, case, device, args.quick, limit, args.model)
+        print(table_line(name, records[name]), flush=True)
+        if name == "default_run":
+            records["contributions"] = contributions(sides["ours"], 3 if args.quick else 6)
+        save(Path(args.json), device, records, limit, args.quick)
+    if "contributions" in records:
+        print("\none technique off, total seconds of ours relative to all on (the default run's last policy):")
+        print("".join(f"  {name:50} {ratio:.2f}\n" for name, ratio in records["contributions"].items()))
+    print(f"\nnumbers: {args.json}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,324 @@
+"""Do expert flips make GRPO collapse on a Mixture of Experts, does routing replay repair it, and does GSPO prevent it?
+
+Source: GSPO (arXiv 2507.18071, section 5.3): in a 48-layer MoE about 10 % of a token's experts change with one update, token ratios
+fluctuate, and GRPO converges only with routing replay; GSPO needs none. Here: train.py's own loop on its million-parameter policy
+(4 layers, 8 experts of width 96, top-2), on 16 experts of width 192, top-1, and on a dense policy of equal active size (one expert of
+192), at a constant learning rate, 16 optimiser steps of 8 answers per rollout batch. Seeds alternate between two
+cold starts; the dense policy has one, the others failed.
+
+Written down before the runs that are counted:
+  collapse              the rollout batch's pass rate is below half of its best so far for 4 batches running (of 16)
+  flips cause it        holds if GRPO collapses in >= 3/4 of the runs on the MoE and in <= 1/4 on the dense policy;
+                        does not hold if the dense policy collapses at least as often
+  replay repairs it     holds if GRPO collapses in >= 3/4 and GRPO with replay in <= 1/4; does not hold if replay saves at most 1/4
+  GSPO prevents it      holds if GRPO collapses in >= 3/4 and GSPO never; does not hold if GSPO collapses in > 1/4
+  Anything else, or fewer than 4 seeds: open at this size. Intervals are exact (Clopper-Pearson, 95 %).
+
+`python experiments/moe_stability.py` runs what results/moe_stability_runs.jsonl does not have yet, seed by seed, and may be stopped at
+any time (a run takes one to two minutes); --spike: one token kills a run, in a minute; --quick: a look in three; --draw: the figure.
+"""
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import train  # noqa: E402
+from arguments import parse  # noqa: E402
+from eval import pass_at_1  # noqa: E402
+from experiments import figures  # noqa: E402
+from policy import Actor, load_policy  # noqa: E402
+
+RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")
+BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 4e-4, 3e-4, 0.2, 3
+BASE = ("--use_cpu --prompts_per_step 16 --no_share_prompt --eval_prompts 128 --eval_samples 2 "
+        "--slip 0.015 --initializer_range 0.02 --cold_start_steps 400")
+POLICIES = {"top2": "", "top1": "--num_experts 16 --num_experts_per_tok 1 --moe_intermediate_size 192",
+            "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
+COLD_STARTS = {"top2": (0, 1), "top1": (0, 1), "dense": (0, 0)}   # their seeds; dense fails with 1 and 2 (pass@1 0.20, 0.00)
+ANSWERS = {"plain": "", "verbose": "--verbose_answers"}       # about 21 and 60 tokens
+GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline
+ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay"),
+        "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"), "grpo_matched": ("GRPO, GSPO's step", GRPO),   # see one_run
+        "gspo_wide": ("GSPO, 100x band", "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04"),
+        "gspo_replay": ("GSPO + replay", "--algorithm gspo --routing_replay"),
+        "gmpo": ("GMPO", "--algorithm gmpo"), "rspo": ("RSPO", "--algorithm rspo")}
+
+
+def cell(arm, seed, policy="top2", lr=LR, minibatches=16, answers="plain", optim="adamw"):
+    return dict(arm=arm, seed=seed, policy=policy, optim=optim, lr=lr, minibatches=minibatches, answers=answers)
+
+
+def grid():
+    """Every run, the most informative first, seed by seed: stopping anywhere leaves whole rows of a table."""
+    for seed in range(4):
+        yield from (cell(arm, seed) for arm in ("grpo", "gspo", "grpo_replay"))
+        yield from (cell(arm, seed, "dense") for arm in ("grpo", "gspo"))
+        yield from (cell(arm, seed, lr=LOWER) for arm in ("grpo", "gspo"))
+    for seed in range(4):
+        yield from (cell(arm, seed) for arm in ("grpo_dual", "gspo_wide", "gspo_replay", "grpo_matched", "gmpo", "rspo"))
+    for seed in range(2):
+        yield from (cell(arm, seed, minibatches=4) for arm in ("grpo", "gspo"))
+    for lr in (SPIKE_LR, SPIKE_LR / 2):                      # SGD without a norm clip: how often does one token kill a run?
+        for seed in range(8):
+            yield from (cell(arm, seed, lr=lr, minibatches=4, optim="sgd") for arm in ("grpo", "grpo_dual"))
+    for seed in range(4):
+        yield from (cell(arm, seed, "top1") for arm in ("grpo", "gspo", "grpo_replay"))
+    for seed in range(4):
+        yield from (cell(arm, seed, answers="verbose") for arm in ("grpo", "gspo"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- one run
+
+@contextmanager
+def watched(seen):
+    """train.py's update and loss, with what it does not log: the largest |log w|, the largest w where A < 0, the length of a step."""
+    update, loss = train.update, train.policy_loss
+
+    def watched_loss(name, logp, old_logp, advantages, mask, **options):
+        log_w = (logp.detach() - old_logp)[mask]                                                     # [loss tokens]
+        bad = (advantages < 0)[:, None].expand_as(mask)[mask]                                        # [loss tokens]
+        seen.append(dict(log_w_largest=log_w.abs().max().item(), w_negative=log_w.masked_fill(~bad, -torch.inf).max().exp().item()))
+        return loss(name, logp, old_logp, advantages, mask, **options)
+
+    def watched_update(args, scorer, policy, *rest):
+        before = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()                   # [parameters]
+        stats = update(args, scorer, policy, *rest)
+        seen[-1]["step"] = (torch.nn.utils.parameters_to_vector(policy.parameters()).detach() - before).norm().item()
+        return stats
+
+    train.update, train.policy_loss = watched_update, watched_loss
+    try:
+        yield
+    finally:
+        train.update, train.policy_loss = update, loss
+
+
+def one_run(c, done, batches=BATCHES):
+    """Cold start from the cache, RL, held-out pass@1: one record with its curves. `done`: finished runs, which grpo_matched looks at."""
+    shape, lr, cold = f"{BASE} {POLICIES[c['policy']]} {ANSWERS[c['answers']]}", c["lr"], COLD_STARTS[c["policy"]][c["seed"] % 2]
+    if c["arm"] == "grpo_matched":                           # Adam's steps are proportional to its rate: scale it by what was measured
+        length = {r["arm"]: sum(r["curve"]["step"][:10]) for r in done if key(r | {"arm": 0}) == key(c | {"arm": 0})}
+        lr *= length["gspo"] / length["grpo"]
+    args = parse(f"{shape} --steps {batches} --steps_per_generation {c['minibatches']} --learning_rate {lr} --seed {c['seed']} "
+                 f"--lr_scheduler_type constant_with_warmup --optim {c['optim']} {ARMS[c['arm']][1]}".split())
+    args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
+    began, run, seen = time.perf_counter(), Path("runs/moe_stability") / "-".join(map(str, c.values())), []
+    task, device = train.load_task(args), torch.device("cpu")
+    policy, tokenizer = load_policy(parse(f"{shape} --seed {cold}".split()), task, device)
+    actor = Actor(policy, args)
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen):
+        step, _ = train.train(args, run, actor, tokenizer, task, device, {})
+    if step < batches:                                       # Ctrl-C: train.py let the batch end
+        raise SystemExit("stopped; the same command goes on with this run's beginning")
+    held_out = pass_at_1(train.held_out(args, actor, tokenizer, task)["sampled"]["rewards"])[0]
+    shutil.rmtree(run / "checkpoints")
+    records = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    updates = [seen[i:i + c["minibatches"]] for i in range(0, len(seen), c["minibatches"])]
+    curve = {name: [r[name] for r in records] for name in ("pass_rate", "entropy", "log_w_var", "log_s_var", "flip_rate")}
+    curve |= {name: [max(u[name] for u in batch) for batch in updates] for name in ("log_w_largest", "w_negative")}
+    curve["step"] = [mean([u["step"] for u in batch]) for batch in updates]
+    curve["clipped"] = [r["clip_low"] + r["clip_high"] for r in records]
+    curve["grad_norm"] = [max(m["grad_norm"] for m in r["minibatches"]) for r in records]
+    return c | {"rate": lr, "cold_start": cold, "collapsed_at": collapsed_at(curve["pass_rate"]),
+                "last": mean(curve["pass_rate"][-PATIENCE:]), "held_out": held_out, "seconds": time.perf_counter() - began,
+                "flips_per_layer": torch.tensor([r["flip_rate_per_layer"] for r in records]).mean(0).tolist(),
+                "curve": {name: [float(f"{x:.4g}") for x in values] for name, values in curve.items()}}
+
+
+def collapsed_at(pass_rates):
+    """The first batch, counted from 1, of PATIENCE in a row below half of the best so far; or None."""
+    best = running = 0
+    for step, rate in enumerate(pass_rates, 1):
+        best = max(best, rate)
+        running = running + 1 if rate < best / 2 else 0
+        if running == PATIENCE:
+            return step - PATIENCE + 1
+    return None
+
+
+def key(c):
+    return tuple(c[name] for name in cell(0, 0))
+
+
+def setting(c):
+    """What the runs of a table's row share besides the arm and the policy."""
+    return c["optim"], c["lr"], c["minibatches"], c["answers"]
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+# ------------------------------------------------------------------------------------------------------ tables and verdicts
+
+def interval(k, n):
+    """Clopper-Pearson: the shares that k of n does not contradict at 95 %, by bisection on the binomial tails."""
+    def solve(too_low, low=0.0, high=1.0):
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if too_low(middle) else (low, middle)
+        return low
+    tail = lambda p, counts: sum(math.comb(n, i) * p ** i * (1 - p) ** (n - i) for i in counts)
+    return (solve(lambda p: tail(p, range(k, n + 1)) < 0.025) if k else 0.0, solve(lambda p: tail(p, range(k + 1)) > 0.025) if k < n else 1.0)
+
+
+def table(runs):
+    """One row per arm and setting: collapses with their interval, values of every seed, means and extremes over seeds."""
+    names, rows = [name for name in cell(0, 0) if name != "seed"], {}
+    for r in runs:
+        rows.setdefault(tuple(r[name] for name in names), []).append(r)
+    result = []
+    for name, rs in rows.items():
+        rs.sort(key=lambda r: r["seed"])
+        collapsed = sum(r["collapsed_at"] is not None for r in rs)
+        row = dict(zip(names, name), runs=len(rs), collapsed=collapsed, interval=interval(collapsed, len(rs)))
+        row |= {x: [r[x] for r in rs] for x in ("seed", "last", "held_out")}
+        row |= {"rate": mean([r["rate"] for r in rs]), "entropy": mean([r["curve"]["entropy"][-1] for r in rs]),
+                "flips_per_layer": torch.tensor([r["flips_per_layer"] for r in rs]).mean(0).tolist()}
+        row |= {x: torch.tensor([r["curve"][x] for r in rs]).median().item() for x in ("log_w_var", "log_s_var", "step")}
+        row |= {x: max(max(r["curve"][x]) for r in rs) for x in ("log_w_largest", "w_negative", "grad_norm")}
+        result.append(row)
+    return result
+
+
+def show(rows):
+    print(f"{'policy':7}{'optim':6}{'rate':>8}{'mb':>3} {'answers':8}{'arm':19}{'collapsed':>9}  {'95 %':11}{'last':>6}{'held out':>9}"
+          f"{'flips':>7}{'var log w':>10}{'log s':>9}{'max|log w|':>11}{'max w,A<0':>10}{'max |g|':>9}{'entropy':>8}{'step':>7}")
+    for r in rows:
+        low, high = r["interval"]
+        print(f"{r['policy']:7}{r['optim']:6}{r['rate']:8.1e}{r['minibatches']:3} {r['answers']:8}{ARMS[r['arm']][0]:19}"
+              f"{r['collapsed']:4} of {r['runs']}  {low:.2f} - {high:.2f}{mean(r['last']):6.2f}{mean(r['held_out']):9.2f}"
+              f"{mean(r['flips_per_layer']):7.1%}{r['log_w_var']:10.1e}{r['log_s_var']:9.1e}{r['log_w_largest']:11.2f}"
+              f"{r['w_negative']:10.3g}{r['grad_norm']:9.3g}{r['entropy']:8.3f}{r['step']:7.3f}")
+
+
+def verdicts(rows):
+    """The three claims, by the rules at the top, from the rows of the main setting."""
+    share = {(r["policy"], r["arm"]): r["collapsed"] / r["runs"] for r in rows if r["runs"] >= 4}
+    grpo = share.get(("top2", "grpo"))
+
+    def judge(other, holds, fails):
+        if grpo is None or other is None:
+            return "open: fewer than 4 seeds"
+        return "did not hold" if fails(other) else "held" if grpo >= 0.75 and holds(other) else "open at this size"
+    return {"flips cause the collapse": judge(share.get(("dense", "grpo")), lambda dense: dense <= 0.25, lambda dense: 0 < dense >= grpo),
+            "replay repairs it": judge(share.get(("top2", "grpo_replay")), lambda replay: replay <= 0.25, lambda replay: 0 < grpo <= replay + 0.25),
+            "GSPO prevents it": judge(share.get(("top2", "gspo")), lambda gspo: gspo == 0, lambda gspo: gspo > 0.25)}
+
+
+# ------------------------------------------------------------------------------------------------------------------ the runs
+
+def read():
+    return [json.loads(text) for text in RUNS.read_text().splitlines()] if RUNS.exists() else []
+
+
+def run_all(cells):
+    """What is not in the file of finished runs yet; each finished run is one more line of it."""
+    RUNS.parent.mkdir(exist_ok=True)
+    for i, c in enumerate(cells, 1):
+        done = read()
+        if key(c) not in map(key, done):
+            r = one_run(c, done)
+            with open(RUNS, "a") as f:
+                f.write(json.dumps(r) + "\n")
+            fate = "survived" if r["collapsed_at"] is None else f"collapsed at batch {r['collapsed_at']}"
+            print(f"run {i} of {len(cells)}: {', '.join(map(str, key(c)))}: {fate}, last {r['last']:.2f}, held out {r['held_out']:.2f}, "
+                  f"w at A < 0 up to {max(r['curve']['w_negative']):.3g}, {r['seconds']:.0f} s", flush=True)
+
+
+def write():
+    """results/moe_stability.json from all finished runs: a row of the table of claims, our own table, and every run with its curves."""
+    runs = read()
+    rows = table(runs)
+    main = [r for r in rows if setting(r) == setting(cell(0, 0))]
+    judged = [f"{claim}: {verdict}" for claim, verdict in verdicts(main).items()]
+    show(rows)
+    print("\n" + "\n".join(judged))
+    name = lambda r: f"{r['policy']} {ARMS[r['arm']][0]}"
+    values = lambda r: " ".join(f"{x:.2f}" for x in r["last"])
+    RESULT.write_text(json.dumps({
+        "claim": "GRPO collapses on a Mixture of Experts because experts flip; routing replay repairs it; GSPO needs none",
+        "source": "GSPO, arXiv 2507.18071, section 5.3",
+        "reported": "GRPO without routing replay does not converge on a 48-layer MoE, GSPO does",
+        "measured": "collapsed: " + ", ".join(f"{name(r)} {r['collapsed']} of {r['runs']}" for r in main),
+        "spread": f"pass rate of the last {PATIENCE} batches by seed: " + "; ".join(f"{name(r)} {values(r)}" for r in main),
+        "seeds": max(r["runs"] for r in main), "verdict": "; ".join(judged), "figure": str(FIGURE),
+        "command": "python experiments/moe_stability.py", "table": rows, "runs": runs}) + "\n")
+
+
+def spike():
+    """One token kills a run of plain SGD without a norm clip; the same run with --dual_clip 3 is identical up to that token."""
+    print(f"GRPO by plain SGD, rate {SPIKE_LR}, no norm clip, 4 mini-batches, seed {SPIKE_SEED}; without and with --dual_clip 3\n")
+    pair = [one_run(cell(arm, SPIKE_SEED, lr=SPIKE_LR, minibatches=4, optim="sgd"), [])["curve"] for arm in ("grpo", "grpo_dual")]
+    print(f"{'':8}{'without':^34}  {'with':^34}\nbatch   " + f"{'pass rate':>10}{'max w, A<0':>12}{'max |g|':>10}    " * 2)
+    for i in range(BATCHES):
+        cells = ["".join(f"{c[x][i]:{width}.4g}" for x, width in (("pass_rate", 10), ("w_negative", 12), ("grad_norm", 10))) for c in pair]
+        print(f"{i + 1:5}   {'    '.join(cells)}" + "    <- they differ" * (cells[0] != cells[1]))
+
+
+def quick():
+    """Three minutes: one seed, half as many batches, nothing written."""
+    show(table([one_run(c, [], batches=8) for c in (cell("grpo", 0), cell("gspo", 0), cell("grpo", 0, "dense"))]))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the figure
+
+COLOURS = {"grpo": figures.RED, "grpo_replay": figures.ORANGE, "grpo_dual": figures.GREEN, "gspo": figures.BLUE}
+LINES = {"grpo": "-", "grpo_replay": ":", "grpo_dual": "--", "gspo": "-."}
+
+
+def draw():
+    """docs/figures/moe_stability.png from results/moe_stability.json."""
+    result = json.loads(RESULT.read_text())
+    figure, axes = figures.panels(2, 2, height=7.2, width=9)
+    batches = range(1, BATCHES + 1)
+    for ax, policy, lr, title in ((axes[0, 0], "top2", LR, "Mixture of Experts (top-2 of 8), rate 4e-4"),
+                                  (axes[0, 1], "dense", LR, "Dense policy of equal active size, rate 4e-4"),
+                                  (axes[1, 0], "top2", LOWER, "Mixture of Experts, rate 3e-4")):
+        for arm in LINES:
+            runs = [r for r in result["runs"] if key(r) == key(cell(arm, r["seed"], policy, lr))]
+            if len(runs) > 1:
+                collapsed = f"{ARMS[arm][0]}: {sum(r['collapsed_at'] is not None for r in runs)} of {len(runs)} collapsed"
+                figures.band(ax, batches, [r["curve"]["pass_rate"] for r in runs], collapsed, COLOURS[arm], line=LINES[arm])
+        figures.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and range of seeds)")
+        ax.set_ylim(0, 1)
+        ax.legend()
+    ax = axes[1, 1]
+    for r in result["runs"]:
+        if (r["optim"], r["lr"], r["seed"]) == ("sgd", SPIKE_LR, SPIKE_SEED):
+            ax.plot(batches, r["curve"]["pass_rate"], LINES[r["arm"]], color=COLOURS[r["arm"]], label=ARMS[r["arm"]][0])
+            if r["arm"] == "grpo":
+                at = max(range(BATCHES), key=r["curve"]["w_negative"].__getitem__)             # the token that kills it
+                ax.annotate(f"a token with w = {r['curve']['w_negative'][at]:.3g}, A < 0", (at + 1, r["curve"]["pass_rate"][at]),
+                            xytext=(0.35, 0.7), textcoords="axes fraction", arrowprops=dict(arrowstyle="->", color="0.4"))
+    figures.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}", "rollout batch (4 updates each)", "pass rate")
+    ax.set_ylim(0, 1)
+    ax.legend()
+    figures.save(figure, FIGURE)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one seed, eight batches, three arms; writes nothing")
+    parser.add_argument("--spike", action="store_true", help="one token kills a run; with dual clip it does not")
+    parser.add_argument("--draw", action="store_true", help="only the figure, from results/moe_stability.json")
+    options = parser.parse_args()
+    if options.quick:
+        quick()
+    elif options.spike:
+        spike()
+    else:
+        if not options.draw:
+            run_all(list(grid()))
+            write()
+        draw()

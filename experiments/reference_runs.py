@@ -1,0 +1,81 @@
+"""The two reference runs of the README, with the commands that make them and the figure that shows them.
+
+    python experiments/reference_runs.py default     python train.py, cold start included, three seeds
+    python experiments/reference_runs.py smollm2     GSPO on SmolLM2-135M-Instruct, four-shot max(a,b)= (tests/make_smollm2.py first)
+    python experiments/reference_runs.py --draw      docs/figures/reference_runs.png from results/reference_runs.json
+
+Every run is the real script in a process of its own, its cold start made anew. What is promised of them (the project's targets):
+default: held-out pass@1 from about 0.5 to at least 0.95, greedy at least 0.99, mean of three seeds, within 90 s on two cores;
+smollm2: from about 0.5 to at least 0.9 within 20 rollout batches and five minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from checkpoint import write_text                                                       # noqa: E402
+from experiments.figures import BLUE, GREY, ORANGE, band, label, panels, save           # noqa: E402
+
+RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")
+SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct --dataset_name data/max_of_two_train.jsonl "
+           "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' --verifier exact --max_completion_length 5 "
+           "--learning_rate 1.5e-5 --lr_scheduler_type constant_with_warmup --steps 20 --eval_prompts 128")
+
+
+def run(command):
+    """One run of the script: its summary, and what metrics.jsonl says per rollout batch."""
+    folder = Path("runs/reference")
+    shutil.rmtree(folder, ignore_errors=True)
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *shlex.split(command)[1:], "--output_dir", str(folder)], check=True)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve = {key: [r[key] for r in records] for key in ("pass_rate", "clip_low", "clip_high", "perplexity_new", "seconds_rollout", "seconds_update")}
+    return {**json.loads((folder / "summary.json").read_text()), "whole_process_seconds": round(time.perf_counter() - began, 1), "curve": curve}
+
+
+def draw(results):
+    figure, axes = panels(1, 2, sharey=True)
+    for ax, (name, colour) in zip(axes, (("default", BLUE), ("smollm2", ORANGE))):
+        runs = results[name]["runs"]
+        n = len(runs[0]["curve"]["pass_rate"])
+        band(ax, range(1, n + 1), [r["curve"]["pass_rate"] for r in runs], "rollouts", colour)
+        for when, x in (("before", 0), ("after", n + 1)):
+            values = [r[f"pass_at_1_{when}"] for r in runs]
+            ax.plot([x] * len(values), values, "o", color=GREY, markersize=5, label="held out" if x == 0 else None)
+        seconds = sum(r["seconds"] for r in runs) / len(runs)
+        label(ax, f"{results[name]['title']}, {seconds:.0f} s", "rollout batch", "pass@1" if name == "default" else "")
+        ax.legend(loc="lower right")
+    axes[0].set_ylim(0, 1.02)
+    return figure
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", nargs="?", choices=["default", "smollm2"])
+    parser.add_argument("--draw", action="store_true")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}"
+    if args.which == "default":
+        shutil.rmtree("runs/cold_start", ignore_errors=True)
+        results["default"] = {"title": "tiny MoE, three seeds", "command": "python train.py --seed {0,1,2}", "machine": machine,
+                              "runs": [run(f"python train.py --seed {seed}") for seed in range(3)]}
+    if args.which == "smollm2":
+        subprocess.run([sys.executable, "tests/make_max_data.py", "data"], check=True)
+        results["smollm2"] = {"title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine, "runs": [run(SMOLLM2)]}
+    if args.which:
+        RESULT.parent.mkdir(exist_ok=True)
+        write_text(RESULT, json.dumps(results))
+    if {"default", "smollm2"} <= set(results):
+        save(draw(results), FIGURE)
