@@ -217,8 +217,10 @@ def prepare(name, case, device, quick, path):
 
 def run_case(name, case, device, quick, limit, path=None):
     """Both sides in turn; -> the case's record for the JSON file."""
+    rollout.end_tokens = ends_of                             # a cold start is evaluated in there
     args, task, folder, rounds = prepare(name, case, device, quick, path)
-    rollout.end_tokens = ends_of if args.natural else lambda model, tokenizer: [NEVER]
+    if not args.natural:
+        rollout.end_tokens = lambda model, tokenizer: [NEVER]
     sides, G = {"trl": Trl(args, task, folder, device), "ours": Ours(args, task, folder, device)}, args.num_generations
     stream, records, record = tasks.PromptStream(task.sizes), {"trl": [], "ours": []}, {}
     for round in range(rounds + 1):                          # the first one warms up, and is the one whose memory is measured

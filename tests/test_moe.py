@@ -238,6 +238,7 @@ BAD = {
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), (ValueError, OSError), "checkpoint"),
     "another architecture": (reconfigured(model_type="mixtral"), ValueError, "model_type 'mixtral'"),
     "top-K": (reconfigured(num_experts_per_tok=7), ValueError, "num_experts_per_tok 7 exceeds num_experts 6"),
+    "width": (reconfigured(moe_intermediate_size=20), ValueError, "moe_intermediate_size 20 is not a multiple of 8"),
     "RoPE scaling": (reconfigured(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4)), ValueError, "'linear'"),
     "sliding window": (reconfigured(use_sliding_window=True, sliding_window=4), ValueError, "sliding_window 4"),
 }
