@@ -31,8 +31,6 @@ from experiments import figures                                                 
 
 HELD, NOT_HELD, CANNOT = "held", "did not hold", "cannot be tested at this size"
 RUNS = Path("runs/claims")
-# The cold start and schedule that the claims were measured with; train.py's defaults have moved on since (docs/experiments.md).
-BASE = "--slip 0.015 --initializer_range 0.02 --cold_start_steps 400 --learning_rate 3e-4 --lr_scheduler_type linear".split()
 T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}   # Student's t, 97.5 %, by degrees of freedom
 
 
@@ -90,7 +88,7 @@ def trained(flags, seed, steps):
     if not (run / "summary.json").is_file():
         began, code = time.perf_counter(), None
         for mode in (["--resume"], ["--overwrite_output_dir"]) if (run / "config.json").is_file() else ([],):
-            code, printed = quietly(train.main, [*BASE, *words.split(), "--output_dir", str(run), *mode])
+            code, printed = quietly(train.main, [*words.split(), "--output_dir", str(run), *mode])
             if code != 2:                                    # 2: train.py refused, as it does to resume a run of an older version
                 break
         if code is not None:

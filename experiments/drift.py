@@ -22,7 +22,7 @@ import tasks
 import train
 from advantages import group_advantages
 from arguments import parse
-from claim import BASE, RUNS, say
+from claim import RUNS, say
 from moe import TinyMoE
 from ratios import cross_entropy
 from rollout import Rollout, response_logp, sample
@@ -37,7 +37,7 @@ class Lab:
     """One run of train.py between two of its lines. flags: train.py's; loaded: (task, policy, tokenizer) instead of the built-in ones."""
 
     def __init__(self, seed, *flags, loaded=None):
-        self.flags = [*BASE, "--seed", str(seed), "--use_cpu", *flags]
+        self.flags = ["--seed", str(seed), "--use_cpu", *flags]
         self.args = parse(self.flags)
         self.task = loaded[0] if loaded else train.load_task(self.args)
         self.policy, self.tokenizer = loaded[1:] if loaded else policy.load_policy(self.args, self.task, torch.device("cpu"))
@@ -135,7 +135,7 @@ def lengths(seed):
 
 
 def make_lengths(seed, folder):
-    args = parse([*BASE, "--seed", str(seed), "--cold_start_steps", "150", *LONG])
+    args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
     task, tokenizer = train.load_task(args), tasks.builtin_tokenizer()
     by_length = {n: [p for p in task.train if sum(c.isdigit() for c in p.prompt) == n] for n in TERMS}
     task.train, task.verify = [p for found in by_length.values() for p in (found * 200)[:200]], share_right     # every length as often

@@ -1,8 +1,8 @@
 """Who learns faster at equal budget, against steps and against the clock?
 
 Claim: GSPO trains more efficiently than GRPO, to higher rewards at the same compute (GSPO 2507.18071, §5.1, GRPO with routing replay
-there). Here the whole family starts from the same cold starts, with each algorithm's published defaults, one learning rate (3e-4, found
-good for GSPO and GRPO), and 10 rollout batches of 256 answers, a quarter of the default run. Written down beforehand:
+there). Here the whole family starts from the same cold starts, with each algorithm's published defaults, one learning rate (the
+default run's 4e-4), and 10 rollout batches of 256 answers, a fifth of that run. Written down beforehand:
 
   confirmed   GSPO's held-out pass@1 exceeds GRPO's (band 0.2, 0.27), and the 95 % interval of the paired difference over seeds is above 0
   refuted     the interval lies below 0, or within ±0.03 of 0

@@ -29,7 +29,7 @@ from experiments.figures import BLUE, GREY, ORANGE, band, label, panels, save   
 RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")
 SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct --dataset_name data/max_of_two_train.jsonl "
            "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' --verifier exact --max_completion_length 5 "
-           "--learning_rate 1.5e-5 --lr_scheduler_type constant_with_warmup --steps 20 --eval_prompts 128")
+           "--learning_rate 1.5e-5 --lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 --steps 20 --eval_prompts 128")
 
 
 def run(command):

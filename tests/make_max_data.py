@@ -4,9 +4,9 @@
     python train.py --model_name_or_path … --dataset_name FOLDER/max_of_two_train.jsonl \
         --test_dataset_name FOLDER/max_of_two_test.jsonl --no_chat_template --stop '\n' --verifier exact
 
-A prompt is four worked lines, `max(27,82)=82`, and a fifth to complete. A small base model takes the pattern from the lines and
+A prompt is four worked lines, always the same, and a fifth to complete. A small base model takes the pattern from the lines and
 is right about half the time, which leaves something to learn. Pairs {a, b} asked for in the test file occur nowhere in the train
-file, not in its worked lines either.
+file.
 """
 import json
 import random
@@ -14,17 +14,20 @@ import sys
 from pathlib import Path
 
 
+SHOTS = ((15, 62), (83, 40), (29, 33), (71, 58))
+
+
 def make_max_data(folder, train_size=2000, test_size=256, seed=0):
     """Writes the two files and returns their paths."""
     rng, folder = random.Random(seed), Path(folder)
-    pairs = [(a, b) for a in range(91) for b in range(a)]
+    pairs = [(a, b) for a in range(91) for b in range(a) if (a, b) not in SHOTS and (b, a) not in SHOTS]
     rng.shuffle(pairs)
     held_out, known = pairs[:test_size], pairs[test_size:]
 
     def rows(questions):
         for pair in questions:
-            *shots, (a, b) = [rng.sample(p, 2) for p in rng.sample(known, 4) + [pair]]          # either number may come first
-            prompt = "".join(f"max({x},{y})={max(x, y)}\n" for x, y in shots) + f"max({a},{b})="
+            a, b = rng.sample(pair, 2)                       # either number may come first
+            prompt = "".join(f"max({x},{y})={max(x, y)}\n" for x, y in SHOTS) + f"max({a},{b})="
             yield {"prompt": prompt, "answer": str(max(a, b))}
 
     paths = []
