@@ -100,6 +100,7 @@ class Arguments:
     gradient_checkpointing: bool = arg(False, "recompute activations; takes the plain path without shared prompts")
     share_prompt: bool = arg(True, "compute each prompt once for its G responses")
     bf16: bool | None = arg(None, "bfloat16 autocast (default: on CUDA with a checkpoint); weights, log-probs and losses stay float32")
+    torch_compile: bool = arg(False, "compile the token step of sampling (static cache, CUDA graphs on a GPU); takes a minute or two at first")
     use_cpu: bool = arg(False, "stay on the CPU even if there is a GPU")
     shard: bool = arg(False, "with torchrun: FSDP2 instead of a replica per process")
 
@@ -156,7 +157,8 @@ AT_LEAST_1 = ("steps", "prompts_per_step", "num_generations", "steps_per_generat
               "min_terms", "max_bad_steps", "eval_prompts")
 AT_LEAST_0 = ("save_steps", "eval_steps", "eval_samples", "warmup_steps", "cold_start_steps", "stage2_step", "seed", "weight_decay",
               "max_grad_norm", "beta", "entropy_coef", "value_coef", "router_aux_loss_coef", "mismatch_low")
-POSITIVE = ("temperature", "initializer_range", "verifier_time_limit", "learning_rate", "cold_start_learning_rate", "mismatch_high", "dual_clip", "delta")
+POSITIVE = ("temperature", "initializer_range", "verifier_time_limit", "learning_rate", "cold_start_learning_rate", "mismatch_high",
+            "dual_clip", "delta")
 SHARES = ("habit", "slip", "gamma", "lam", "overlong_cache")
 
 
@@ -268,6 +270,8 @@ def check(args):
         refuse("old_logp", "cannot serve gae: the critic's old values come from the pass that recomputes log-probs")
     if args.mismatch and args.old_logp == "sampler":
         refuse("mismatch", "weighs recomputed against sampling log-probs: it needs --old_logp recompute")
+    if args.torch_compile and args.shard:
+        refuse("torch_compile", "cannot be combined with --shard: the gathered weights that sample lie elsewhere at every batch")
     if args.resume and args.overwrite_output_dir:
         refuse("resume", "contradicts --overwrite_output_dir: go on with the run, or replace it")
     if (args.resume or args.overwrite_output_dir) and not args.output_dir:

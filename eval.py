@@ -24,12 +24,13 @@ from transformers.utils import logging
 
 import distributed
 from rollout import sample
-from tasks import encode_prompt
+from tasks import encode_prompt, from_arguments
 
 # The experiments in the order in which `claims` starts them, the longest first, with the numbers of the claims in their table.
 CLAIMS = {"family_rewards": 15, "sampler_numerics": 10, "gradient_noise": 6, "clipped_tokens": 3, "expert_flips": 8, "token_credit": 14,
           "perplexity_identity": 1, "variance_length": 2, "off_policyness": 4, "perplexity_dynamics": 5, "product_ratio": 7, "replay_cost": 11,
           "length_band": 12, "hidden_divergence": 13}
+COLUMNS = ("claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure", "command")      # of results/claims.json
 HOURS = {"moe_stability": 9}     # takes hours: run it by itself; `claims` shows its committed result
 
 
@@ -111,9 +112,9 @@ def passk(argv):
     """One checkpoint's pass@1, pass@k and majority with intervals, or two checkpoints' and their difference, problem by problem."""
     from arguments import parse                              # these import this file
     from policy import load_policy
-    from train import load_task
     parser = quiet_parser("passk")
-    parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB", help="one, or two: before and after; none: the built-in cold start")
+    parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
+                        help="one, or two: before and after; none: the built-in cold start")
     parser.add_argument("--n", type=int, default=16, help="samples per problem")
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 16], help="which pass@k; each at most n")
     parser.add_argument("--problems", type=int, default=256, help="how many held-out problems, at most")
@@ -130,18 +131,19 @@ def passk(argv):
     first = own.model_name_or_path[0]
     args = parse(rest + (["--model_name_or_path", first] if first else []))
     device = torch.device("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
-    task = load_task(args)
+    task = from_arguments(args)
     problems, reports, raw = task.test[:own.problems], [], []
     print(f"{task.name}: {len(problems)} held-out problems, {own.n} samples each at temperature {args.temperature:g}")
     for name in own.model_name_or_path:
         began = time.perf_counter()
         policy, tokenizer = load_policy(args, task, device, name)
         check_vocabulary(policy, tokenizer, name)
-        answers = evaluate(policy, tokenizer, task, problems, own.n, args.max_completion_length, temperature=args.temperature, chat=args.chat_template,
-                           max_prompt_length=args.max_prompt_length, seed=args.seed, progress=str(name or "cold start"))
+        answers = evaluate(policy, tokenizer, task, problems, own.n, args.max_completion_length, temperature=args.temperature,
+                           chat=args.chat_template, max_prompt_length=args.max_prompt_length, seed=args.seed, progress=str(name or "cold start"))
         raw.append(scores(answers, own.n, own.k))
         reports.append({"model": str(name or "cold start"), **{key: with_interval(values) for key, values in raw[-1].items()},
-                        "mean_length": mean(flat(answers["lengths"])), "truncated": mean(flat(answers["truncated"])), "seconds": time.perf_counter() - began})
+                        "mean_length": mean(flat(answers["lengths"])), "truncated": mean(flat(answers["truncated"])),
+                        "seconds": time.perf_counter() - began})
         show(reports[-1], answers, problems, own.examples)
     report = {"dataset": task.name, "problems": len(problems), "n": own.n, "temperature": args.temperature, "seed": args.seed, "checkpoints": reports}
     if len(raw) == 2:
@@ -187,10 +189,11 @@ def show(report, answers, problems, examples):
         if isinstance(value, tuple):
             print(f"  {key:12} {value[0]:.3f} [{value[1]:.3f}, {value[2]:.3f}]")
     print(f"  {'length':12} {report['mean_length']:.1f} tokens, {report['truncated']:.1%} truncated")
-    every = [(p, text, r >= 1) for p, texts, rewards in zip(problems, answers["texts"], answers["rewards"]) for text, r in zip(texts[:1], rewards[:1])]
+    every = [(p, texts[0], rewards[0] >= 1) for p, texts, rewards in zip(problems, answers["texts"], answers["rewards"])]
     for wanted in (True, False):
         for problem, text, _ in [e for e in every if e[2] == wanted][:examples]:
-            print(f"  {'right' if wanted else 'wrong'}   {problem.prompt.strip()[-60:]!r} -> {text[-160:]!r}" + ("" if wanted else f"   (right: {problem.answer})"))
+            print(f"  {'right' if wanted else 'wrong'}   {problem.prompt.strip()[-60:]!r} -> {text[-160:]!r}"
+                  + ("" if wanted else f"   (right: {problem.answer})"))
 
 
 # ------------------------------------------------------------------------------------------------------------------ claims
@@ -279,14 +282,16 @@ def tabulate(folder):
             result = json.loads(file.read_text())
             spread = result["spread"]
             result["spread"] = spread if isinstance(spread, str) else ", ".join(f"{key} {value}" for key, value in spread.items())
-            rows.append({key: result[key] for key in ("claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure", "command")})
+            rows.append({key: result[key] for key in COLUMNS})
         else:
             missing.append(name)
     for row in rows:
-        print(f"\n{row['claim']}   ({row['source']})\n  {row['verdict'].upper() if len(row['verdict']) < 40 else row['verdict']}, {row['seeds']} seed(s)\n"
+        verdict = row["verdict"].upper() if len(row["verdict"]) < 40 else row["verdict"]
+        print(f"\n{row['claim']}   ({row['source']})\n  {verdict}, {row['seeds']} seed(s)\n"
               f"  reported  {row['reported']}\n  measured  {row['measured']}\n  spread    {row['spread']}")
     counts = Counter(row["verdict"] if len(row["verdict"]) < 40 else "several answers" for row in rows)
-    print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + (f"; not measured here: {', '.join(missing)}" if missing else ""))
+    print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+          + (f"; not measured here: {', '.join(missing)}" if missing else ""))
     return rows
 
 
@@ -295,6 +300,7 @@ def tabulate(folder):
 def dashboard(argv):
     """One page of panels for one run, or for several overlaid."""
     from experiments import figures
+    from metrics import read_metrics
     parser = quiet_parser("dashboard")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--output", help="the PNG (default: dashboard.png in the first run's folder)")
@@ -303,31 +309,6 @@ def dashboard(argv):
     output = args.output or Path(args.runs[0]) / "dashboard.png"
     figures.save(figures.dashboard({Path(run).name if len(args.runs) > 1 else run: r for run, r in records.items()}), output)
     print(output)
-
-
-def read_metrics(run):
-    """The whole lines of a run's metrics.jsonl; says on the error stream what it skipped. Raises ValueError if there is nothing to read."""
-    file = run / "metrics.jsonl"
-    if not run.is_dir():
-        raise ValueError(f"there is no run folder {run}" + (f"; in {run.parent}/ there are: {', '.join(names)}" if (names := runs_beside(run)) else ""))
-    if not file.is_file():
-        raise ValueError(f"{run} holds no metrics.jsonl: it is not a run, or has not finished its first rollout batch")
-    records, skipped = [], []
-    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
-        try:
-            record = json.loads(line)
-            records.append(record | {"step": int(record["step"])})
-        except (ValueError, TypeError, KeyError):
-            skipped.append(number)
-    if skipped:
-        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are cut off or are no metrics: {', '.join(map(str, skipped[:5]))}", file=sys.stderr)
-    if not records:
-        raise ValueError(f"{file} holds no whole line: nothing to draw")
-    return records
-
-
-def runs_beside(run):
-    return sorted(f.parent.name for f in run.parent.glob("*/metrics.jsonl"))[:8] if run.parent.is_dir() else []
 
 
 # --------------------------------------------------------------------------------------------------------------- the script

@@ -5,6 +5,7 @@ sampled. Clip shares are means over all mini-batches, as in the papers; they cou
 """
 
 import json
+import sys
 import time
 
 import torch
@@ -32,7 +33,8 @@ def rollout_metrics(rollout, correct, rewards, group_size):
     """Rewards and lengths. correct [B] is the verifier's reward, rewards [B] what became of it (overlong penalty)."""
     lengths = rollout.mask.sum(-1).float()                                               # [B]
     groups = rewards.view(-1, group_size)                                                # [Q, G]
-    return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(), "pass_rate": (correct >= 1).float().mean().item(),
+    return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
+            "pass_rate": (correct >= 1).float().mean().item(),
             "length": lengths.mean().item(), "inverse_length": (1 / lengths.clamp(min=1)).mean().item(),
             "truncated": rollout.truncated.float().mean().item(),
             "dead_groups": (groups.amax(-1) == groups.amin(-1)).float().mean().item()}
@@ -80,11 +82,41 @@ def line(record, steps, seconds_left, best_pass_rate):
     seconds = sum(record[name] for name in ("seconds_rollout", "seconds_logp", "seconds_update"))
     flips = "" if record["flip_rate"] is None else f"flips {record['flip_rate']:5.1%}  "
     width = len(str(steps))
-    return (f"batch {record['step']:{width}}/{steps}  reward {short(record['reward'])}  pass {short(record['pass_rate'])}  len {record['length']:5.1f}  "
+    return (f"batch {record['step']:{width}}/{steps}  reward {short(record['reward'])}  pass {short(record['pass_rate'])}  "
+            f"len {record['length']:5.1f}  "
             f"clip {short(record['clip_low'] + record['clip_high'])} (low {short(record['clip_low'])} high {short(record['clip_high'])})  "
             f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}  {flips}ppl {short(record['perplexity_new'], 3)}  "
             f"|g| {short(record['grad_norm'])}  {seconds:.1f} s  {seconds_left:.0f} s left" + collapse(record, best_pass_rate)
             + (f"  {record['skipped']} bad update(s) skipped" if record["skipped"] else ""))
+
+
+def samples(rollout, problems, correct, count=2):
+    """The first response to each of the first queries, for samples.jsonl."""
+    firsts = range(0, min(count, len(problems)) * rollout.group_size, rollout.group_size)
+    return [{"prompt": problem.prompt, "response": rollout.texts[i], "reward": correct[i].item()} for problem, i in zip(problems, firsts)]
+
+
+def read_metrics(run):
+    """The whole lines of a run's metrics.jsonl; says on the error stream what it skipped. Raises ValueError if there is nothing to read."""
+    file = run / "metrics.jsonl"
+    if not run.is_dir():
+        beside = sorted(f.parent.name for f in run.parent.glob("*/metrics.jsonl"))[:8]
+        raise ValueError(f"there is no run folder {run}" + (f"; in {run.parent}/ there are: {', '.join(beside)}" if beside else ""))
+    if not file.is_file():
+        raise ValueError(f"{run} holds no metrics.jsonl: it is not a run, or has not finished its first rollout batch")
+    records, skipped = [], []
+    for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        try:
+            record = json.loads(line)
+            records.append(record | {"step": int(record["step"])})
+        except (ValueError, TypeError, KeyError):
+            skipped.append(number)
+    if skipped:
+        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are cut off or are no metrics: {', '.join(map(str, skipped[:5]))}",
+              file=sys.stderr)
+    if not records:
+        raise ValueError(f"{file} holds no whole line: nothing to draw")
+    return records
 
 
 # ------------------------------------------------------------------------------------------------------ before and after
@@ -92,7 +124,8 @@ def line(record, steps, seconds_left, best_pass_rate):
 def plan(args, run, task, device):
     """What this run will do, in a few lines."""
     band = "" if args.epsilon is None else f", band [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
-    model = args.model_name_or_path or f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} experts, top-{args.num_experts_per_tok})"
+    model = args.model_name_or_path or (f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} experts, "
+                                        f"top-{args.num_experts_per_tok})")
     length = "" if args.model_name_or_path else "; the cold start before it takes about half a minute on two CPU cores, once"
     return "\n".join([f"{args.algorithm} teaches {model}: {task.name} ({len(task.train)} queries, {len(task.test)} held out), on {device}{length}",
                       f"{args.steps} rollout batches of {args.prompts_per_step} queries x {args.num_generations} responses, "
@@ -118,7 +151,9 @@ def report(args, run, task, before, after, seconds):
                 print(f"{when:7} {text!r} {'right' if reward >= 1 else 'wrong'}")
         print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
     checkpoint.write_text(run / "summary.json", json.dumps(summary, indent=1))
+    grpo = "the same command with --algorithm grpo" if args.model_name_or_path else "python train.py --algorithm grpo"
+    band = "the same with --epsilon 0.2 --epsilon_high 0.27" if args.model_name_or_path else "python train.py --epsilon 0.2 --epsilon_high 0.27"
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {run}/\n\nworth trying next:\n"
-          f"  python eval.py dashboard {run}                      # the run in pictures\n"
-          f"  python train.py --algorithm grpo                   # the token-level relative, from the same cold start\n"
-          f"  python train.py --epsilon 0.2 --epsilon_high 0.27  # GSPO with GRPO's band: what does the narrow one do?")
+          f"  {f'python eval.py dashboard {run}':<50}# the run in pictures\n"
+          f"  {grpo:<50}# the token-level relative, from the same start\n"
+          f"  {band:<50}# GSPO with GRPO's band: what does the narrow one do?")

@@ -3,10 +3,10 @@
 TinyMoE is the architecture of `transformers.Qwen3MoeForCausalLM`, with its parameter names, its call and its caches. Left out
 on purpose, and refused: RoPE scaling, sliding windows, attention dropout, activations but SiLU.
 
-routes.py, whose names are re-exported here, works on any MoE of transformers 5, where a router is a small module (its class name ends in "Router") that
-returns (logits [N, E], gates [N, K], indices [N, K]) for N tokens: a forward hook on it records the choice, or forces a recorded
-one. Tested on TinyMoE, Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral, GPT-OSS, DeepSeek-V3 and GLM-4.5. Gates of an unknown kind are
-refused by name.
+routes.py, whose names are re-exported here, works on any MoE of transformers 5, where a router is a small module (its class name
+ends in "Router") that returns (logits [N, E], gates [N, K], indices [N, K]) for N tokens: a forward hook on it records the choice,
+or forces a recorded one. Tested on TinyMoE, Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral, GPT-OSS, DeepSeek-V3 and GLM-4.5. Gates of an
+unknown kind are refused by name.
 """
 
 from contextlib import contextmanager
@@ -94,7 +94,7 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """E SwiGLU experts in two tensors. Tokens are sorted by expert; a grouped product multiplies each block of rows by its own matrix."""
+    """E SwiGLU experts in two tensors. Tokens are sorted by expert; a grouped product multiplies each block by its own matrix."""
 
     def __init__(self, config):
         super().__init__()
@@ -102,11 +102,14 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * M, D))
         self.down_proj = nn.Parameter(torch.empty(E, D, M))
 
+    @torch.compiler.disable                                  # it knows the grouped product in bfloat16 only
     def forward(self, x, gates, indices):
         expert, order = indices.flatten().sort(stable=True)                                  # [N·K]
         token = order // indices.shape[1]                                                    # [N·K]
-        ends = torch.bincount(expert, minlength=len(self.down_proj)).cumsum(0, dtype=torch.int32)   # [E]  where each block ends
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype   # autocast leaves grouped_mm out
+        numbers = torch.arange(len(self.down_proj), device=x.device)                         # [E]
+        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)               # [E]  rows that go to experts <= e
+        kind = x.device.type                                                                 # autocast leaves grouped_mm out
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         blocks, up, down = (t.to(dtype) for t in (x.index_select(0, token), self.gate_up_proj, self.down_proj))   # [N·K, D]
         gate, up = F.grouped_mm(blocks, up.transpose(1, 2), offs=ends).chunk(2, -1)          # [N·K, M]
         y = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)                 # [N·K, D]

@@ -1,7 +1,8 @@
 """Where the policy comes from: a checkpoint, or a cold start of the built-in tiny MoE.
 
-The GSPO paper starts RL from a cold-start model, which knows the format and is right now and then. Ours is supervised on a teacher with a bad habit (tasks.running_sum): for a 9 it
-adds 8 more often than 9, so the likeliest answer is wrong and RL has to raise the rarer, right one; sharpening would not do.
+The GSPO paper starts RL from a cold-start model, which knows the format and is right now and then. Ours is supervised on a teacher
+with a bad habit (tasks.running_sum): for a 9 it adds 8 more often than 9, so the likeliest answer is wrong and RL has to raise the
+rarer, right one; sharpening would not do.
 The result is cached under runs/, in a folder named by a hash of all that made it, and serves every algorithm.
 """
 
@@ -11,6 +12,8 @@ import json
 import os
 import random
 import shutil
+import sys
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -46,9 +49,40 @@ class Actor(nn.Module):
         return scores, None if self.critic is None else self.critic(scores.hidden)
 
 
-def sampling_copy(policy, dtype):
-    """The policy that samples: itself in float32, or a copy rounded to bfloat16, as inference engines do."""
-    return policy if dtype == "float32" else copy.deepcopy(policy).to(torch.bfloat16)
+def sampling_copy(policy, dtype, keep=False):
+    """The policy that samples: itself in float32, or a copy rounded to bfloat16, as inference engines do. keep: round into the copy of
+    the last call, where compiled code looks for it."""
+    if dtype == "float32":
+        return policy
+    if not keep:
+        return copy.deepcopy(policy).to(torch.bfloat16)
+    rounded = standing_copy(policy)
+    for new, old in zip(rounded.parameters(), policy.parameters(), strict=True):
+        new.data.copy_(old)
+    return rounded
+
+
+@lru_cache(maxsize=1)
+def standing_copy(policy):
+    return copy.deepcopy(policy).to(torch.bfloat16)
+
+
+@lru_cache(maxsize=1)
+def compiled_step(model):
+    """model.forward under torch.compile, on a GPU as CUDA graphs, for the token steps of sample()."""
+    return torch.compile(model.forward, mode="reduce-overhead" if model.device.type == "cuda" else None, dynamic=False)
+
+
+@lru_cache
+def can_compile(device_type):
+    """Whether torch finds a working compiler; if not, a warning says so, once."""
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2, device=device_type))
+        return True
+    except Exception as error:                               # torch's, the compiler's or the system's
+        sys.stderr.write(f"train.py: warning: no working compiler for --torch_compile, sampling takes the plain path: "
+                         f"{' '.join(str(error).split())[:120]}\n")
+        return False
 
 
 def load_policy(args, task, device, folder=None):
@@ -64,7 +98,8 @@ def load_policy(args, task, device, folder=None):
     if local and not (Path(name) / "config.json").is_file():
         raise ValueError(f"--model_name_or_path {name}: no config.json there; it must be a Hugging Face checkpoint folder or a hub id")
     if local and not any(Path(name).glob("*.safetensors")):
-        raise ValueError(f"--model_name_or_path {name}: no .safetensors weights there; pickled weights are not read (they can run code), convert them")
+        raise ValueError(f"--model_name_or_path {name}: no .safetensors weights there; pickled weights are not read (they can run code), "
+                         "convert them")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         if config.model_type == "qwen3_moe":
@@ -94,7 +129,8 @@ def check_head(policy, name):
     ids = torch.tensor([[0, 1]], device=policy.device)
     plain = policy.get_output_embeddings()(policy.base_model(input_ids=ids).last_hidden_state)            # [1, 2, V]
     if not torch.allclose(plain, policy(input_ids=ids).logits, atol=1e-4):
-        raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} changes its logits after the LM head (a soft cap or a scale): not supported")
+        raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} changes its logits after the LM head (a soft cap or a scale): "
+                         "not supported")
 
 
 # -------------------------------------------------------------------------------------------------------------- cold start
@@ -110,11 +146,6 @@ def tiny_config(args, tokenizer):
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
-def longest_answer(task):
-    """Tokens of the built-in task's longest answer, its end-of-sequence token included: a character is a token."""
-    return max(len(p.answer) for p in task.train) + 1
-
-
 def cold_start(args, task, device):
     """-> (policy, tokenizer), from the cache or trained now. Raises ValueError if it did not learn enough for RL to begin."""
     tokenizer = tasks.builtin_tokenizer()
@@ -127,7 +158,7 @@ def cold_start(args, task, device):
     torch.manual_seed(args.seed)
     policy = TinyMoE(config).to(device)
     supervise(policy, tokenizer, task, args)
-    rewards = evaluate(policy, tokenizer, task, task.test[:128], 4, longest_answer(task))["rewards"]
+    rewards = evaluate(policy, tokenizer, task, task.test[:128], 4, tasks.longest_answer(task))["rewards"]
     passed, _, _ = pass_at_1(rewards)
     if passed < MUST_PASS:
         raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least {MUST_PASS}; try more --cold_start_steps "

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.generation import StopStringCriteria
 
@@ -109,6 +109,16 @@ def sampling_cache(model):
     return Cache(layer_class_to_replicate=GrowingLayer) if plain else cache
 
 
+def static_cache(cache, config, group_size, length):
+    """A prompt cache repeated for its G responses, with room for `length` tokens at addresses that stay: what compiled code wants."""
+    if not all(isinstance(layer, GrowingLayer) for layer in cache.layers):
+        raise ValueError(f"--torch_compile: {config.model_type} has other layers than plain attention in its cache; leave the flag out")
+    static = StaticCache(config=config, max_cache_len=length)
+    for i, layer in enumerate(cache.layers):
+        static.update(layer.keys.repeat_interleave(group_size, 0), layer.values.repeat_interleave(group_size, 0), i)
+    return static
+
+
 def left_pad(prompts, pad_id, device):
     """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left."""
     width = max(len(p) for p in prompts)
@@ -132,13 +142,14 @@ def end_tokens(model, tokenizer):
 
 
 @torch.no_grad()
-def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None, stop=(), drop_every=None):
+def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None, stop=(), drop_every=None, compiled=None):
     """π_old samples G responses to each prompt.
 
     prompts: Q lists of token ids, or Q strings. temperature: > 0 samples softmax(logits / temperature); 0 is greedy.
     uniforms: [B, max_new_tokens] numbers in [0, 1) that decide the tokens (None: fresh ones). stop: strings that end a response, as the
     end-of-sequence token does; both are loss tokens. drop_every: look for ended rows every so many tokens (None: every token on a CPU;
-    every 16 on a GPU, where looking means waiting for it). Returns a `Rollout`; on the model's device.
+    every 16 on a GPU, where looking means waiting for it). compiled: the model's forward under torch.compile, for the token steps; it
+    gets a static cache, and ended rows stay, as every new shape would be compiled again. Returns a `Rollout`; on the model's device.
     """
     model.eval()
     if isinstance(prompts[0], str):
@@ -165,8 +176,13 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                    position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0), past_key_values=cache, use_cache=True,
                    logits_to_keep=1).logits[:, -1]                                       # [Q, V]
     logits = logits.repeat_interleave(G, 0)                                              # [B, V]
-    cache.batch_repeat_interleave(G)
     attention = prompt_mask.repeat_interleave(G, 0).long() if padded else None           # [B, P]
+    if compiled:
+        cache = static_cache(cache, model.config, G, prompt_ids.shape[1] + T)
+        attention = F.pad(attention, (0, T), value=1) if padded else None                # [B, P+T]  causality hides what is not there yet
+    else:
+        cache.batch_repeat_interleave(G)
+    step = compiled or model
 
     for t in range(T):
         logits = logits.float() / (temperature or 1.0)                                   # [b, V]
@@ -186,15 +202,15 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
             left = int((~ended).sum())
             if left == 0:
                 break
-            if left <= 0.9 * len(rows):                                                  # copying the cache for a few rows does not pay
+            if left <= 0.9 * len(rows) and not compiled:                                 # copying the cache for a few rows does not pay
                 keep = (~ended).nonzero().squeeze(-1)
                 rows, token, ended, position = rows[keep], token[keep], ended[keep], position[keep]
                 attention = attention[keep] if padded else None
                 cache.batch_select_indices(keep)
-        if padded:
+        if padded and not compiled:
             attention = F.pad(attention, (0, 1), value=1)                                # [b, P+t+1]
-        logits = model(input_ids=token[:, None], attention_mask=attention, position_ids=position[:, None],
-                       past_key_values=cache, use_cache=True).logits[:, -1]              # [b, V]
+        logits = step(input_ids=token[:, None], attention_mask=attention, position_ids=position[:, None],
+                      past_key_values=cache, use_cache=True).logits[:, -1]               # [b, V]
         position = position + 1
 
     width = int(lengths.max())

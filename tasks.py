@@ -45,7 +45,7 @@ class Task:
 
 # ------------------------------------------------------------------------------------------------------------ built-in task
 
-def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.015, train_size=16384, test_size=512, seed=0):
+def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005, train_size=16384, test_size=512, seed=0):
     """The last digit of a running sum: `3+8+5+9=` -> `3,1,6,5.`, or verbose `0+3=3,3+8=1,1+5=6,6+9=5.`
 
     min_terms, max_terms: terms of 1-9 per query; an answer has 2 characters per term (6 if verbose): 4 to 128 terms, 8 to 256.
@@ -105,7 +105,7 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.015,
         if len(seen) == before:                              # 4096 draws and nothing new: there are no more queries
             break
     lengths = f"{min_terms}-{max_terms}" if min_terms < max_terms else f"{max_terms}"
-    teacher_is = "" if (habit, slip) == (0.6, 0.015) else f", habit {habit:g}, slip {slip:g}"
+    teacher_is = "" if (habit, slip) == (0.6, 0.005) else f", habit {habit:g}, slip {slip:g}"
     task = Task(f"running sum of {lengths} terms{', verbose' if verbose else ''}{teacher_is}", train, test, verify,
                 first_error=first_error, teacher=teacher, sizes=(len(train),))
     if len(train) < train_size or len(test) < test_size:
@@ -195,6 +195,34 @@ def join(first, second):
     return Task(f"{first.name} + {second.name}", parts[0] + parts[1], first.test + second.test, verify,
                 tuple(dict.fromkeys(first.stop + second.stop)), first.chat, sizes=tuple(map(len, parts)),
                 notes=first.notes + second.notes, verifiers=first.verifiers + second.verifiers)
+
+
+def from_arguments(args):
+    """The built-in task or the user's, as train.py's flags say, with a second source where SRPO's stages want one.
+
+    Fills in args.max_completion_length where it was not given: the built-in task's longest answer, else 256.
+    """
+    if args.dataset_name is None:
+        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers, args.habit, args.slip)
+        args.max_completion_length = args.max_completion_length or longest_answer(task)
+        if args.stage2_step:                                 # stage 2 adds the longer half of the sums
+            terms = lambda problem: len(problem.prompt.split("+"))
+            task.train.sort(key=terms)
+            first = sum(terms(p) <= (args.min_terms + args.max_terms) // 2 for p in task.train)
+            task.sizes = (first, len(task.train) - first)
+        return task
+    options = dict(prompt_column=args.prompt_column, answer_column=args.answer_column, verifier=args.verifier, stop=args.stop,
+                   time_limit=args.verifier_time_limit, chat=args.chat_template, seed=args.seed)
+    task = load_task(args.dataset_name, args.test_dataset_name, **options)
+    if args.stage2_dataset_name:
+        task = join(task, load_task(args.stage2_dataset_name, **options))
+    args.max_completion_length = args.max_completion_length or 256
+    return task
+
+
+def longest_answer(task):
+    """Tokens of the built-in task's longest answer, its end-of-sequence token included: a character is a token."""
+    return max(len(p.answer) for p in task.train) + 1
 
 
 def encode_prompt(tokenizer, problem, chat, max_prompt_length):

@@ -25,9 +25,9 @@ from arguments import parse, trl_config
 from eval import evaluate, pass_at_1
 from footprint import advice
 from losses import combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
-from metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, scores, update_metrics
+from metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
 from moe import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
-from policy import Actor, load_policy, longest_answer, sampling_copy
+from policy import Actor, can_compile, compiled_step, load_policy, sampling_copy
 from rollout import concat, sample
 
 # ------------------------------------------------------------------------------------------------- the steps of the loop
@@ -46,8 +46,10 @@ def collect(args, actor, tokenizer, task, stream, step):
         uniforms = torch.rand(len(problems), G, T, generator=generator_for(args, step, attempt + 1))[own].flatten(0, 1)   # [B, T]
         prompts = [tasks.encode_prompt(tokenizer, p, args.chat_template, args.max_prompt_length) for p in problems[own]]
         with distributed.gathered(actor) as policy:
-            rollout = sample(sampling_copy(policy, args.sampler_dtype), tokenizer, prompts, G, T, temperature=args.temperature,
-                             uniforms=uniforms, stop=task.stop)
+            compiled = args.torch_compile and can_compile(policy.device.type)
+            sampler = sampling_copy(policy, args.sampler_dtype, keep=compiled)
+            rollout = sample(sampler, tokenizer, prompts, G, T, temperature=args.temperature, uniforms=uniforms, stop=task.stop,
+                             compiled=compiled_step(sampler) if compiled else None)
         rewards = [task.verify(text, problems[own][i // G]) for i, text in enumerate(rollout.texts)]
         parts = distributed.gather((rollout, rewards))
         rollout = concat([part[0] for part in parts])
@@ -235,7 +237,8 @@ def train(args, run, actor, tokenizer, task, device, progress):
                   **policy_metrics(part["old_logp"], new_logp, mini.mask), "entropy": entropy[mini.mask].mean().item(),
                   "kl": kl_penalty(old_logp, batch["ref_logp"], mask)[mask].mean().item() if reference is not None else None,
                   "mismatch_kl": mismatch_kl(old_logp, rollout.sampler_logp, mask) if args.old_logp == "recompute" else None,
-                  "verifier_errors": sum(task.verifier_errors.values()), "lr": schedule.get_last_lr()[0],
+                  "compiled": args.torch_compile and can_compile(device.type), "lr": schedule.get_last_lr()[0],
+                  "verifier_errors": sum(task.verifier_errors.values()),
                   "flip_rate": sum(flips) / len(flips) if routed else None, "flip_rate_per_layer": flips,
                   "route_bytes_per_token": route_bytes(routes) / int(mask.sum()) if args.routing_replay else None, **clock.laps}
         seconds.append(time.perf_counter() - clock.began)
@@ -245,9 +248,7 @@ def train(args, run, actor, tokenizer, task, device, progress):
             record["pass_at_1"] = pass_at_1(held_out(args, actor, tokenizer, task)["sampled"]["rewards"])
         if distributed.rank() == 0:
             checkpoint.append(run / "metrics.jsonl", record)
-            checkpoint.append(run / "samples.jsonl", {"step": step, "samples": [
-                {"prompt": problems[i].prompt, "response": rollout.texts[i * args.num_generations], "reward": correct[i * args.num_generations].item()}
-                for i in range(min(2, len(problems)))]})
+            checkpoint.append(run / "samples.jsonl", {"step": step, "samples": samples(rollout, problems, correct)})
             print(line(record, args.steps, sum(seconds) / len(seconds) * (args.steps - step), progress["best_pass_rate"]), flush=True)
         stopping = any(distributed.gather(bool(stop)))
         if stopping or step == args.steps or args.save_steps and step % args.save_steps == 0:
@@ -265,30 +266,10 @@ def generator_for(args, step, attempt=0):
 def make_optimizer(args, actor):
     if args.optim == "sgd":
         return torch.optim.SGD(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
-    return torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True)   # one pass over memory
+    return torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the script
-
-def load_task(args):
-    """The built-in task or the user's, with a second source where SRPO's stages want one."""
-    if args.dataset_name is None:
-        task = tasks.running_sum(args.min_terms, args.max_terms, args.verbose_answers, args.habit, args.slip)
-        args.max_completion_length = args.max_completion_length or longest_answer(task)
-        if args.stage2_step:                                 # stage 2 adds the longer half of the sums
-            terms = lambda problem: len(problem.prompt.split("+"))
-            task.train.sort(key=terms)
-            first = sum(terms(p) <= (args.min_terms + args.max_terms) // 2 for p in task.train)
-            task.sizes = (first, len(task.train) - first)
-        return task
-    options = dict(prompt_column=args.prompt_column, answer_column=args.answer_column, verifier=args.verifier, time_limit=args.verifier_time_limit, stop=args.stop,
-                   chat=args.chat_template, seed=args.seed)
-    task = tasks.load_task(args.dataset_name, args.test_dataset_name, **options)
-    if args.stage2_dataset_name:
-        task = tasks.join(task, tasks.load_task(args.stage2_dataset_name, **options))
-    args.max_completion_length = args.max_completion_length or 256
-    return task
-
 
 def held_out(args, actor, tokenizer, task):
     """Answers to held-out queries, {"sampled": ..., "greedy": ...} as eval.evaluate returns them; None with --eval_samples 0."""
@@ -304,7 +285,7 @@ def run_script(args):
     """Everything between the command line and the summary."""
     began, device = time.perf_counter(), distributed.start(args)
     say = print if distributed.rank() == 0 else lambda *_: None
-    task = load_task(args)
+    task = tasks.from_arguments(args)
     with checkpoint.run_folder(args) as run:
         _, saved = distributed.on_first(lambda: checkpoint.newest(run)) if args.resume else (0, None)
         say(plan(args, run, task, device))

@@ -206,7 +206,7 @@ def prepare(name, case, device, quick, path):
     flags += [] if builtin else ["--learning_rate", "1e-5"]
     args = parse(flags)
     args.natural = natural
-    task = train.load_task(args) if natural else make_task(prompt_tokens, prompts)
+    task = tasks.from_arguments(args) if natural else make_task(prompt_tokens, prompts)
     if kind == "cold_start":
         policy, tokenizer = cold_start(args, task, device)
         policy.save_pretrained(folder), tokenizer.save_pretrained(folder)

@@ -39,7 +39,7 @@ class Lab:
     def __init__(self, seed, *flags, loaded=None):
         self.flags = ["--seed", str(seed), "--use_cpu", *flags]
         self.args = parse(self.flags)
-        self.task = loaded[0] if loaded else train.load_task(self.args)
+        self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
         self.policy, self.tokenizer = loaded[1:] if loaded else policy.load_policy(self.args, self.task, torch.device("cpu"))
         self.actor = policy.Actor(self.policy, self.args)
         self.stream = tasks.PromptStream(self.task.sizes, seed)
@@ -136,7 +136,7 @@ def lengths(seed):
 
 def make_lengths(seed, folder):
     args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
-    task, tokenizer = train.load_task(args), tasks.builtin_tokenizer()
+    task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
     by_length = {n: [p for p in task.train if sum(c.isdigit() for c in p.prompt) == n] for n in TERMS}
     task.train, task.verify = [p for found in by_length.values() for p in (found * 200)[:200]], share_right     # every length as often
     task.sizes = (len(task.train),)

@@ -30,6 +30,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import tasks  # noqa: E402
 import train  # noqa: E402
 from arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
@@ -111,7 +112,7 @@ def one_run(c, done, batches=BATCHES):
                  f"--lr_scheduler_type constant_with_warmup --optim {c['optim']} {ARMS[c['arm']][1]}".split())
     args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
     began, run, seen = time.perf_counter(), Path("runs/moe_stability") / "-".join(map(str, c.values())), []
-    task, device = train.load_task(args), torch.device("cpu")
+    task, device = tasks.from_arguments(args), torch.device("cpu")
     policy, tokenizer = load_policy(parse(f"{shape} --seed {cold}".split()), task, device)
     actor = Actor(policy, args)
     shutil.rmtree(run, ignore_errors=True)

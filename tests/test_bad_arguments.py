@@ -82,6 +82,7 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--algorithm srpo --min_terms 5 --max_terms 5", ["--stage2_step 20", "--max_terms"]),
     ("--algorithm srpo --model_name_or_path m --dataset_name d", ["--stage2_step 20", "--stage2_dataset_name"]),
     ("--model_name_or_path m --dataset_name d --stage2_dataset_name e", ["--stage2_dataset_name e", "--stage2_step"]),
+    ("--torch_compile true --shard true", ["--torch_compile", "--shard"]),
     ("--resume true", ["--resume", "--output_dir"]), ("--overwrite_output_dir true", ["--overwrite_output_dir", "--output_dir"]),
     ("--resume true --overwrite_output_dir true --output_dir x", ["--resume", "--overwrite_output_dir"]),
     ("--max_terms 1 --min_terms 1 --cold_start_steps 0", ["cold start failed", "--cold_start_steps"]),

@@ -131,6 +131,19 @@ def test_dropping_ended_rows_changes_no_token(make):
     assert often.truncated.tolist() == never.truncated.tolist() and often.texts == never.texts
 
 
+@pytest.mark.parametrize("make", [qwen3, tiny_moe])
+def test_a_static_cache_as_compiled_code_wants_it_changes_no_token(make):
+    model = make()
+    plain, static = rolled(model), rolled(model, compiled=model.forward)
+    assert torch.equal(plain.response_ids, static.response_ids) and torch.equal(plain.mask, static.mask)
+    torch.testing.assert_close(plain.sampler_logp, static.sampler_logp, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sliding_window_is_refused_for_compiled_sampling():
+    with pytest.raises(ValueError, match="--torch_compile: mistral has other layers"):
+        rolled(sliding(), compiled=sliding().forward)
+
+
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():
     model = qwen3()
     uniforms = torch.rand(9, 12, generator=torch.Generator().manual_seed(1))

@@ -116,6 +116,28 @@ def test_options_run(flags, workplace, monkeypatch):
         assert records[0]["route_bytes_per_token"] > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--sampler_dtype", "bfloat16"]])
+def test_compiled_sampling_draws_the_tokens_of_the_plain_path(more, workplace):
+    for name, flags in (("plain", []), ("compiled", ["--torch_compile"])):
+        train.main([*TINY, "--steps", "2", "--eval_samples", "0", *flags, *more, "--output_dir", name])
+    assert [r["compiled"] for r in metrics("plain") + metrics("compiled")] == [False, False, True, True]
+    for a, b in zip(metrics("plain"), metrics("compiled")):
+        assert a["reward"] == b["reward"] and a["length"] == b["length"] and a["loss"] == pytest.approx(b["loss"], abs=1e-5)
+
+
+def test_without_a_compiler_one_warning_and_the_plain_path(workplace, monkeypatch, capsys):
+    def broken(*_, **__):
+        raise RuntimeError("no C++ compiler\nat all")
+    monkeypatch.setattr(torch, "compile", broken)
+    train.can_compile.cache_clear()
+    train.main([*TINY, "--steps", "2", "--eval_samples", "0", "--torch_compile", "--output_dir", "run"])
+    train.can_compile.cache_clear()
+    assert capsys.readouterr().err == ("train.py: warning: no working compiler for --torch_compile, sampling takes the plain path: "
+                                       "no C++ compiler at all\n")
+    assert [r["compiled"] for r in metrics("run")] == [False, False]
+
+
 def test_micro_batches_change_no_metric_but_by_rounding(workplace):
     for size in ("8", "4", "2"):
         train.main([*TINY, "--steps", "2", "--warmup_steps", "0", "--micro_batch_size", size, "--output_dir", size])
