@@ -134,6 +134,7 @@ def lengths(seed):
     return old, new, {n: (Rollout(**a["rollout"], texts=[], group_size=8), a["batch"]) for n, a in answers.items()}
 
 
+@torch.enable_grad()                                         # whoever asks for the answers may be measuring without gradients
 def make_lengths(seed, folder):
     args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
     task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
