@@ -98,8 +98,8 @@ def advice(args, capacity):
     config, parameters = known_model(args.model_name_or_path, args)
     work = work_of(args, args.max_prompt_length if args.model_name_or_path else 2 * args.max_terms)
     need = footprint(config, parameters, work)
-    line = (f"out of GPU memory: about {need['peak'] / GB:.1f} GB needed of {capacity / GB:.1f} (weights and AdamW {need['state'] / GB:.1f}, sampling "
-            f"{need['sampling'] / GB:.1f}, an update {need['updating'] / GB:.1f}): ")
+    line = (f"out of GPU memory: about {need['peak'] / GB:.1f} GB needed of {capacity / GB:.1f} (weights and AdamW {need['state'] / GB:.1f}, "
+            f"sampling {need['sampling'] / GB:.1f}, an update {need['updating'] / GB:.1f}): ")
     if need["state"] > 0.9 * capacity:
         return line + "take a smaller model, or --shard over several GPUs"
     if need["state"] + need["sampling"] > 0.9 * capacity:

@@ -222,7 +222,7 @@ class TinyMoE(nn.Module):
     base_model = property(lambda self: self.model)
     device = property(lambda self: self.lm_head.weight.device)
 
-    def gradient_checkpointing_enable(self):
+    def activation_checkpointing_enable(self):
         self.model.gradient_checkpointing = True
 
     def get_output_embeddings(self):

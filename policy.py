@@ -119,7 +119,7 @@ def load_policy(args, task, device, folder=None):
     policy = policy.float().to(device).eval()
     check_head(policy, name)
     if args.gradient_checkpointing:
-        policy.gradient_checkpointing_enable()
+        policy.activation_checkpointing_enable()
     return policy, tokenizer
 
 

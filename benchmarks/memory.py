@@ -122,7 +122,7 @@ def measured(shape, work):
         if shape[0] == "qwen3_moe" else {}
     model = random_model(*shape, **more).train()
     if work.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     rollout = random_rollout(shape[-1], work.rows // work.group_size, work.group_size, work.prompt_tokens, work.new_tokens)
 

@@ -137,7 +137,7 @@ def test_gradient_checkpointing_changes_nothing():
     for on in (False, True):
         tiny.train().zero_grad()
         if on:
-            tiny.gradient_checkpointing_enable()
+            tiny.activation_checkpointing_enable()
         logits = tiny(ids, mask, use_cache=on).logits
         logits.log_softmax(-1)[mask.bool()][:, 3].sum().backward()
         results.append((logits, [p.grad for p in tiny.parameters()]))

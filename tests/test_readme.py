@@ -3,6 +3,7 @@
 Its tables agree with the code, its worked example of an objective works, its commands name files and flags that exist.
 """
 
+import json
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from arguments import PRESETS, TRL_LOSS, parse, trl_config
 from losses import OBJECTIVES
+from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -71,6 +73,27 @@ def test_commands_name_what_exists(command):
     for word in words:
         if word.endswith(".py") and "/" not in word.removeprefix("tests/").removeprefix("experiments/").removeprefix("benchmarks/"):
             assert (ROOT / word).is_file() or word == "mine.py", word
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "train.py" in c and "torchrun" not in c])
+def test_training_commands_run(command, workplace):
+    """The README's line itself, and behind it what makes it small: of a flag given twice the last one counts."""
+    import train
+    argv = shlex.split(command.split("&&")[-1])[2:]
+    small = [*TINY, "--steps", "1"]
+    if "--model_name_or_path" in argv:
+        train.main([*small, "--output_dir", "policy"])
+        Path("mine.py").write_text("def reward(response, answer):\n    return float(response == answer)\n")
+        Path("rows.jsonl").write_text("".join(json.dumps({"question": f"{a}+{a + 1}=", "answer": str(2 * a + 1)}) + "\n" for a in range(1, 9)))
+        small += ["--model_name_or_path", "policy/checkpoints/step_1", "--dataset_name", "rows.jsonl", "--max_completion_length", "4"]
+        if "--stop" in argv:                                 # the tiny policy's tokenizer has no line break
+            at = argv.index("--stop")
+            del argv[at:at + 2]
+        if "--test_dataset_name" in argv:
+            Path("other.jsonl").write_text(json.dumps({"question": "9+9=", "answer": "18"}) + "\n")
+            small += ["--test_dataset_name", "other.jsonl"]
+    train.main([*argv, *small, "--micro_batch_size", "8", "--output_dir", "run"])
+    assert [record["step"] for record in metrics("run")] == [1]
 
 
 def test_presets_of_the_readme_are_all_presets():

@@ -90,7 +90,7 @@ def test_gradient_checkpointing_takes_the_plain_path_and_changes_nothing():
         grads = []
         for checkpointing in (False, True):
             if checkpointing:
-                model.gradient_checkpointing_enable()
+                model.activation_checkpointing_enable()
             model.zero_grad()
             response_logp(model, rollout).logp.sum().backward()
             grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))

@@ -40,7 +40,6 @@ FAMILIES = {
     "GLM-4.5": lambda: Glm4MoeForCausalLM(Glm4MoeConfig(**SIGMOID, head_dim=8)),
 }
 every_family = pytest.mark.parametrize("family", FAMILIES)
-pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 
 
 def make(family="TinyMoE", seed=0):
@@ -136,7 +135,7 @@ def test_gradient_checkpointing_replays_the_same_routes(family):
     grads = []
     for on in (False, True):
         if on:
-            model.gradient_checkpointing_enable()
+            model.activation_checkpointing_enable()
         model.zero_grad()
         with replay_routes(model, routes), record_routes(model) as used:
             loss = model(**inputs, use_cache=False).logits.log_softmax(-1)[..., 3].sum()
@@ -154,7 +153,7 @@ def test_backward_outside_the_block_is_refused_with_gradient_checkpointing_and_f
     with replay_routes(model, routes):
         loss = model(**inputs).logits.sum()
     loss.backward()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     with pytest.raises(ValueError, match="call it inside the block"):
         with replay_routes(model, routes):
             model(**inputs).logits.sum()
@@ -206,7 +205,7 @@ def test_recorded_logits_carry_their_gradient():
     grads = []
     for on in (False, True):
         if on:
-            model.gradient_checkpointing_enable()
+            model.activation_checkpointing_enable()
         model.zero_grad()
         with record_routes(model) as routes:
             model(**inputs)
@@ -418,7 +417,7 @@ def test_routes_that_are_never_used_or_too_few_are_refused():
         with torch.no_grad(), replay_routes(model, two):
             for _ in range(3):
                 model(**inputs)
-    model.train().gradient_checkpointing_enable()
+    model.train().activation_checkpointing_enable()
     with pytest.raises(ValueError, match="gradient checkpointing needs one"):
         with replay_routes(model, two):
             sum(model(**inputs).logits.sum() for _ in range(2)).backward()
