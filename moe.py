@@ -94,7 +94,7 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """E SwiGLU experts in two tensors. Tokens are sorted by expert; a grouped product multiplies each block by its own matrix."""
+    """E SwiGLU experts in two tensors. Tokens are sorted by expert, so that each expert works on one block of rows."""
 
     def __init__(self, config):
         super().__init__()
@@ -110,11 +110,18 @@ class Experts(nn.Module):
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)               # [E]  rows that go to experts <= e
         kind = x.device.type                                                                 # autocast leaves grouped_mm out
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        blocks, up, down = (t.to(dtype) for t in (x.index_select(0, token), self.gate_up_proj, self.down_proj))   # [N·K, D]
-        gate, up = F.grouped_mm(blocks, up.transpose(1, 2), offs=ends).chunk(2, -1)          # [N·K, M]
-        y = F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)                 # [N·K, D]
+        rows, up, down = (t.to(dtype) for t in (x.index_select(0, token), self.gate_up_proj, self.down_proj))   # [N·K, D]
+        gate, up = expert_product(rows, up, ends).chunk(2, -1)                               # [N·K, M]
+        y = expert_product(F.silu(gate) * up, down, ends)                                    # [N·K, D]
         y = y * gates.flatten().index_select(0, order)[:, None]                              # [N·K, D]
         return torch.zeros_like(x).index_add(0, token, y.to(x.dtype))                        # [N, D]
+
+
+def expert_product(rows, weight, ends):
+    """rows [n, D], sorted by expert, those up to ends[e] times weight[e] of weight [E, M, D] -> [n, M]."""
+    if rows.dtype == torch.float64 or weight.shape[1] % 8 or weight.shape[2] % 8:            # what torch's grouped product refuses
+        return torch.cat([F.linear(block, w) for block, w in zip(rows.tensor_split(ends[:-1].tolist()), weight)])
+    return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
 
 
 class MoE(nn.Module):
@@ -279,9 +286,6 @@ class TinyMoE(nn.Module):
 def check_config(config):
     if config.num_experts_per_tok > config.num_experts > 0:
         raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts {config.num_experts}")
-    for name in ("hidden_size", "moe_intermediate_size"):
-        if config.num_experts > 0 and getattr(config, name) % 8:
-            raise ValueError(f"{name} {getattr(config, name)} is not a multiple of 8, which torch's grouped product needs")
     rope, dropout = config.rope_parameters["rope_type"], config.attention_dropout
     for name, value, ours in (("rope_type", rope, "default"), ("hidden_act", config.hidden_act, "silu"),
                               ("sliding_window", config.sliding_window, None), ("attention_dropout", dropout, 0)):
