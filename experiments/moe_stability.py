@@ -43,7 +43,7 @@ COLD_STARTS = 4                                              # their seeds: 0, 1
 POLICIES = {"top2": "", "top1": "--num_experts 16 --num_experts_per_tok 1 --moe_intermediate_size 192",
             "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
 ANSWERS = {"plain": "", "verbose": "--verbose_answers",       # about 21 and 60 tokens
-           "long": "--min_terms 60 --max_terms 68 --habit 0.05"}     # about 130; with the habit at 0.6 hardly one would be right
+           "long": "--verbose_answers --min_terms 20 --max_terms 24 --habit 0.2"}    # about 130; habit 0.6 would leave few right
 GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline
 ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay"),
         "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"), "grpo_matched": ("GRPO, GSPO's step", GRPO),   # see one_run
