@@ -202,7 +202,7 @@ def claims(argv):
     """Run the experiments that are not done yet, each in a process of its own, and tabulate what held."""
     parser = quiet_parser("claims")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which; all without a name: {', '.join(CLAIMS)}")
-    parser.add_argument("--quick", action="store_true", help="one seed, smaller measurements, about three minutes; results go to runs/quick/")
+    parser.add_argument("--quick", action="store_true", help="one seed, smaller measurements, a minute or two; results go to runs/quick/")
     parser.add_argument("--seeds", type=int, help="how many seeds (default 3, quick 1)")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at once")
     parser.add_argument("--again", action="store_true", help="measure also what this machine has measured before (its training runs are kept)")

@@ -97,7 +97,7 @@ def main(argv=None):
         print(f"{name:16} slope of seconds {r['slope_seconds']:.2f} (between the last two {r['slope_last']:.2f}), of memory {r['slope_memory']:.2f}\n    {why}")
         print("    " + "   ".join(f"{x:,}: {seconds[n]:.2f} s, {memory[n]:.0f} MB" for x, n in zip(xs, sizes)) + "\n", flush=True)
     batch = "--prompts_per_step 8 --steps_per_generation 2" if args.quick else "--prompts_per_step 16"
-    seconds = in_turns({name: side(f"{flags} {batch}")[0] for name, flags in ALGORITHMS.items()}, rounds)
+    seconds = in_turns({name: side(f"{flags} {batch}")[0] for name, flags in ALGORITHMS.items()}, 3 * rounds)
     print("seconds of a rollout batch relative to GSPO's in the same round")
     for name, flags in ALGORITHMS.items():
         ratio = round_to(median(a / b for a, b in zip(seconds[name], seconds["gspo"])), 3)
