@@ -185,7 +185,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     step = compiled or model
 
     for t in range(T):
-        logits = logits.float() / (temperature or 1.0)                                   # [b, V]
+        logits = logits.float() if temperature in (0, 1) else logits.float() / temperature   # [b, V]
         token = draw(logits, uniforms[rows, t]) if temperature else logits.argmax(-1)    # [b]
         response[rows, t] = torch.where(ended, pad, token)
         logp[rows, t] = (logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)).masked_fill(ended, 0.0)

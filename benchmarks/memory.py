@@ -137,6 +137,11 @@ def measured(shape, work):
     return 12 * parameters + peak_bytes(update), estimate["state"] + estimate["updating"]
 
 
+def write_json(path, result):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="only the shortest response")
@@ -154,10 +159,8 @@ def main(argv=None):
         result["estimate"][name] = {"measured_mb": round(real / MB, 1), "estimated_mb": round(estimate / MB, 1)}
         print(f"  {name:48}{real / MB:7.1f} MB{estimate / MB:8.1f} MB{estimate / real:7.2f}")
     print("\n" + table())
-    path = Path(args.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nnumbers: {path}")
+    write_json(args.json, result)
+    print(f"\nnumbers: {args.json}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ algorithms do the same batch under `train.py --algorithm NAME` or with the flags
 """
 
 import argparse
-import json
 import math
 import sys
 import tempfile
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rollout  # noqa: E402
 import tasks  # noqa: E402
 from arguments import parse  # noqa: E402
-from memory import MB, peak_bytes  # noqa: E402
+from memory import MB, peak_bytes, write_json  # noqa: E402
 from moe import TinyMoE  # noqa: E402
 from policy import tiny_config  # noqa: E402
 from versus_trl import NEVER, Ours, make_task, round_to  # noqa: E402
@@ -103,10 +102,8 @@ def main(argv=None):
         ratio = round_to(median(a / b for a, b in zip(seconds[name], seconds["gspo"])), 3)
         result["algorithms"][name] = {"relative": ratio, "flags": flags}
         print(f"  {name:30} {ratio:.2f}   {flags}")
-    path = Path(args.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\nnumbers: {path}")
+    write_json(args.json, result)
+    print(f"\nnumbers: {args.json}")
 
 
 if __name__ == "__main__":

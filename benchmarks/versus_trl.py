@@ -37,7 +37,7 @@ import tasks  # noqa: E402
 import train  # noqa: E402
 from arguments import parse, trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
-from memory import peak_bytes  # noqa: E402
+from memory import peak_bytes, write_json  # noqa: E402
 from metrics import Clock  # noqa: E402
 from moe import TinyMoE, has_routers  # noqa: E402
 from policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
@@ -309,8 +309,7 @@ def save(path, device, records, limit, quick):
     known[device.type] = (known[device.type] or {}) | records | {"machine": {
         "threads": torch.get_num_threads(), "limit_gflops": round_to(limit["flops"] / 1e9), "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__, "quick": quick, "time": time.strftime("%Y-%m-%d %H:%M")}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known, indent=1) + "\n")
+    write_json(path, known)
 
 
 def main(argv=None):

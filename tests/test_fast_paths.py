@@ -8,36 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import DynamicCache
 
 import rollout
 import train
 from arguments import parse
 from footprint import Work, advice, fits, footprint, known_model, table
 from losses import policy_loss
-from moe import TinyMoE
 from rollout import response_logp, sample
-from tasks import builtin_tokenizer
+from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import memory  # noqa: E402
 import scaling  # noqa: E402
 import versus_trl  # noqa: E402
-
-TOKENIZER = builtin_tokenizer()
-PROMPTS = ["3+8=", "1+2+3+4=", "7="]                      # of three lengths: two are left-padded
-SHAPE = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=48,
-             eos_token_id=15, pad_token_id=16, initializer_range=0.1)
-
-
-def qwen3():
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE)).eval()
-
-
-def tiny_moe():
-    torch.manual_seed(0)
-    return TinyMoE(Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)).eval()
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
