@@ -98,7 +98,7 @@ class Arguments:
     # the machine
     micro_batch_size: int | None = arg(None, "rows per forward and backward (default: the mini-batch)")
     gradient_checkpointing: bool = arg(False, "recompute activations; takes the plain path without shared prompts")
-    share_prompt: bool = arg(True, "compute each prompt once for its G responses")
+    share_prompt: bool = arg(True, "compute each prompt once for its G responses, and what all prompts begin with once")
     bf16: bool | None = arg(None, "bfloat16 autocast (default: on CUDA with a checkpoint); weights, log-probs and losses stay float32")
     torch_compile: bool = arg(False, "compile the token step of sampling (static cache, CUDA graphs on a GPU); takes a minute or two at first")
     use_cpu: bool = arg(False, "stay on the CPU even if there is a GPU")

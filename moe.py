@@ -191,6 +191,8 @@ def angles(position_ids, config, dtype):
 def attention_pattern(steps, attention_mask, cache):
     """(mask [B or 1, 1, S, C] or None, is_causal): a query at place steps[s] sees keys at places <= steps[s], but no padding."""
     S = len(steps)
+    if attention_mask is not None and attention_mask.dim() == 4:                             # whatever the caller wants
+        return attention_mask, False
     C = S if cache is None else cache.get_mask_sizes(S, 0)[0]
     if attention_mask is None and S == C > 1:
         return None, True                                    # nothing cached: plain causal attention has the fastest kernel

@@ -13,6 +13,7 @@ import os
 import random
 import shutil
 import sys
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,7 +28,7 @@ import tasks
 from advantages import ValueHead
 from eval import evaluate, pass_at_1
 from moe import TinyMoE, load_balancing_loss, record_routes
-from rollout import Rollout, left_pad, response_logp
+from rollout import Rollout, left_pad, plain_hidden, response_logp, shared_hidden
 
 CACHE = Path("runs/cold_start")
 BATCH, WARMUP, BALANCE = 32, 30, 0.01            # rows per step, steps of warm-up, load-balancing coefficient
@@ -117,19 +118,30 @@ def load_policy(args, task, device, folder=None):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     policy = policy.float().to(device).eval()
-    check_head(policy, name)
+    check_policy(policy, name)
     if args.gradient_checkpointing:
         policy.activation_checkpointing_enable()
     return policy, tokenizer
 
 
 @torch.no_grad()
-def check_head(policy, name):
-    """Refuse a model that does more to its logits than its LM head (soft caps, scales): its log-probs would be silently wrong."""
+def check_policy(policy, name):
+    """Refuse a model whose log-probs would be silently wrong: one that does more to its logits than its LM head (soft caps, scales), or
+    that computes something else where a prompt is computed once for several responses."""
     ids = torch.tensor([[0, 1]], device=policy.device)
     plain = policy.get_output_embeddings()(policy.base_model(input_ids=ids).last_hidden_state)            # [1, 2, V]
     if not torch.allclose(plain, policy(input_ids=ids).logits, atol=1e-4):
         raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} changes its logits after the LM head (a soft cap or a scale): "
+                         "not supported")
+    ids = (torch.arange(22, device=policy.device) % policy.config.vocab_size).split((10, 12))
+    prompts, answers = [ids[0].tolist(), ids[0][:8].tolist()], ids[1].view(4, 3)                          # [B, T]
+    rollout = Rollout(*left_pad(prompts, 0, policy.device), answers, answers >= 0, None, None, None, 2)
+    same = False
+    with suppress(AttributeError, NotImplementedError):      # layers without keys and values have nothing to repeat
+        plain, shared = plain_hidden(policy, rollout, 3), shared_hidden(policy, rollout, 3)               # [B, T, D]
+        same = torch.allclose(plain, shared, atol=1e-3 * plain.abs().max().item())
+    if not same:
+        raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} cannot share a prompt's keys and values among responses: "
                          "not supported")
 
 
@@ -185,7 +197,7 @@ def supervise(policy, tokenizer, task, args):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
         rollout = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems])
         with record_routes(policy) as routes:
-            logp = response_logp(policy, rollout).logp                                   # [B, T]
+            logp = response_logp(policy, rollout, entropy=False).logp                    # [B, T]
         _, logits = routes.responses(rollout.prompt_ids.shape[1], len(problems))         # [L, B, T, E]
         balance = load_balancing_loss(logits, rollout.mask, policy.config.num_experts_per_tok)
         loss = -logp.sum() / rollout.mask.sum() + BALANCE * balance

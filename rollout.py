@@ -4,7 +4,9 @@ One sampling loop and one log-prob function serve the tiny MoE and every Hugging
 can be skipped by a reader who does not care about speed:
 
 1. The prompt is computed once and its keys and values are shared by its G responses, while sampling and in the log-prob pass
-   (there with gradients). `share_prompt=False` is the plain path, one row per response; the results are equal.
+   (there with gradients); what all prompts begin with, few-shot lines or a system prompt, is computed once for all of them. Where
+   all is short, prompts and responses are packed into one row. `share_prompt=False` is the plain path, one row per response; the
+   results are equal.
 2. Only the positions that predict a loss token go through the LM head, in chunks, so that no [B, T, V] tensor exists.
 3. Rows that have ended leave the batch while the others go on.
 4. A token is drawn by inverting the cumulative distribution at one uniform number per row and position. The numbers may be given, so
@@ -20,17 +22,20 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
 
+from caches import has_plain_cache, sampling_cache, static_cache
+
 MAX_LOGITS = 2 ** 24             # how many logits may exist at once: 64 MB in float32
+MIN_PREFIX = 16                  # tokens that all prompts must begin with before a pass of their own pays
+MAX_PACKED = 256                 # tokens in a packed row: it pays for attention between responses that must not see each other
 
 
 @dataclass
 class Rollout:
     """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
-    prompt_ids: torch.Tensor     # [Q, P] left-padded, one row per prompt
+    prompt_ids: torch.Tensor     # [Q, P] one row per prompt, padded on the left (of what follows the common prefix)
     prompt_mask: torch.Tensor    # [Q, P] bool
     response_ids: torch.Tensor   # [B, T] right-padded
     mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
@@ -38,12 +43,13 @@ class Rollout:
     truncated: torch.Tensor      # [B] bool: ran into max_new_tokens
     texts: list                  # B strings, cut before a stop string
     group_size: int
+    prefix: int = 0              # tokens that all prompts begin with, to be computed once; they stand left of the padding
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
         rows = self.rows_of(index)
         return Rollout(self.prompt_ids[index], self.prompt_mask[index], self.response_ids[rows], self.mask[rows],
-                       self.sampler_logp[rows], self.truncated[rows], [self.texts[i] for i in rows.tolist()], self.group_size)
+                       self.sampler_logp[rows], self.truncated[rows], [self.texts[i] for i in rows.tolist()], self.group_size, self.prefix)
 
     def to(self, device):
         return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)})
@@ -72,59 +78,30 @@ class Scores(NamedTuple):
 
 # ---------------------------------------------------------------------------------------------------------------- sampling
 
-class GrowingLayer(DynamicLayer):
-    """transformers' dynamic cache layer with room to spare: appending a token writes one slot instead of copying all of them."""
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        old = self.get_seq_length()
-        new = old + key_states.shape[-2]
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        if old == 0 or new > self.room[0].shape[-2]:
-            shape = (*key_states.shape[:2], max(new + 32, new * 3 // 2))
-            room = [key_states.new_empty(*shape, key_states.shape[-1]), value_states.new_empty(*shape, value_states.shape[-1])]
-            if old:
-                room[0][:, :, :old], room[1][:, :, :old] = self.keys, self.values
-            self.room = room
-        self.room[0][:, :, old:new], self.room[1][:, :, old:new] = key_states, value_states
-        self.keys, self.values = self.room[0][:, :, :new], self.room[1][:, :, :new]     # [B, heads, new, d]
-        return self.keys, self.values
-
-    def batch_repeat_interleave(self, repeats):
-        self._rows(lambda room: room.repeat_interleave(repeats, 0))
-
-    def batch_select_indices(self, indices):
-        self._rows(lambda room: room[indices])
-
-    def _rows(self, change):
-        length = self.get_seq_length()
-        self.room = [change(room) for room in self.room]
-        self.keys, self.values = self.room[0][:, :, :length], self.room[1][:, :, :length]
+def common_prefix(prompts):
+    """How many tokens all prompts (lists of token ids) begin with, each keeping one of its own; 0 if too few to pay."""
+    first, last = min(prompts), max(prompts)                 # as lists are ordered, the others lie between
+    shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
+    shared = min(shared, min(map(len, prompts)) - 1)
+    return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
 
 
-def sampling_cache(model):
-    """A growing cache; for models with sliding windows or other special layers, the one transformers makes from the config."""
-    cache = DynamicCache(config=model.config)
-    plain = all(type(layer) is DynamicLayer for layer in cache.layers)
-    return Cache(layer_class_to_replicate=GrowingLayer) if plain else cache
-
-
-def static_cache(cache, config, group_size, length):
-    """A prompt cache repeated for its G responses, with room for `length` tokens at addresses that stay: what compiled code wants."""
-    if not all(isinstance(layer, GrowingLayer) for layer in cache.layers):
-        raise ValueError(f"--torch_compile: {config.model_type} has other layers than plain attention in its cache; leave the flag out")
-    static = StaticCache(config=config, max_cache_len=length)
-    for i, layer in enumerate(cache.layers):
-        static.update(layer.keys.repeat_interleave(group_size, 0), layer.values.repeat_interleave(group_size, 0), i)
-    return static
-
-
-def left_pad(prompts, pad_id, device):
-    """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left."""
+def left_pad(prompts, pad_id, device, prefix=0):
+    """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left of what follows their common prefix."""
     width = max(len(p) for p in prompts)
-    ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)            # [Q, P]
-    mask = torch.tensor([[False] * (width - len(p)) + [True] * len(p) for p in prompts], device=device)    # [Q, P]
-    return ids, mask
+    ids = [[*p[:prefix], *[pad_id] * (width - len(p)), *p[prefix:]] for p in prompts]
+    mask = [[True] * prefix + [False] * (width - len(p)) + [True] * (len(p) - prefix) for p in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)           # [Q, P] each
+
+
+def prompt_inputs(model, ids, mask, prefix, cache):
+    """What a forward of prompts [Q, P] into the cache is called with; their common prefix is computed here, one row for all."""
+    position = (mask.cumsum(-1) - 1).clamp(min=0)                                        # [Q, P]
+    if prefix:
+        model.base_model(input_ids=ids[:1, :prefix], position_ids=position[:1, :prefix], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(ids))
+    return dict(input_ids=ids[:, prefix:], attention_mask=None if bool(mask.all()) else mask.long(), position_ids=position[:, prefix:],
+                past_key_values=cache, use_cache=True)
 
 
 def draw(logits, uniform):
@@ -156,7 +133,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         prompts = [tokenizer(p)["input_ids"] for p in prompts]
     device, G, T = model.device, group_size, max_new_tokens
     B, pad = len(prompts) * G, tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    prompt_ids, prompt_mask = left_pad(prompts, pad, device)                             # [Q, P]
+    prefix = common_prefix(prompts) if has_plain_cache(model.config) else 0              # a sliding window would count the padding behind it
+    prompt_ids, prompt_mask = left_pad(prompts, pad, device, prefix)                     # [Q, P]
     uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)   # [B, T]
     ends = torch.tensor(end_tokens(model, tokenizer), device=device)
     stops = StopStringCriteria(tokenizer, list(stop)) if stop else None
@@ -172,9 +150,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     cache = sampling_cache(model)
     padded = not bool(prompt_mask.all())
     position = prompt_mask.sum(-1).repeat_interleave(G)                                  # [B] position of the next token
-    logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long() if padded else None,
-                   position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0), past_key_values=cache, use_cache=True,
-                   logits_to_keep=1).logits[:, -1]                                       # [Q, V]
+    logits = model(**prompt_inputs(model, prompt_ids, prompt_mask, prefix, cache), logits_to_keep=1).logits[:, -1]   # [Q, V]
     logits = logits.repeat_interleave(G, 0)                                              # [B, V]
     attention = prompt_mask.repeat_interleave(G, 0).long() if padded else None           # [B, P]
     if compiled:
@@ -182,7 +158,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         attention = F.pad(attention, (0, T), value=1) if padded else None                # [B, P+T]  causality hides what is not there yet
     else:
         cache.batch_repeat_interleave(G)
-    step = compiled or model
+    step = compiled or torch.inference_mode()(model.__call__)                            # a tenth less overhead per call than no_grad
 
     for t in range(T):
         logits = logits.float() if temperature in (0, 1) else logits.float() / temperature   # [b, V]
@@ -219,24 +195,22 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     texts = tokenizer.batch_decode([ids[m].tolist() for ids, m in zip(response, mask)], skip_special_tokens=True)
     for string in stop:
         texts = [text.split(string)[0] for text in texts]
-    return Rollout(prompt_ids, prompt_mask, response, mask, logp, truncated, texts, G)
+    return Rollout(prompt_ids, prompt_mask, response, mask, logp, truncated, texts, G, prefix)
 
 
 # --------------------------------------------------------------------------------------------------------------- log-probs
 
-def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=True, entropy_grad=False, trim=True, max_logits=MAX_LOGITS):
+def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=True, entropy_grad=False, max_logits=MAX_LOGITS):
     """log π(y_t | x, y_<t) of a rollout's tokens under any policy, at the temperature they were sampled with.
 
     share_prompt: compute each prompt once for its G responses; False (and gradient checkpointing, which turns a model's cache off)
-    takes the plain path. entropy: compute it too. entropy_grad: let gradients flow through it (an entropy bonus needs them). trim: leave
-    out the columns that are padding in all rows (not while routes are recorded or replayed: their width must not depend on the rows).
+    takes the plain path. entropy: compute it too. entropy_grad: let gradients flow through it (an entropy bonus needs them).
     max_logits: how many logits may exist at once; beyond it the LM head runs in chunks whose backward recomputes them. Returns `Scores`.
     """
-    T = int(rollout.mask.any(0).nonzero().max()) + 1 if trim else rollout.mask.shape[1]
+    routed = any(m._forward_hooks for m in model.modules() if type(m).__name__.endswith("Router"))      # recorded or replayed: their shape
+    T = rollout.mask.shape[1] if routed else int(rollout.mask.any(0).nonzero().max()) + 1               # must not depend on the rows
     mask, ids = rollout.mask[:, :T], rollout.response_ids[:, :T]                         # [B, T]
-    shared = share_prompt and not any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    hidden = (shared_hidden if shared else plain_hidden)(model, rollout, T)              # [B, T, D]
-
+    hidden = response_hidden(model, rollout, T, share_prompt, routed)                    # [B, T, D]
     flat, targets = hidden[mask], ids[mask]                                              # [N, D], [N]  loss tokens only
     head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
     options = (temperature, entropy, entropy_grad)
@@ -263,23 +237,15 @@ def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=Fa
         return chosen, -(logp.exp() * logp).sum(-1)                                      # [N] each
 
 
-def shared_hidden(model, rollout, T):
-    """Prompts once [Q, P], then responses [B, T-1] on their repeated keys and values. -> [B, T, D]"""
-    G, prompt_mask = rollout.group_size, rollout.prompt_mask
-    cache, padded = DynamicCache(config=model.config), not bool(prompt_mask.all())
-    first = model.base_model(input_ids=rollout.prompt_ids, attention_mask=prompt_mask.long() if padded else None,
-                             position_ids=(prompt_mask.cumsum(-1) - 1).clamp(min=0), past_key_values=cache,
-                             use_cache=True).last_hidden_state[:, -1:].repeat_interleave(G, 0)        # [B, 1, D]
-    if T == 1:
-        return first
-    cache.batch_repeat_interleave(G)
-    steps = torch.arange(T - 1, device=prompt_mask.device)                                            # [T-1]
-    position = prompt_mask.sum(-1).repeat_interleave(G)[:, None] + steps                              # [B, T-1]
-    # Right padding needs no mask: under causal attention nothing to its left can see it.
-    attention = F.pad(prompt_mask.repeat_interleave(G, 0).long(), (0, T - 1), value=1) if padded else None   # [B, P+T-1]
-    rest = model.base_model(input_ids=rollout.response_ids[:, :T - 1], attention_mask=attention, position_ids=position,
-                            past_key_values=cache, use_cache=True).last_hidden_state                  # [B, T-1, D]
-    return torch.cat([first, rest], 1)                                                                # [B, T, D]
+def response_hidden(model, rollout, T, share_prompt, routed):
+    """The hidden states that predict the first T tokens of each response [B, T, D]: three ways, the same result."""
+    checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    if not share_prompt or checkpointing or rollout.group_size == 1 and not rollout.prefix:
+        return plain_hidden(model, rollout, T)
+    groups = groups_per_row(model.config, rollout, T)
+    if not groups or routed or torch.is_autocast_enabled(rollout.mask.device.type):      # old and new log-probs are rounded alike
+        return shared_hidden(model, rollout, T)
+    return packed_hidden(model, rollout, T, groups)
 
 
 def plain_hidden(model, rollout, T):
@@ -292,15 +258,72 @@ def plain_hidden(model, rollout, T):
     return hidden[:, prompt_mask.shape[1] - 1:]                                                       # [B, T, D]
 
 
+def shared_hidden(model, rollout, T):
+    """Prompts once [Q, P], then responses [B, T-1] on their repeated keys and values. -> [B, T, D]"""
+    G, prompt_mask = rollout.group_size, rollout.prompt_mask
+    cache, padded = DynamicCache(config=model.config), not bool(prompt_mask.all())
+    prompts = prompt_inputs(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
+    first = model.base_model(**prompts).last_hidden_state[:, -1:].repeat_interleave(G, 0)             # [B, 1, D]
+    if T == 1:
+        return first
+    cache.batch_repeat_interleave(G)
+    steps = torch.arange(T - 1, device=prompt_mask.device)                                            # [T-1]
+    position = prompt_mask.sum(-1).repeat_interleave(G)[:, None] + steps                              # [B, T-1]
+    # Right padding needs no mask: under causal attention nothing to its left can see it.
+    attention = F.pad(prompt_mask.repeat_interleave(G, 0).long(), (0, T - 1), value=1) if padded else None   # [B, P+T-1]
+    rest = model.base_model(input_ids=rollout.response_ids[:, :T - 1], attention_mask=attention, position_ids=position,
+                            past_key_values=cache, use_cache=True).last_hidden_state                  # [B, T-1, D]
+    return torch.cat([first, rest], 1)                                                                # [B, T, D]
+
+
+def groups_per_row(config, rollout, T):
+    """How many groups make a packed row; 0: not even one is short enough, or the model does not take positions and any mask."""
+    Q, P = rollout.prompt_ids.shape
+    each = P - rollout.prefix + rollout.group_size * (T - 1)
+    fit = [k for k in range(1, Q + 1) if Q % k == 0 and rollout.prefix + k * each <= MAX_PACKED]
+    rotary = getattr(config, "rope_parameters", None) and not getattr(config, "alibi", False)
+    able = rotary and config._attn_implementation in ("sdpa", "eager") and has_plain_cache(config)
+    return max(fit, default=0) if able else 0
+
+
+def packed_hidden(model, rollout, T, groups):
+    """Prompts and responses of `groups` groups in one row, what the prompts share once; a mask keeps them apart. -> [B, T, D]"""
+    (Q, P), G, prefix, device = rollout.prompt_ids.shape, rollout.group_size, rollout.prefix, rollout.mask.device
+
+    def row(prompts, responses):                             # [Q, P], [Q, G(T-1)] -> [R, N]: prefix, prompt, responses, prompt, ...
+        own = torch.cat([prompts[:, prefix:], responses], 1).reshape(Q // groups, -1)
+        return torch.cat([prompts[::groups, :prefix], own], 1)
+
+    steps = rollout.prompt_mask.sum(-1, keepdim=True) + torch.arange(T - 1, device=device).repeat(G)  # [Q, G(T-1)]
+    position = row((rollout.prompt_mask.cumsum(-1) - 1).clamp(min=0), steps)                          # [R, N]
+    number = torch.arange(Q, device=device)[:, None]                                                  # [Q, 1]
+    of_prompt = number.where(rollout.prompt_mask, -2)                                                 # [Q, P]  -2: padding
+    of_prompt[:, :prefix] = -1                                                                        # -1: everybody's
+    group = row(of_prompt, number.expand(Q, G * (T - 1)))                                             # [R, N]
+    answer = torch.arange(Q * G, device=device).view(Q, G).repeat_interleave(T - 1, 1)                # [Q, G(T-1)]
+    answer = row(torch.full_like(of_prompt, -1), answer)                                              # [R, N]
+    place = torch.arange(answer.shape[1], device=device)                                              # [N]
+    sees = lambda owner: (owner[:, None] == -1) | (owner[:, None] == owner[:, :, None])               # [R, N, N]
+    blocked = ~(sees(group) & sees(answer) & (place <= place[:, None]))[:, None]                      # [R, 1, N, N]
+    mask = torch.zeros(blocked.shape, dtype=model.get_output_embeddings().weight.dtype, device=device)
+    mask = mask.masked_fill(blocked, torch.finfo(torch.bfloat16).min)                                 # [R, 1, N, N]  added to the scores
+    ids = row(rollout.prompt_ids, rollout.response_ids[:, :T - 1].reshape(Q, G * (T - 1)))            # [R, N]
+    hidden = model.base_model(input_ids=ids, attention_mask=mask, position_ids=position, use_cache=False).last_hidden_state
+    hidden = hidden[:, prefix:].reshape(Q, P - prefix + G * (T - 1), -1)                              # [Q, P-prefix+G(T-1), D]
+    first = hidden[:, P - prefix - 1:P - prefix].repeat_interleave(G, 0)                              # [B, 1, D]
+    return torch.cat([first, hidden[:, P - prefix:].reshape(Q * G, T - 1, hidden.shape[-1])], 1)      # [B, T, D]
+
+
 # ------------------------------------------------------------------------------------------------------------------ batches
 
 def concat(rollouts):
     """Join rollouts of the same group size; narrower ones are padded."""
-    P, T = max(r.prompt_ids.shape[1] for r in rollouts), max(r.mask.shape[1] for r in rollouts)
-    left = lambda name: torch.cat([F.pad(getattr(r, name), (P - r.prompt_ids.shape[1], 0)) for r in rollouts])    # [Q, P]
+    device, T = rollouts[0].mask.device, max(r.mask.shape[1] for r in rollouts)
+    prompts = [ids[mask].tolist() for r in rollouts for ids, mask in zip(r.prompt_ids, r.prompt_mask)]
+    prefix = common_prefix(prompts) if all(r.prefix for r in rollouts) else 0
     right = lambda name: torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])         # [B, T]
-    return Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"), right("sampler_logp"),
-                   torch.cat([r.truncated for r in rollouts]), [t for r in rollouts for t in r.texts], rollouts[0].group_size)
+    return Rollout(*left_pad(prompts, 0, device, prefix), right("response_ids"), right("mask"), right("sampler_logp"),
+                   torch.cat([r.truncated for r in rollouts]), [t for r in rollouts for t in r.texts], rollouts[0].group_size, prefix)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,14 @@ class Routes:
     def responses(self, prompt_width, batch):
         """The routes that predict response tokens, Pass(indices [L, B, T, K], logits [L, B, T, E]): token t's at place P - 1 + t.
 
-        From one pass over prompt and response, or two: prompts [Q, P], whose last place serves B/Q responses, then responses.
+        From one pass over prompt and response, or two: prompts [Q, P], whose last place serves B/Q responses, then responses. Before
+        them may come a pass over what all prompts begin with.
         """
-        first = (x[:, :, prompt_width - 1:].repeat_interleave(batch // x.shape[1], 1) for x in self.passes[0])
-        return Pass(*(torch.cat(xs, 2) for xs in zip(first, *self.passes[1:])))
+        start, passes = prompt_width - 1, list(self.passes)
+        while start >= passes[0].indices.shape[2]:
+            start -= passes.pop(0).indices.shape[2]
+        first = (x[:, :, start:].repeat_interleave(batch // x.shape[1], 1) for x in passes[0])
+        return Pass(*(torch.cat(xs, 2) for xs in zip(first, *passes[1:])))
 
 
 def has_routers(model):

@@ -68,13 +68,14 @@ def collect(args, actor, tokenizer, task, stream, step):
 
 def score(args, scorer, policy, rollout, record, entropy=False):
     """A rollout under the policy as it is, without gradient: logp [B, T]; entropy [B, T], values [B, T] and Routes, or None."""
-    own, size = distributed.share(len(rollout.mask)), micro_size(args)
-    parts, routes = [], []
+    own, parts, routes = distributed.share(len(rollout.mask)), [], []
+    # Without a backward as many rows fit as while sampling; in bfloat16 they are as many as in an update, to be rounded as there.
+    size = micro_size(args) if args.micro_batch_size or args.bf16 else len(rollout.mask)
     for start in range(own.start, own.stop, size):
         with torch.no_grad(), ExitStack() as stack:
             recorded = stack.enter_context(record_routes(policy)) if record else None
             scores, values = scorer(rollout.rows(start, min(start + size, own.stop)), temperature=args.temperature,
-                                    share_prompt=args.share_prompt, entropy=entropy, trim=not record)
+                                    share_prompt=args.share_prompt, entropy=entropy)
         parts.append((scores.logp, scores.entropy, values))
         routes.append(recorded)
     parts = [part for process in distributed.gather(parts) for part in process]
@@ -84,9 +85,15 @@ def score(args, scorer, policy, rollout, record, entropy=False):
 
 
 def cut_routes(routes, rows, rollout):
-    """The routes of some rows [n] of a rollout; a row of a pass over prompts serves a group, or the part of one that is a micro-batch."""
-    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes] if routes else []
-    return routes and routes.rows([rows[::share] // share for share in shares])
+    """The routes of some rows [n] of a rollout. A row of a pass over prompts serves a group, or the part of one that is a micro-batch; a
+    pass over what all prompts begin with serves them all."""
+    if routes is None:
+        return None
+    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes]
+    index = [rows[::share] // share for share in shares]
+    if routes.passes[0].indices.shape[2] == rollout.prefix:
+        index[0] = slice(1)
+    return routes.rows(index)
 
 
 def response_routes(routes, rollout):
@@ -143,7 +150,7 @@ def update(args, scorer, policy, optimizer, rollout, batch, routes):
                 stack.enter_context(replay_routes(policy, old_routes))
             new_routes = stack.enter_context(record_routes(policy)) if keep_routes else None
             scores, values = scorer(part, temperature=args.temperature, share_prompt=args.share_prompt, entropy=args.entropy_coef > 0,
-                                    entropy_grad=args.entropy_coef > 0, trim=not (args.routing_replay or keep_routes))
+                                    entropy_grad=args.entropy_coef > 0)
             shift = None
             if args.objective == "rspo":
                 old, new = response_routes(old_routes, part), response_routes(new_routes, part)

@@ -9,13 +9,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from metrics import Clock  # noqa: E402
 
 
-def forward_flop(config, Q, P, G, T):
-    """Floating-point operations of one forward over Q prompts of P tokens, once each, and G responses of T tokens to each."""
+def forward_flop(config, Q, P, G, T, prefix=0):
+    """Floating-point operations of one forward over Q prompts of P tokens, once each, and G responses of T tokens to each.
+
+    prefix: so many tokens of the prompts are the same, and computed once.
+    """
     D, H, d = config.hidden_size, config.num_attention_heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     E, K = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
     weights = 2 * D * H * d + 2 * D * config.num_key_value_heads * d                       # q and o, k and v
     weights += 3 * D * config.moe_intermediate_size * K + D * E if E else 3 * D * config.intermediate_size
-    prompt = Q * P * (2 * weights + 4 * H * d * P / 2)
+    prompt = (prefix + Q * (P - prefix)) * (2 * weights + 4 * H * d * P / 2)
     response = Q * G * (T - 1) * (2 * weights + 4 * H * d * (P + T / 2))
     return config.num_hidden_layers * (prompt + response) + Q * G * T * 2 * D * config.vocab_size
 

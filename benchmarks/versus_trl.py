@@ -10,7 +10,7 @@ either side and rewards alternate, so that both compute every completion in ever
 cold start as users run it: answers end by themselves, and both learn.
 
 A ratio is TRL's seconds divided by ours for the same batch. The limit is the matrix-multiply rate measured here; what it is compared with is
-the least arithmetic that does the work: each prompt once per group, the LM head on response positions only.
+the least arithmetic that does the work: what all prompts begin with once, each prompt once per group, the LM head on response positions only.
 """
 
 import argparse
@@ -26,12 +26,13 @@ from itertools import cycle
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 import rollout  # noqa: E402
 import tasks  # noqa: E402
 import train  # noqa: E402
@@ -40,6 +41,7 @@ from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from metrics import Clock  # noqa: E402
 from moe import TinyMoE, has_routers  # noqa: E402
+from make_max_data import make_max_data  # noqa: E402
 from policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
@@ -183,9 +185,8 @@ def make_task(prompt_tokens, count):
     if prompt_tokens is None:
         problems = tasks.running_sum().train
     elif prompt_tokens == "max":
-        line = lambda i: f"max({i * 37 % 90},{(i * 53 + 11) % 90})="
-        shots = lambda i: "".join(f"{line(i + k)}{max(eval(line(i + k)[3:-1]))}\n" for k in range(4))
-        problems = [tasks.Problem(shots(i) + line(i + 4), "") for i in range(count * 8)]
+        rows = make_max_data(tempfile.mkdtemp())[0].read_text().splitlines()                       # four worked lines, the same for all, and a fifth
+        problems = [tasks.Problem(json.loads(row)["prompt"], "") for row in rows]
     else:
         problems = [tasks.Problem(digit_prompt(i, prompt_tokens), "") for i in range(count * 8)]
     coin = cycle([1.0, 0.0])
@@ -250,9 +251,10 @@ def run_case(name, case, device, quick, limit, path=None):
                       "rounds": rounds, "old_logp": args.old_logp, "natural_end": args.natural, "threads": torch.get_num_threads(),
                       "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
     if not args.natural:
-        P = len(sides["ours"].tokenizer(task.train[0].prompt)["input_ids"])
+        prompts = sides["ours"].tokenizer([p.prompt for p in task.train[:args.prompts_per_step]])["input_ids"]
+        P, prefix = max(map(len, prompts)), rollout.common_prefix(prompts)
         passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
-        flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G, args.max_completion_length)
+        flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G, args.max_completion_length, prefix)
         record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
         for side in sides:
             record[side]["share_of_limit"] = round_to(flop / record[side]["total"]["median"] / limit["flops"])
@@ -270,22 +272,21 @@ ends_of = rollout.end_tokens
 
 def contributions(ours, rounds):
     """Total seconds of our batch with one technique off, divided by those with all on, on fixed weights: {technique: ratio}."""
-    args, sample, dead = ours.args, train.sample, train.skips_dead_groups
+    args, never = ours.args, 10 ** 9
     for group in ours.optimizer.param_groups:
         group["lr"] = 0.0
-    off = {"none": {}, "shared prompts": {"share_prompt": False}, "dropping ended rows": {"sample": partial(sample, drop_every=10 ** 9)},
-           "skipping dead groups": {"dead": lambda args: False}, "room in the cache": {"cache": lambda model: rollout.DynamicCache(config=model.config)},
-           "reusing the sampler's log-probs (off by default)": {"old_logp": "sampler"}}
-    seconds, stream, growing = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1), rollout.sampling_cache
+    off = {"none": (args, "share_prompt", True), "shared prompts": (args, "share_prompt", False),
+           "common prefix": (rollout, "MIN_PREFIX", never), "packed rows": (rollout, "MAX_PACKED", 0),
+           "dropping ended rows": (train, "sample", partial(train.sample, drop_every=never)),
+           "skipping dead groups": (train, "skips_dead_groups", lambda args: False),
+           "room in the cache": (rollout, "sampling_cache", lambda model: rollout.DynamicCache(config=model.config)),
+           "reusing the sampler's log-probs (off by default)": (args, "old_logp", "sampler")}
+    seconds, stream = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)
         for name, change in off.items():
-            train.sample, train.skips_dead_groups = change.get("sample", sample), change.get("dead", dead)
-            rollout.sampling_cache = change.get("cache", growing)
-            args.share_prompt, args.old_logp = change.get("share_prompt", True), change.get("old_logp", "recompute")
-            seconds[name].append(ours.batch(numbers, step)[0]["total"])
-    train.sample, train.skips_dead_groups, rollout.sampling_cache = sample, dead, growing
-    args.share_prompt, args.old_logp = True, "recompute"
+            with patch.object(*change):
+                seconds[name].append(ours.batch(numbers, step)[0]["total"])
     return {name: round_to(median(a / b for a, b in zip(times, seconds["none"]))) for name, times in seconds.items() if name != "none"}
 
 
@@ -347,12 +348,14 @@ def main(argv=None):
             continue
         records[name], sides, _ = run_case(name, case, device, args.quick, limit, args.model)
         print(table_line(name, records[name]), flush=True)
-        if name == "default_run":
-            records["contributions"] = contributions(sides["ours"], 3 if args.quick else 6)
+        if name in ("default_run", "smollm2_max"):
+            records[name]["one_off"] = contributions(sides["ours"], 2 if args.quick or name == "smollm2_max" else 6)
         save(Path(args.json), device, records, limit, args.quick)
-    if "contributions" in records:
-        print("\none technique off, total seconds of ours relative to all on (the default run's last policy):")
-        print("".join(f"  {name:50} {ratio:.2f}\n" for name, ratio in records["contributions"].items()))
+    switched = {name: record["one_off"] for name, record in records.items() if "one_off" in record}
+    if switched:
+        print(f"\n{'one technique off, total seconds of ours relative to all on':60}" + "".join(f"{name:>14}" for name in switched))
+        for technique in next(iter(switched.values())):
+            print(f"  {technique:58}" + "".join(f"{ratios[technique]:14.2f}" for ratios in switched.values()))
     print(f"\nnumbers: {args.json}")
 
 

@@ -31,7 +31,7 @@ def gradients(policy, rollout, batch):
     for start in range(0, len(rollout.mask), 8):
         rows = slice(start, start + 8)
         part = rollout.rows(start, start + 8)
-        logp = response_logp(policy, part, trim=False).logp                                                  # [8, T]
+        logp = response_logp(policy, part).logp                                                  # [8, T]
         weights = token_weights(part.mask, "sequence-mean")                                                  # [8, T]
         for name, (objective, options) in OBJECTIVES.items():
             loss, _ = policy_loss(objective, logp, batch["old_logp"][rows], batch["advantages"][rows], part.mask, weights=weights, **options)

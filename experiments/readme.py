@@ -73,8 +73,10 @@ def speed():
     return ("| same work, same process, in turns | TRL s | ours s | TRL ÷ ours, median [min, max] | target | peak MB TRL / ours | "
             "share of matmul limit |\n| --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows)
             + f"\n\n{machine['threads']} threads, TRL 1.16.0, torch {machine['torch']}, limit {machine['limit_gflops']:.0f} GFLOP/s; "
-            f"`python benchmarks/versus_trl.py`. On a GPU: not measured.\n\nWith one technique off, seconds of a batch of the default run relative to all on: "
-            + ", ".join(f"{name} {ratio:.2f}" for name, ratio in results["contributions"].items()) + ".")
+            "`python benchmarks/versus_trl.py`. On a GPU: not measured.\n\n"
+            "| one technique off: seconds of our batch relative to all on | the default run | SmolLM2, 4-shot `max` |\n| --- | --- | --- |\n"
+            + "\n".join(f"| {name} | {ratio:.2f} | {results['smollm2_max']['one_off'][name]:.2f} |"
+                        for name, ratio in results["default_run"]["one_off"].items()))
 
 
 def memory():

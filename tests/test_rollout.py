@@ -6,10 +6,12 @@ References: transformers' own model called on one unpadded sequence at a time, a
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
+from transformers import (AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig)
 
+import rollout as code
 from moe import TinyMoE
-from rollout import concat, draw, response_logp, sample
+from rollout import Rollout, concat, draw, left_pad, packed_hidden, plain_hidden, response_logp, sample, shared_hidden
 from tasks import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
@@ -80,6 +82,79 @@ def test_shared_and_plain_path_have_equal_gradients(make):
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     for name, grad in grads[0].items():
         assert torch.allclose(grad, grads[1][name], rtol=1e-4, atol=1e-5 * grad.abs().max()), name
+
+
+SHOTS = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))        # 25 tokens that all prompts begin with
+
+
+def few_shot(model, **options):
+    uniforms = torch.rand(12, 10, generator=torch.Generator().manual_seed(4))
+    return sample(model, TOKENIZER, [SHOTS + p for p in (*PROMPTS, "7=")], 3, 10, 1.0, uniforms, **options)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_common_prefix_computed_once_changes_no_token_no_log_prob_and_no_gradient(make, monkeypatch):
+    model = make()
+    fast = few_shot(model)
+    assert fast.prefix == (0 if make is sliding else len(SHOTS)), "a sliding window would count the padding behind the prefix"
+    with torch.no_grad():
+        want = reference_logp(model, fast, 1.0)
+    assert torch.allclose(fast.sampler_logp, want, atol=1e-5)
+    weights, grads = torch.randn(want.shape), []
+    for packed, share in ((code.MAX_PACKED, True), (0, True), (0, False)):
+        monkeypatch.setattr(code, "MAX_PACKED", packed)
+        model.zero_grad()
+        logp = response_logp(model, fast, share_prompt=share).logp
+        (logp * weights).sum().backward()
+        assert torch.allclose(logp, want, atol=1e-5)
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert all((g - grads[-1]).norm() < 1e-5 * grads[-1].norm() for g in grads)
+    monkeypatch.setattr(code, "MIN_PREFIX", 10 ** 9)
+    slow = few_shot(model)
+    assert slow.prefix == 0 and torch.equal(fast.response_ids, slow.response_ids) and torch.equal(fast.mask, slow.mask)
+
+
+def test_a_common_prefix_survives_cutting_and_joining():
+    rollout = few_shot(qwen3())
+    parts = concat([rollout.prompts(torch.tensor([2, 0])), rollout.rows(3, 6), rollout.rows(9, 12)])
+    assert rollout.rows(4, 5).prefix == parts.prefix == len(SHOTS)
+    for q, i in enumerate((2, 0, 1, 3)):
+        assert torch.equal(parts.prompt_ids[q][parts.prompt_mask[q]], rollout.prompt_ids[i][rollout.prompt_mask[i]])
+    other = sample(qwen3(), TOKENIZER, PROMPTS, 3, 10)
+    assert concat([rollout, other]).prefix == other.prefix == 0
+
+
+FAMILIES = {"llama": {}, "qwen2": {}, "gemma": {}, "granite": {}, "cohere": {}, "stablelm": {}, "olmo2": {}, "phi3": {"sliding_window": None}, "gpt_neox": {},
+            "mixtral": {"num_local_experts": 4, "sliding_window": None}, "gpt2": {}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}, "bloom": {}, "falcon": {"alibi": True},
+            "gemma3_text": {}, "starcoder2": {"sliding_window": None}}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_family(family, attention):
+    """Positions by rotation, by learned vectors, by ALiBi; sliding windows; experts: what cannot be packed must not be."""
+    torch.manual_seed(0)
+    shape = {k: v for k, v in SHAPE.items() if k != "head_dim"} | dict(vocab_size=64, bos_token_id=1)
+    config = AutoConfig.for_model(family, **shape | FAMILIES[family])
+    try:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+    except ValueError as error:
+        pytest.skip(str(error)[:60])
+    generator = torch.Generator().manual_seed(0)
+    tokens = lambda *shape: torch.randint(1, 64, shape, generator=generator)
+    common, answers = tokens(17).tolist(), tokens(12, 5)
+    prompts, able = [common + tokens(n).tolist() for n in (2, 6, 3, 5)], code.has_plain_cache(config)
+    assert able == (family != "gemma3_text")
+    with torch.no_grad():
+        want = torch.stack([model.base_model(input_ids=torch.tensor([[*prompts[i // 3], *answers[i].tolist()]])).last_hidden_state[0, -6:-1]
+                            for i in range(12)])             # [B, T, D]
+        for prefix in {0, 17 * able}:
+            rollout = Rollout(*left_pad(prompts, 0, "cpu", prefix), answers, answers > 0, None, None, None, 3, prefix)
+            groups = code.groups_per_row(config, rollout, 5)
+            assert groups == (0 if family in ("gpt2", "opt", "bloom", "falcon", "gemma3_text") else 4)
+            paths = [plain_hidden(model, rollout, 5), shared_hidden(model, rollout, 5)]
+            paths += [packed_hidden(model, rollout, 5, k) for k in {1, 2, 4} if groups]
+            assert all(torch.allclose(path, want, atol=1e-5 * want.abs().max()) for path in paths)
 
 
 def test_gradient_checkpointing_takes_the_plain_path_and_changes_nothing():

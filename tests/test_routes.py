@@ -18,6 +18,7 @@ from moe import (Pass, Routes, TinyMoE, flip_rate, has_routers, load_balancing_l
                  router_shift)
 from ratios import token_ratio
 from rollout import Rollout, response_logp
+from train import cut_routes
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -216,14 +217,16 @@ def test_recorded_logits_carry_their_gradient():
 
 # -------------------------------------------------------------------------------------------- micro-batches and prompts
 
-def rollout(Q=3, G=2, P=4, T=5):
+def rollout(Q=3, G=2, P=4, T=5, prefix=0):
     generator = torch.Generator().manual_seed(7)
     lengths = torch.tensor([5, 3, 4, 5, 2, 1])
     mask = torch.arange(T) < lengths[:Q * G, None]
     prompt_mask = torch.arange(P) >= torch.tensor([0, 1, 2])[:Q, None]
     prompts, answers = (torch.randint(0, V, shape, generator=generator) for shape in ((Q, P), (Q * G, T)))
+    common = torch.randint(0, V, (1, prefix), generator=generator).expand(Q, -1)
+    prompts, prompt_mask = torch.cat([common, prompts], 1), torch.cat([torch.ones_like(common, dtype=torch.bool), prompt_mask], 1)
     never = torch.zeros(Q * G, dtype=torch.bool)
-    return Rollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G)
+    return Rollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix)
 
 
 def scored(model, part, share, chunks):
@@ -231,7 +234,7 @@ def scored(model, part, share, chunks):
     logps, routes = [], []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as recorded:
-            logps.append(response_logp(model, part.rows(start, stop), share_prompt=share, trim=False).logp)
+            logps.append(response_logp(model, part.rows(start, stop), share_prompt=share).logp)
         routes.append(recorded)
     return torch.cat(logps), Routes.cat(routes)
 
@@ -250,7 +253,7 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
         rows = slice(prompts.start * 2, prompts.stop * 2)
         mini = routes.rows([prompts, rows] if share else [rows])
         with torch.no_grad(), replay_routes(model, mini), record_routes(model) as used:
-            response_logp(model, part.rows(rows.start, rows.stop), share_prompt=share, trim=False)
+            response_logp(model, part.rows(rows.start, rows.stop), share_prompt=share)
         for forced, old, index in zip(used.passes, routes.passes, [prompts, rows] if share else [rows], strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
@@ -266,13 +269,33 @@ def test_response_routes_are_the_same_from_a_shared_prompt_and_from_whole_rows()
     assert torch.equal(one.responses(4, 6).indices[:, :, 0], ours.indices[:, :, 0])      # answers of one token: no second pass
 
 
+@pytest.mark.parametrize("width", [2, 4])                    # 4: as wide as the rest of the prompts
+def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
+    model, part = make(), rollout(prefix=width)
+    logp, routes = scored(model, part, True, [(0, 4), (4, 6)])
+    assert [tuple(p.indices.shape[1:3]) for p in routes.passes] == [(2, width), (3, 4), (6, 5 - 1)]
+    ours, theirs = routes.responses(width + 4, 6), scored(model, part, False, [(0, 6)])[1].responses(width + 4, 6)
+    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
+    moved(model)
+    rows = torch.tensor([4, 5, 0, 1])
+    mini, old = part.prompts(torch.tensor([2, 0])), cut_routes(routes, rows, part)
+    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):     # the mini-batch, its groups, a part of one
+        cut = cut_routes(old, torch.arange(start, stop), mini)
+        with replay_routes(model, cut), record_routes(model) as used:
+            response_logp(model, mini.rows(start, stop))
+        for forced, want in zip(used.passes, cut.passes, strict=True):
+            assert torch.equal(forced.indices, want.indices)
+        answers = used.responses(width + 4, stop - start).indices
+        assert torch.equal(answers[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
+
+
 @pytest.mark.parametrize("family", ["TinyMoE", "Qwen3-MoE", "Mixtral"])
 @pytest.mark.parametrize("share", [True, False])
 def test_under_replay_every_grpo_token_ratio_on_unchanged_weights_is_exactly_one(family, share):
     model, part = make(family), rollout()
     old_logp, routes = scored(model, part, share, [(0, 6)])
     with replay_routes(model, routes):
-        logp = response_logp(model, part, share_prompt=share, trim=False).logp
+        logp = response_logp(model, part, share_prompt=share).logp
     assert (token_ratio(logp, old_logp, part.mask)[part.mask] == 1).all()
     loss, stats = policy_loss("grpo", logp, old_logp, torch.tensor([1., -1., 1., -1., 1., -1.]), part.mask)
     loss.backward()

@@ -109,7 +109,7 @@ def test_options_run(flags, workplace, monkeypatch):
     records = metrics("run")
     assert [r["step"] for r in records] == [1, 2] and all(math.isfinite(r["loss"]) for r in records)
     if "--beta" in flags:
-        assert records[0]["kl"] == 0 and records[1]["kl"] > 0
+        assert abs(records[0]["kl"]) < 1e-10 < records[1]["kl"]
     if "--eval_steps" in flags:
         assert 0 <= records[0]["pass_at_1"][0] <= 1
     if "--routing_replay" in flags:
