@@ -29,7 +29,7 @@ class GrowingLayer(DynamicLayer):
         self._rows(lambda room: room.repeat_interleave(repeats, 0))
 
     def batch_select_indices(self, indices):
-        self._rows(lambda room: room[indices])
+        self._rows(lambda room: room.index_select(0, indices))
 
     def _rows(self, change):
         length = self.get_seq_length()
@@ -54,3 +54,13 @@ def static_cache(cache, config, group_size, length):
     for i, layer in enumerate(cache.layers):
         static.update(layer.keys.repeat_interleave(group_size, 0), layer.values.repeat_interleave(group_size, 0), i)
     return static
+
+
+def prompt_inputs(model, ids, mask, prefix, cache):
+    """What a forward of prompts [Q, P] into the cache is called with; their common prefix is computed here, one row for all."""
+    position = (mask.cumsum(-1) - 1).clamp(min=0)                                        # [Q, P]
+    if prefix:
+        model.base_model(input_ids=ids[:1, :prefix], position_ids=position[:1, :prefix], past_key_values=cache, use_cache=True)
+        cache.batch_repeat_interleave(len(ids))
+    return dict(input_ids=ids[:, prefix:], attention_mask=None if bool(mask.all()) else mask.long(), position_ids=position[:, prefix:],
+                past_key_values=cache, use_cache=True)

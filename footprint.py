@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from policy import tiny_config
-from rollout import MAX_LOGITS
+from logprobs import MAX_LOGITS
 from tasks import builtin_tokenizer
 
 GB = 1e9                                                     # as GPUs are sold
@@ -58,7 +58,7 @@ def footprint(config, parameters, work):
 
     B, P, T = work.prompts * work.group_size, work.prompt_tokens, work.new_tokens
     cache = 2 * L * H_kv * d * B * (P + T + 32) * size
-    sampling = cache * (1 + 1 / L) + casts + 3 * B * V * 4
+    sampling = cache * (1 + 1 / L) + casts + 4 * B * V * 4
 
     shared = work.share_prompt and not work.gradient_checkpointing
     prompts = work.rows / work.group_size if shared else work.rows

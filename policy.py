@@ -27,8 +27,9 @@ import checkpoint
 import tasks
 from advantages import ValueHead
 from eval import evaluate, pass_at_1
+from logprobs import plain_hidden, response_logp, shared_hidden
 from moe import TinyMoE, load_balancing_loss, record_routes
-from rollout import Rollout, left_pad, plain_hidden, response_logp, shared_hidden
+from rollout import Rollout, left_pad
 
 CACHE = Path("runs/cold_start")
 BATCH, WARMUP, BALANCE = 32, 30, 0.01            # rows per step, steps of warm-up, load-balancing coefficient

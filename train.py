@@ -24,6 +24,7 @@ from advantages import gae, group_advantages, has_signal, leave_one_out, overlon
 from arguments import parse, trl_config
 from eval import evaluate, pass_at_1
 from footprint import advice
+from logprobs import distinct
 from losses import combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
 from metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
 from moe import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
@@ -74,10 +75,13 @@ def score(args, scorer, policy, rollout, record, entropy=False):
     for start in range(own.start, own.stop, size):
         with torch.no_grad(), ExitStack() as stack:
             recorded = stack.enter_context(record_routes(policy)) if record else None
-            scores, values = scorer(rollout.rows(start, min(start + size, own.stop)), temperature=args.temperature,
-                                    share_prompt=args.share_prompt, entropy=entropy)
-        parts.append((scores.logp, scores.entropy, values))
-        routes.append(recorded)
+            part, where = rollout.rows(start, min(start + size, own.stop)), slice(None)
+            if args.share_prompt and not args.bf16:          # here, as response_logp would not while routes are recorded
+                part, where = distinct(part)
+            scores, values = scorer(part, temperature=args.temperature, share_prompt=args.share_prompt, entropy=entropy)
+        parts.append([x if x is None else x[where] for x in (scores.logp, scores.entropy, values)])
+        if record:                                           # the last pass is the one over responses
+            routes.append(recorded.rows([slice(None)] * (len(recorded.passes) - 1) + [where]))
     parts = [part for process in distributed.gather(parts) for part in process]
     logp, entropy, values = (None if p[0] is None else torch.cat(p) for p in zip(*parts))                       # [B, T]
     routes = Routes.cat([r for process in distributed.gather(routes) for r in process]) if record else None

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -29,10 +30,11 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, DynamicCache, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
+import logprobs  # noqa: E402
 import rollout  # noqa: E402
 import tasks  # noqa: E402
 import train  # noqa: E402
@@ -275,17 +277,21 @@ def contributions(ours, rounds):
     args, never = ours.args, 10 ** 9
     for group in ours.optimizer.param_groups:
         group["lr"] = 0.0
-    off = {"none": (args, "share_prompt", True), "shared prompts": (args, "share_prompt", False),
-           "common prefix": (rollout, "MIN_PREFIX", never), "packed rows": (rollout, "MAX_PACKED", 0),
-           "dropping ended rows": (train, "sample", partial(train.sample, drop_every=never)),
-           "skipping dead groups": (train, "skips_dead_groups", lambda args: False),
-           "room in the cache": (rollout, "sampling_cache", lambda model: rollout.DynamicCache(config=model.config)),
-           "reusing the sampler's log-probs (off by default)": (args, "old_logp", "sampler")}
+    twice = [(module, "distinct", lambda rollout: (rollout, slice(None))) for module in (train, logprobs)]
+    off = {"none": [], "prompts shared by their responses": [(args, "share_prompt", False)],
+           "what all prompts begin with": [(rollout, "MIN_PREFIX", never)], "packed rows": [(logprobs, "MAX_PACKED", 0)],
+           "equal responses once": [(train, "sample", partial(train.sample, drop_every=2)), *twice],
+           "the same, and ended rows dropped": [(train, "sample", partial(train.sample, drop_every=never)), *twice],
+           "skipping dead groups": [(train, "skips_dead_groups", lambda args: False)],
+           "room in the cache": [(rollout, "sampling_cache", lambda model: DynamicCache(config=model.config))],
+           "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler")]}
     seconds, stream = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)
-        for name, change in off.items():
-            with patch.object(*change):
+        for name, changes in off.items():
+            with ExitStack() as stack:
+                for change in changes:
+                    stack.enter_context(patch.object(*change))
                 seconds[name].append(ours.batch(numbers, step)[0]["total"])
     return {name: round_to(median(a / b for a, b in zip(times, seconds["none"]))) for name, times in seconds.items() if name != "none"}
 

@@ -3,15 +3,19 @@
 References: transformers' own model called on one unpadded sequence at a time, and frequencies against exact probabilities.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (AutoConfig, AutoModelForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig)
 
+import logprobs
 import rollout as code
 from moe import TinyMoE
-from rollout import Rollout, concat, draw, left_pad, packed_hidden, plain_hidden, response_logp, sample, shared_hidden
+from logprobs import MAX_PACKED, distinct, groups_per_row, packed_hidden, plain_hidden, response_logp, shared_hidden
+from rollout import Rollout, concat, draw, left_pad, sample
 from tasks import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
@@ -101,8 +105,8 @@ def test_a_common_prefix_computed_once_changes_no_token_no_log_prob_and_no_gradi
         want = reference_logp(model, fast, 1.0)
     assert torch.allclose(fast.sampler_logp, want, atol=1e-5)
     weights, grads = torch.randn(want.shape), []
-    for packed, share in ((code.MAX_PACKED, True), (0, True), (0, False)):
-        monkeypatch.setattr(code, "MAX_PACKED", packed)
+    for packed, share in ((MAX_PACKED, True), (0, True), (0, False)):
+        monkeypatch.setattr(logprobs, "MAX_PACKED", packed)
         model.zero_grad()
         logp = response_logp(model, fast, share_prompt=share).logp
         (logp * weights).sum().backward()
@@ -150,7 +154,7 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
                             for i in range(12)])             # [B, T, D]
         for prefix in {0, 17 * able}:
             rollout = Rollout(*left_pad(prompts, 0, "cpu", prefix), answers, answers > 0, None, None, None, 3, prefix)
-            groups = code.groups_per_row(config, rollout, 5)
+            groups = groups_per_row(config, rollout, 5)
             assert groups == (0 if family in ("gpt2", "opt", "bloom", "falcon", "gemma3_text") else 4)
             paths = [plain_hidden(model, rollout, 5), shared_hidden(model, rollout, 5)]
             paths += [packed_hidden(model, rollout, 5, k) for k in {1, 2, 4} if groups]
@@ -204,6 +208,65 @@ def test_dropping_ended_rows_changes_no_token(make):
     often, never = rolled(model, drop_every=1, seed=3), rolled(model, drop_every=1000, seed=3)
     assert torch.equal(often.mask, never.mask) and torch.equal(often.response_ids[often.mask], never.response_ids[never.mask])
     assert often.truncated.tolist() == never.truncated.tolist() and often.texts == never.texts
+
+
+def sharpened(make):
+    """A sure policy: its responses to a prompt stay equal for a while, and part later."""
+    model = make()
+    with torch.no_grad():
+        model.get_output_embeddings().weight *= 12
+    return model
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("G, T, temperature", [(8, 12, 1.0), (8, 12, 0.5), (4, 6, 0)])
+def test_responses_that_are_equal_so_far_share_a_row_and_part_where_they_differ(make, G, T, temperature):
+    model, rows = sharpened(make), []
+    model.register_forward_pre_hook(lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    tree = rolled(model, G, T, temperature, drop_every=1)
+    shared, rows[:] = sum(rows[1:]), []
+    each = rolled(model, G, T, temperature, drop_every=1000)
+    assert shared < 0.8 * sum(rows[1:]), "the model computes fewer rows"
+    assert torch.equal(tree.response_ids[tree.mask], each.response_ids[each.mask]) and torch.equal(tree.mask, each.mask)
+    assert tree.texts == each.texts and torch.equal(tree.truncated, each.truncated)
+    assert torch.allclose(tree.sampler_logp, each.sampler_logp, atol=1e-5)
+    if temperature == 0:
+        assert shared <= len(PROMPTS) * (T - 1) and len(set(tree.texts)) <= len(PROMPTS), "greedy: one row per prompt"
+    else:
+        assert len(set(tree.texts)) > len(PROMPTS)
+
+
+def repeated(rollout):
+    """The rollout with responses that occur twice in their group, but for the last group."""
+    rows = torch.tensor([0, 0, 1, 0, 4, 5, 5, 4, 8, 9, 10, 11])
+    return replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows], sampler_logp=rollout.sampler_logp[rows])
+
+
+def test_distinct_keeps_what_a_group_holds_once():
+    part = repeated(rolled(qwen3(), G=4, T=12))
+    small, where = distinct(part)
+    assert small is part and where == slice(None), "the last group has four kinds: nothing to gain"
+    part = part.rows(0, 8)
+    small, where = distinct(part)
+    assert small.group_size == 2 and len(small.mask) == 4 and torch.equal(small.prompt_ids, part.prompt_ids)
+    assert torch.equal(small.mask[where], part.mask) and torch.equal(small.response_ids[where][part.mask], part.response_ids[part.mask])
+    assert all(int(w) // 2 == i // 4 for i, w in enumerate(where)), "in its own group"
+    assert distinct(part.rows(0, 1))[0].group_size == 1 and distinct(part.rows(0, 2))[0].group_size == 2
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("packed", [MAX_PACKED, 0])
+def test_responses_that_occur_twice_are_computed_once_with_the_same_gradients(make, packed, monkeypatch):
+    monkeypatch.setattr(logprobs, "MAX_PACKED", packed)
+    model = make()
+    part, weights, found = repeated(rolled(model, G=4, T=12)).rows(0, 8), torch.randn(8, 12), []
+    for share in (True, False):
+        model.zero_grad()
+        scores = response_logp(model, part, share_prompt=share, entropy_grad=True)
+        ((scores.logp + scores.entropy) * weights[:, :scores.logp.shape[1]]).sum().backward()
+        found.append((torch.stack(scores[:2]), torch.cat([p.grad.flatten() for p in model.parameters()])))
+    (values, grad), (want, reference) = found
+    assert torch.allclose(values, want, atol=1e-5) and (grad - reference).norm() < 1e-5 * reference.norm()
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])

@@ -147,6 +147,27 @@ def test_micro_batches_change_no_metric_but_by_rounding(workplace):
                 assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-6), (one, other, name)
 
 
+def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold_start):
+    from rollout import sample
+    from tasks import running_sum
+    args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
+    policy, tokenizer = train.load_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
+    part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))
+    part = part.rows(0, 12)
+    for name in ("response_ids", "mask"):                    # a group of equal ones, a group of two kinds
+        tensor = getattr(part, name)
+        tensor[1:4], tensor[5:7] = tensor[0].clone(), tensor[4].clone()
+    found = []
+    for share in (True, False):
+        args.share_prompt = share
+        logp, entropy, _, routes = train.score(args, train.Actor(policy, args), policy, part, record=True, entropy=True)
+        found.append((logp, entropy, train.response_routes(routes, part)))
+    (logp, entropy, ours), (want, want_entropy, theirs) = found
+    assert torch.allclose(logp, want, atol=1e-5) and torch.allclose(entropy, want_entropy, atol=1e-5)
+    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
+    assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------ what a run leaves
 
 def test_checkpoint_is_an_ordinary_hugging_face_one(workplace):
