@@ -1,12 +1,12 @@
 """log π(y|x) of given responses under any policy, with its gradient.
 
-The plain way, a row per response, is `plain_hidden`; the rest is speed, gives the same numbers, and can be skipped by a reader who does
-not care about it:
+The first half is the plain way: a row per response, and only the positions that predict a loss token through the LM head, in chunks, so
+that no [B, T, V] tensor exists. The second half is speed: it gives the same numbers and gradients, and can be skipped by a reader who
+does not care about it.
 
-1. The prompt is computed once and its keys and values are shared by its G responses, with gradients (`shared_hidden`); where all is
-   short, prompts and responses stand side by side in one row (`packed_hidden`).
-2. Responses that occur twice in a group are computed once.
-3. Only the positions that predict a loss token go through the LM head, in chunks, so that no [B, T, V] tensor exists.
+1. Responses that occur twice in a group are computed once (`distinct`).
+2. The prompt is computed once and its keys and values are shared by its G responses (`shared_hidden`).
+3. Where all is short, prompts and responses stand side by side in one row, and a mask keeps them apart (`packed_hidden`).
 """
 
 from dataclasses import replace
@@ -32,19 +32,17 @@ class Scores(NamedTuple):
 def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=True, entropy_grad=False, max_logits=MAX_LOGITS):
     """log π(y_t | x, y_<t) of a rollout's tokens under any policy, at the temperature they were sampled with.
 
-    share_prompt: compute each prompt once for its G responses; False (and gradient checkpointing, which turns a model's cache off)
-    takes the plain path. entropy: compute it too. entropy_grad: let gradients flow through it (an entropy bonus needs them).
-    max_logits: how many logits may exist at once; beyond it the LM head runs in chunks whose backward recomputes them. Returns `Scores`.
+    share_prompt: compute what is equal once: the prompt of G responses, responses that occur twice. False is the plain way; gradient
+    checkpointing, which turns a model's cache off, takes it too. entropy: compute it. entropy_grad: let gradients flow through it (an
+    entropy bonus needs them). max_logits: how many logits may exist at once; beyond it the LM head runs in chunks whose backward
+    recomputes them. Returns `Scores`.
     """
-    routed = any(m._forward_hooks for m in model.modules() if type(m).__name__.endswith("Router"))      # recorded or replayed
-    sharded = any(hasattr(p, "device_mesh") for p in model.parameters())                 # all processes must make the same forwards
-    T = rollout.mask.shape[1] if routed or sharded else int(rollout.mask.any(0).nonzero().max()) + 1
-    pad, where = (0, rollout.mask.shape[1] - T), slice(None)
-    free = not (routed or sharded or torch.is_autocast_enabled(rollout.mask.device.type))   # to choose its shapes; bfloat16 rounds by shape
-    if free and share_prompt:
+    fixed, T, where = must_keep_shapes(model), rollout.mask.shape[1], slice(None)
+    if share_prompt and not fixed:
         rollout, where = distinct(rollout)
-    mask, ids = rollout.mask[:, :T], rollout.response_ids[:, :T]                         # [b, T]
-    hidden = response_hidden(model, rollout, T, share_prompt, free)                      # [b, T, D]
+    length = T if fixed else int(rollout.mask.any(0).nonzero().max()) + 1                # the rest is padding in every row
+    mask, ids = rollout.mask[:, :length], rollout.response_ids[:, :length]               # [b, T]
+    hidden = (response_hidden if share_prompt else plain_hidden)(model, rollout, length)   # [b, T, D]
 
     flat, targets = hidden[mask], ids[mask]                                              # [N, D], [N]  loss tokens only
     head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
@@ -55,27 +53,9 @@ def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=Tr
         parts = [checkpoint(token_logp, head, h, y, *options, use_reentrant=False) for h, y in zip(flat.split(rows), targets.split(rows))]
         values = [torch.cat(p) for p in zip(*parts)]                                     # [N] each
     back = torch.zeros(mask.shape, device=mask.device)                                   # [b, T]
-    logp, entropy = [F.pad(back.masked_scatter(mask, x), pad) for x in values] + ([] if entropy else [None])          # [b, T]
-    return Scores(*(x if x is None else x[where] for x in (logp, entropy, F.pad(hidden, (0, 0, *pad)))))              # [B, T]
-
-
-def distinct(rollout):
-    """A smaller rollout, without most of what a group holds twice, and which of its rows each response is: an index [B] or slice(None).
-
-    Its groups are as large as the most colourful of them needs; in the others some row is still there twice.
-    """
-    G, number = rollout.group_size, torch.arange(len(rollout.mask), device=rollout.mask.device)       # [B]
-    tokens = rollout.response_ids.masked_fill(~rollout.mask, -1)                                      # [B, T]
-    kind = torch.cat([number[:, None] // G, tokens], 1).unique(dim=0, return_inverse=True)[1].view(-1, G)   # [Q, G]  in order of groups
-    kind = kind - kind.amin(1, keepdim=True)                                                          # [Q, G]  0, 1, ... in each group
-    size = max(2, int(kind.max()) + 1)                       # groups of one take another path, and routes must not depend on that
-    if size >= G:
-        return rollout, slice(None)
-    number = number.view(-1, G)                                                                       # [Q, G]
-    rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()                           # [Q·size]
-    small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows], sampler_logp=None, truncated=None,
-                    texts=None, group_size=size)
-    return small, (number[:, :1] // G * size + kind).flatten()                                        # [B]
+    logp, entropy = [F.pad(back.masked_scatter(mask, x), (0, T - length)) for x in values] + ([] if entropy else [None])   # [b, T]
+    hidden = F.pad(hidden, (0, 0, 0, T - length))                                        # [b, T, D]
+    return Scores(*(x if x is None else x[where] for x in (logp, entropy, hidden)))      # [B, T]
 
 
 def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
@@ -90,15 +70,6 @@ def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=Fa
         return chosen, -(logp.exp() * logp).sum(-1)                                      # [N] each
 
 
-def response_hidden(model, rollout, T, share_prompt, free):
-    """The hidden states that predict the first T tokens of each response [B, T, D]: three ways, the same result."""
-    checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    if not share_prompt or checkpointing or rollout.group_size == 1 and not rollout.prefix:
-        return plain_hidden(model, rollout, T)
-    groups = groups_per_row(model.config, rollout, T) if free else 0
-    return packed_hidden(model, rollout, T, groups) if groups else shared_hidden(model, rollout, T)
-
-
 def plain_hidden(model, rollout, T):
     """One pass over prompt and response together [B, P+T-1], a row per response. -> [B, T, D]"""
     prompt_mask = rollout.prompt_mask.repeat_interleave(rollout.group_size, 0)                        # [B, P]
@@ -107,6 +78,47 @@ def plain_hidden(model, rollout, T):
     hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=(attention.cumsum(-1) - 1).clamp(min=0),
                               use_cache=False).last_hidden_state                                      # [B, P+T-1, D]
     return hidden[:, prompt_mask.shape[1] - 1:]                                                       # [B, T, D]
+
+
+# ------------------------------------------------------------------------------------------------------------------- speed
+
+def must_keep_shapes(model):
+    """Whether the shape of a forward must not follow from what was sampled.
+
+    While routes are recorded or replayed, as they are cut by row; over shards, as all processes must make the same forwards; in
+    bfloat16, as old and new log-probs are rounded alike only in like shapes.
+    """
+    routed = any(m._forward_hooks for m in model.modules() if type(m).__name__.endswith("Router"))
+    sharded = any(hasattr(p, "device_mesh") for p in model.parameters())
+    return routed or sharded or torch.is_autocast_enabled(model.device.type)
+
+
+def distinct(rollout):
+    """A smaller rollout, without most of what a group holds twice, and which of its rows each response is: an index [B] or slice(None).
+
+    Every group keeps as many rows as the one with most different responses needs, and two at least: groups of one are no groups.
+    """
+    G, number = rollout.group_size, torch.arange(len(rollout.mask), device=rollout.mask.device)       # [B]
+    tokens = rollout.response_ids.masked_fill(~rollout.mask, -1)                                      # [B, T]
+    kind = torch.cat([number[:, None] // G, tokens], 1).unique(dim=0, return_inverse=True)[1].view(-1, G)   # [Q, G]  in order of groups
+    kind = kind - kind.amin(1, keepdim=True)                                                          # [Q, G]  0, 1, ... in each group
+    size = max(2, int(kind.max()) + 1)
+    if size >= G:
+        return rollout, slice(None)
+    number = number.view(-1, G)                                                                       # [Q, G]
+    rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()                           # [Q·size]
+    small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows], sampler_logp=None, truncated=None,
+                    texts=None, group_size=size)
+    return small, (number[:, :1] // G * size + kind).flatten()                                        # [B]
+
+
+def response_hidden(model, rollout, T):
+    """The hidden states that predict the first T tokens of each response, by the fastest way there is. -> [B, T, D]"""
+    checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    if checkpointing or rollout.group_size == 1 and not rollout.prefix:
+        return plain_hidden(model, rollout, T)
+    groups = 0 if must_keep_shapes(model) else groups_per_row(model.config, rollout, T)
+    return packed_hidden(model, rollout, T, groups) if groups else shared_hidden(model, rollout, T)
 
 
 def shared_hidden(model, rollout, T):
@@ -163,3 +175,33 @@ def packed_hidden(model, rollout, T, groups):
     hidden = hidden[:, prefix:].reshape(Q, P - prefix + G * (T - 1), -1)                              # [Q, P-prefix+G(T-1), D]
     first = hidden[:, P - prefix - 1:P - prefix].repeat_interleave(G, 0)                              # [B, 1, D]
     return torch.cat([first, hidden[:, P - prefix:].reshape(Q * G, T - 1, hidden.shape[-1])], 1)      # [B, T, D]
+
+
+if __name__ == "__main__":
+    import time
+
+    from rollout import sample
+    from tasks import builtin_tokenizer
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = builtin_tokenizer()
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=17, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                         head_dim=16, intermediate_size=128, eos_token_id=tokenizer.eos_token_id))
+    rollout = sample(model, tokenizer, [f"{i}+8+5+9+2+7+1+9+4+4+4+4=" * 2 for i in range(8)], group_size=8, max_new_tokens=20)
+    gap = (response_logp(model, rollout).logp - rollout.sampler_logp).abs().max()
+    print(f"64 responses to 8 queries. Log-probs recorded while sampling against recomputed ones: largest difference {gap:.1e}\n"
+          "(so the ratio of the first update is 1, its group-normalised loss about 0, and its gradient not 0)\n")
+    T, mask = rollout.mask.shape[1], rollout.mask
+    ways = {"plain: a row per response": plain_hidden, "shared: each prompt once": shared_hidden,
+            "packed: a group in one row": lambda *inputs: packed_hidden(*inputs, groups=1)}
+    for _ in range(2):                                       # the first time warms up
+        lines = []
+        for name, way in ways.items():
+            began = time.perf_counter()
+            logp, = token_logp(model.lm_head, way(model, rollout, T)[mask], rollout.response_ids[mask], 1.0, entropy=False)   # [N]
+            logp.mean().backward()
+            norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            model.zero_grad()
+            lines.append(f"{name:28} forward and backward {time.perf_counter() - began:.3f} s   mean {logp.mean():.6f}   gradient norm {norm:.6f}")
+    print("\n".join(lines))

@@ -203,29 +203,20 @@ def concat(rollouts):
 
 
 if __name__ == "__main__":
-    import time
-
     from tasks import builtin_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     tokenizer = builtin_tokenizer()
-    config = Qwen3Config(vocab_size=17, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                         intermediate_size=128, eos_token_id=tokenizer.eos_token_id)
-    model = Qwen3ForCausalLM(config)
-    rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=3, max_new_tokens=24)
-    logp = response_logp(model, rollout).logp.detach()                                   # [B, T]
-    print("a policy with random weights answers two queries three times each; every row ends at its own <eos> or is cut off\n")
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=17, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                         head_dim=16, intermediate_size=128, eos_token_id=tokenizer.eos_token_id))
+    torch.nn.init.normal_(model.lm_head.weight, std=1.0)     # random weights, but sure of themselves
+    rows = []
+    model.register_forward_pre_hook(lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=6, max_new_tokens=16)
+    print("a policy with random weights answers two queries six times each; every row ends at its own <eos> or is cut off\n")
     for i, text in enumerate(rollout.texts):
-        length = int(rollout.mask[i].sum())
-        print(f"  query {i // 3}   |y| {length:2}   log π(y|x) {logp[i].sum():7.2f}   {'cut off' if rollout.truncated[i] else 'ended  '}   {text!r}")
-    print(f"\nlog-probs recorded while sampling against recomputed ones: largest difference {(logp - rollout.sampler_logp).abs().max():.1e}"
-          f"\n(so the ratio of the first update is 1, its group-normalised loss about 0, and its gradient not 0)\n")
-    big = sample(model, tokenizer, ["3+8+5+9+2+7+1+9+4+4+4+4=" * 4] * 8, group_size=8, max_new_tokens=16)
-    for name, share in (("plain path: one row per response", False), ("shared path: each prompt once   ", True)):
-        began = time.perf_counter()
-        scores = response_logp(model, big, share_prompt=share)
-        scores.logp.sum().backward()
-        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-        model.zero_grad()
-        print(f"{name}   forward and backward {time.perf_counter() - began:.3f} s   gradient norm {norm:.6f}")
+        length, total = int(rollout.mask[i].sum()), rollout.sampler_logp[i].sum()
+        print(f"  query {i // 6}   |y| {length:2}   log π(y|x) {total:7.2f}   {'cut off' if rollout.truncated[i] else 'ended  '}   {text!r}")
+    print(f"\nrows the model computed, token by token: {' '.join(map(str, rows))}\n"
+          "(the prompts once; then a row for all responses that are equal so far, until most of them differ; ended ones leave)")

@@ -1,4 +1,4 @@
-"""rollout.py: python -m pytest tests/test_rollout.py
+"""rollout.py and logprobs.py: python -m pytest tests/test_rollout.py
 
 References: transformers' own model called on one unpadded sequence at a time, and frequencies against exact probabilities.
 """
