@@ -133,7 +133,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     cache = sampling_cache(model)
     padded = not bool(prompt_mask.all())
     logits = model(**prompt_inputs(model, prompt_ids, prompt_mask, prefix, cache), logits_to_keep=1).logits[:, -1]   # [Q, V]
-    tree = drop_every == 1                                   # responses that are equal so far share a row of the model:
+    tree = drop_every == 1 and not compiled                  # responses that are equal so far share a row of the model:
     copies = 1 if tree else G                                # one per prompt, until they part
     position = prompt_mask.sum(-1).repeat_interleave(copies)                             # [n] position of the next token
     attention = prompt_mask.repeat_interleave(copies, 0).long() if padded else None      # [n, P]
@@ -144,7 +144,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     elif copies > 1:
         cache.batch_repeat_interleave(copies)
     logits = logits.repeat_interleave(copies, 0)                                         # [n, V]
-    step = compiled or torch.inference_mode()(model.__call__)                            # a tenth less overhead per call than no_grad
+    step = compiled or torch.inference_mode()(model.__call__)                            # 7 % faster than under no_grad
 
     for t in range(T):
         logits = (logits.float() if temperature in (0, 1) else logits.float() / temperature)[row]   # [b, V]

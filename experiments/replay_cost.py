@@ -7,14 +7,17 @@ Written down beforehand, seconds of one rollout batch's old log-probs and four u
   confirmed   replay takes at least 5 % longer, or its indices at least 16 bytes per token, one byte each (four times an old log-prob)
   refuted     less of both
 
-The routes are held whole, indices and logits; the indices alone, one byte each, are what an engine would ship. Nothing here measures
+Both sides compute every response in the same shapes: that equal responses are skipped and short ones packed where no routes are kept
+is a convenience of this code (logprobs.py), not a cost of replay. The routes are held whole, indices and logits; the indices alone, one byte each, are what an engine would ship. Nothing here measures
 communication: that is the cost of many devices.
 """
 
 import time
+from unittest.mock import patch
 
 import claim
 import drift
+import logprobs
 from experiments.figures import BLUE, GREY, ORANGE, SKY, label, panels
 from moe import route_bytes
 
@@ -30,6 +33,7 @@ def one_batch(lab, rollout, batch, replay):
     return middle - began, time.perf_counter() - middle, route_bytes(routes) if replay else 0
 
 
+@patch.object(logprobs, "must_keep_shapes", lambda model: True)
 def measure(seeds, quick):
     data = dict(logp={"GSPO": [], "GRPO + replay": []}, update={"GSPO": [], "GRPO + replay": []}, times=[])
     for seed in seeds:

@@ -1,6 +1,6 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: rollout.py, footprint.py, benchmarks/. python -m pytest tests/test_fast_paths.py
+"""What is fast is equal to what is plain, and what is estimated is measured: rollout.py, logprobs.py, footprint.py, benchmarks/. python -m pytest tests/test_fast_paths.py
 
-References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/test_rollout.py.
+References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/test_logprobs.py.
 """
 
 import sys
