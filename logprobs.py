@@ -150,10 +150,13 @@ def groups_per_row(config, rollout, T):
 
 
 def packed_hidden(model, rollout, T, groups):
-    """Prompts and responses of `groups` groups in one row, what the prompts share once; a mask keeps them apart. -> [B, T, D]"""
+    """`groups` groups side by side in one row; a mask shows each token the prefix, its prompt and its own response. -> [B, T, D]
+
+        prefix | rest of prompt 1 | response 1 | response 2 ... | rest of prompt 2 | response 1 | response 2 ...
+    """
     (Q, P), G, prefix, device = rollout.prompt_ids.shape, rollout.group_size, rollout.prefix, rollout.mask.device
 
-    def row(prompts, responses):                             # [Q, P], [Q, G(T-1)] -> [R, N]: prefix, prompt, responses, prompt, ...
+    def row(prompts, responses):                             # [Q, P], [Q, G(T-1)] -> [R, N]
         own = torch.cat([prompts[:, prefix:], responses], 1).reshape(Q // groups, -1)
         return torch.cat([prompts[::groups, :prefix], own], 1)
 

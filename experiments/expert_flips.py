@@ -11,10 +11,13 @@ Written down beforehand, after the four updates of a rollout batch, on the answe
 The updates themselves are made without replay. What replay does to a training run is moe_stability.py's question.
 """
 
+import torch
+
 import claim
 import drift
 import train
 from experiments.figures import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
+from logprobs import response_logp
 from moe import flip_rate, replay_routes
 
 
@@ -32,8 +35,8 @@ def measure(seeds, quick):
                     logp, new = lab.logp(mini, routes=True)                                                  # [B, T]
                     rates = flip_rate(*(train.response_routes(r, mini).indices for r in (old, new)), mini.mask).tolist()
                     (first if k == 0 else flips).append(rates)
-            with replay_routes(lab.policy, old):
-                forced, _ = lab.logp(mini, routes=True)                                                      # [B, T]
+            with torch.no_grad(), replay_routes(lab.policy, old):
+                forced = response_logp(lab.policy, mini, lab.args.temperature, entropy=False).logp           # [B, T]
             for x, found in ((logp, native), (forced, replayed)):
                 found.append((x - part["old_logp"])[mini.mask].var(unbiased=False).item())
         claim.say(f"seed {seed}: flips of {len(flips)} rollout batches")

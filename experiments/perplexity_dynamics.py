@@ -38,7 +38,12 @@ def draw(data):
     band(left, steps, data["mean_of_exp"], "mean of exp(H) over answers", BLUE, "o")
     band(left, steps, data["exp_of_mean"], "exp of the mean H", ORANGE, "s", "--")
     label(left, "Perplexity of sampled answers in a GSPO run", "rollout batch", "perplexity")
-    left.legend()
+    top = 1 + 1.6 * (max(map(max, data["exp_of_mean"])) - 1)
+    left.set_ylim(1, top)
+    for step, values in zip(steps, zip(*data["mean_of_exp"])):
+        if max(values) > top:                                # a single answer can do that: exp(H) of one token is 1/p
+            left.text(step + 1.2, top, f"{max(values):.0f} in one seed", va="top", fontsize=8)
+    left.legend(loc="lower left")
     paper = [("mean of exp(H)", [4.59, 1.14], BLUE, "o"), ("exp(H) of its H", [math.exp(.698), math.exp(.128)], ORANGE, "s")]
     for name, values, colour, marker in paper:
         right.plot([0, 1], values, marker=marker, color=colour, label=name, linestyle="-" if marker == "o" else "--")
