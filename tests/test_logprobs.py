@@ -3,6 +3,7 @@
 Reference: transformers' own model called on one unpadded sequence at a time.
 """
 
+import runpy
 from dataclasses import replace
 
 import pytest
@@ -205,3 +206,9 @@ def test_one_response_per_prompt_pays_nothing_for_the_machinery(make):
     model.base_model.register_forward_pre_hook(lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape), with_kwargs=True)
     response_logp(model, rollout)
     assert rows == [(3, rollout.prompt_ids.shape[1] + rollout.mask.shape[1] - 1)], "one plain forward"
+
+
+@pytest.mark.parametrize("name, words", [("rollout", "rows the model computed, token by token: 2 "), ("logprobs", "packed: a group in one row")])
+def test_the_demos_show_their_concept(name, words, capsys):
+    runpy.run_module(name, run_name="__main__")
+    assert words in capsys.readouterr().out
