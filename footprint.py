@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from policy import tiny_config
 from logprobs import MAX_LOGITS
+from policy import tiny_config
 from tasks import builtin_tokenizer
 
 GB = 1e9                                                     # as GPUs are sold

@@ -42,7 +42,7 @@ def response_logp(model, rollout, temperature=1.0, share_prompt=True, entropy=Tr
         rollout, where = distinct(rollout)
     length = T if fixed else int(rollout.mask.any(0).nonzero().max()) + 1                # the rest is padding in every row
     mask, ids = rollout.mask[:, :length], rollout.response_ids[:, :length]               # [b, T]
-    hidden = (response_hidden if share_prompt else plain_hidden)(model, rollout, length)   # [b, T, D]
+    hidden = response_hidden(model, rollout, length, fixed) if share_prompt else plain_hidden(model, rollout, length)   # [b, T, D]
 
     flat, targets = hidden[mask], ids[mask]                                              # [N, D], [N]  loss tokens only
     head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
@@ -112,12 +112,15 @@ def distinct(rollout):
     return small, (number[:, :1] // G * size + kind).flatten()                                        # [B]
 
 
-def response_hidden(model, rollout, T):
-    """The hidden states that predict the first T tokens of each response, by the fastest way there is. -> [B, T, D]"""
+def response_hidden(model, rollout, T, fixed):
+    """The hidden states that predict the first T tokens of each response, by the fastest way there is. -> [B, T, D]
+
+    fixed: must_keep_shapes(model).
+    """
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if checkpointing or rollout.group_size == 1 and not rollout.prefix:
         return plain_hidden(model, rollout, T)
-    groups = 0 if must_keep_shapes(model) else groups_per_row(model.config, rollout, T)
+    groups = 0 if fixed else groups_per_row(model.config, rollout, T)
     return packed_hidden(model, rollout, T, groups) if groups else shared_hidden(model, rollout, T)
 
 

@@ -13,7 +13,6 @@ import os
 import random
 import shutil
 import sys
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig
 
 import checkpoint
 import tasks
@@ -137,8 +136,8 @@ def check_policy(policy, name):
     ids = (torch.arange(22, device=policy.device) % policy.config.vocab_size).split((10, 12))
     prompts, answers = [ids[0].tolist(), ids[0][:8].tolist()], ids[1].view(4, 3)                          # [B, T]
     rollout = Rollout(*left_pad(prompts, 0, policy.device), answers, answers >= 0, None, None, None, 2)
-    same = False
-    with suppress(AttributeError, NotImplementedError):      # layers without keys and values have nothing to repeat
+    same = all(hasattr(layer, "batch_repeat_interleave") for layer in DynamicCache(config=policy.config).layers)   # not those of Mamba
+    if same:
         plain, shared = plain_hidden(policy, rollout, 3), shared_hidden(policy, rollout, 3)               # [B, T, D]
         same = torch.allclose(plain, shared, atol=1e-3 * plain.abs().max().item())
     if not same:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from transformers.generation import StopStringCriteria
 
 from caches import has_plain_cache, prompt_inputs, sampling_cache, static_cache
-from logprobs import response_logp                           # noqa: F401
+from logprobs import response_logp                           # noqa: F401  also found here
 
 MIN_PREFIX = 16                  # tokens that all prompts must begin with before a pass of their own pays
 

@@ -76,8 +76,8 @@ def score(args, scorer, policy, rollout, record, entropy=False):
         with torch.no_grad(), ExitStack() as stack:
             recorded = stack.enter_context(record_routes(policy)) if record else None
             part, where = rollout.rows(start, min(start + size, own.stop)), slice(None)
-            if args.share_prompt and not args.bf16:          # here, as response_logp would not while routes are recorded
-                part, where = distinct(part)
+            if record and args.share_prompt and not args.bf16:
+                part, where = distinct(part)                 # response_logp does it by itself, but not while routes are recorded
             scores, values = scorer(part, temperature=args.temperature, share_prompt=args.share_prompt, entropy=entropy)
         parts.append([x if x is None else x[where] for x in (scores.logp, scores.entropy, values)])
         if record:                                           # the last pass is the one over responses
@@ -218,7 +218,8 @@ def train(args, run, actor, tokenizer, task, device, progress):
         if args.mismatch:
             batch["mismatch"] = mismatch_weight(old_logp, rollout.sampler_logp, mask, args.mismatch, args.mismatch_low, args.mismatch_high)
         if reference is not None:
-            batch["ref_logp"] = score(args, reference, None, rollout, record=False)[0]                      # [B, T]
+            # the same way as old_logp, so that policies that are equal differ by exactly 0
+            batch["ref_logp"] = score(args, reference, reference.policy, rollout, record=routed)[0]         # [B, T]
         clock.lap("seconds_logp")
 
         # rewards ─► advantages Â

@@ -40,10 +40,10 @@ import tasks  # noqa: E402
 import train  # noqa: E402
 from arguments import parse, trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
+from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from metrics import Clock  # noqa: E402
 from moe import TinyMoE, has_routers  # noqa: E402
-from make_max_data import make_max_data  # noqa: E402
 from policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
@@ -90,7 +90,7 @@ class Ours:
         if args.old_logp == "recompute":
             batch["old_logp"], _, values, routes = train.score(args, self.actor, self.policy, rollout, record=routed)
         if args.beta:
-            batch["ref_logp"] = train.score(args, self.reference, None, rollout, record=False)[0]
+            batch["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout, record=routed)[0]
         clock.lap("logp")
         batch["advantages"], returns = train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, values)
         if values is not None:

@@ -109,7 +109,7 @@ def test_options_run(flags, workplace, monkeypatch):
     records = metrics("run")
     assert [r["step"] for r in records] == [1, 2] and all(math.isfinite(r["loss"]) for r in records)
     if "--beta" in flags:
-        assert abs(records[0]["kl"]) < 1e-10 < records[1]["kl"]
+        assert records[0]["kl"] == 0 and records[1]["kl"] > 0
     if "--eval_steps" in flags:
         assert 0 <= records[0]["pass_at_1"][0] <= 1
     if "--routing_replay" in flags:
@@ -153,7 +153,6 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
     args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
     policy, tokenizer = train.load_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
     part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))
-    part = part.rows(0, 12)
     for name in ("response_ids", "mask"):                    # a group of equal ones, a group of two kinds
         tensor = getattr(part, name)
         tensor[1:4], tensor[5:7] = tensor[0].clone(), tensor[4].clone()
