@@ -22,9 +22,9 @@ import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
-import distributed
+from plumbing import processes as distributed
 from rollout import sample
-from tasks import encode_prompt, from_arguments
+from plumbing.tasks import encode_prompt, from_arguments
 
 # The experiments in the order in which `claims` starts them, the longest first, with the numbers of the claims in their table.
 CLAIMS = {"family_rewards": 15, "sampler_numerics": 10, "gradient_noise": 6, "clipped_tokens": 3, "expert_flips": 8, "token_credit": 14,
@@ -110,8 +110,8 @@ def pass_at_1(rewards):
 
 def passk(argv):
     """One checkpoint's pass@1, pass@k and majority with intervals, or two checkpoints' and their difference, problem by problem."""
-    from arguments import parse                              # these import this file
-    from policy import load_policy
+    from plumbing.arguments import parse                              # these import this file
+    from plumbing.policy import load_policy
     parser = quiet_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one, or two: before and after; none: the built-in cold start")
@@ -269,7 +269,7 @@ def last_line(name):
 
 
 def write(file, data):
-    from checkpoint import write_text
+    from plumbing.run import write_text
     write_text(Path(file), json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -300,7 +300,7 @@ def tabulate(folder):
 def dashboard(argv):
     """One page of panels for one run, or for several overlaid."""
     from experiments import figures
-    from metrics import read_metrics
+    from plumbing.metrics import read_metrics
     parser = quiet_parser("dashboard")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--output", help="the PNG (default: dashboard.png in the first run's folder)")

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from transformers.generation import StopStringCriteria
 
-from caches import has_plain_cache, prompt_inputs, sampling_cache, static_cache
-from logprobs import response_logp                           # noqa: F401  also found here
+from plumbing.caches import has_plain_cache, prompt_inputs, sampling_cache, static_cache
+from plumbing.logprobs import response_logp                           # noqa: F401  also found here
 
 MIN_PREFIX = 16                  # tokens that all prompts must begin with before a pass of their own pays
 
@@ -203,7 +203,7 @@ def concat(rollouts):
 
 
 if __name__ == "__main__":
-    from tasks import builtin_tokenizer
+    from plumbing.tasks import builtin_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(3)

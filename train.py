@@ -17,18 +17,18 @@ from torch import nn
 from transformers import get_scheduler, set_seed
 from transformers.utils import logging
 
-import checkpoint
-import distributed
-import tasks
+from plumbing import run as checkpoint
+from plumbing import processes as distributed
+from plumbing import tasks
 from advantages import gae, group_advantages, has_signal, leave_one_out, overlong_penalty, reinforce_plus_plus, value_loss
-from arguments import parse, trl_config
+from plumbing.arguments import parse, trl_config
 from eval import evaluate, pass_at_1
-from footprint import advice
-from logprobs import distinct
+from plumbing.memory import advice
+from plumbing.logprobs import distinct
 from losses import combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
-from metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
+from plumbing.metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
 from moe import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
-from policy import Actor, can_compile, compiled_step, load_policy, sampling_copy
+from plumbing.policy import Actor, can_compile, compiled_step, load_policy, sampling_copy
 from rollout import concat, sample
 
 # ------------------------------------------------------------------------------------------------- the steps of the loop

@@ -1,4 +1,4 @@
-"""Memory: the log-prob and update passes against the vocabulary, and the estimate of footprint.py against measured peaks.
+"""Memory: the log-prob and update passes against the vocabulary, and the estimate of plumbing/memory.py against measured peaks.
 
     python benchmarks/memory.py            # --quick: only the shortest response; TRL's column needs pip install trl==1.16.0
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-from footprint import Work, footprint, table  # noqa: E402
+from plumbing.memory import Work, footprint, table  # noqa: E402
 from rollout import Rollout, response_logp  # noqa: E402
 
 MB = 2 ** 20

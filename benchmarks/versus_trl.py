@@ -34,17 +34,17 @@ from transformers import AutoTokenizer, DynamicCache, Qwen2Config, Qwen2ForCausa
 from transformers.utils import logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
-import logprobs  # noqa: E402
+from plumbing import logprobs  # noqa: E402
 import rollout  # noqa: E402
-import tasks  # noqa: E402
+from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
-from arguments import parse, trl_config  # noqa: E402
+from plumbing.arguments import parse, trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
-from metrics import Clock  # noqa: E402
+from plumbing.metrics import Clock  # noqa: E402
 from moe import TinyMoE, has_routers  # noqa: E402
-from policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
+from plumbing.policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
 PHASES = ("rollout", "logp", "update", "total")

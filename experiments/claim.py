@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import checkpoint                                                                       # noqa: E402
+from plumbing import run as checkpoint                                                  # noqa: E402
 import train                                                                            # noqa: E402
 from transformers.utils import logging                                                  # noqa: E402
 

@@ -16,12 +16,12 @@ import shutil
 import torch
 from transformers import get_scheduler
 
-import checkpoint
-import policy
-import tasks
+from plumbing import run as checkpoint
+from plumbing import policy
+from plumbing import tasks
 import train
 from advantages import group_advantages
-from arguments import parse
+from plumbing.arguments import parse
 from claim import RUNS, say
 from moe import TinyMoE
 from ratios import cross_entropy

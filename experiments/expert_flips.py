@@ -17,7 +17,7 @@ import claim
 import drift
 import train
 from experiments.figures import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
-from logprobs import response_logp
+from plumbing.logprobs import response_logp
 from moe import flip_rate, replay_routes
 
 

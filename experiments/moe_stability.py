@@ -29,12 +29,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import tasks  # noqa: E402
+from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
-from arguments import parse  # noqa: E402
+from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from experiments import figures  # noqa: E402
-from policy import Actor, load_policy  # noqa: E402
+from plumbing.policy import Actor, load_policy  # noqa: E402
 
 RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")
 BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 6e-4, 3e-4, 0.5, 4

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from footprint import table                                                             # noqa: E402
+from plumbing.memory import table                                                             # noqa: E402
 
 mean = lambda values: sum(values) / len(values)
 
@@ -88,7 +88,7 @@ def memory():
     return ("| response tokens | log-probs: ours | all logits at once | TRL | update: ours | all logits at once | TRL |\n"
             "| --- | --- | --- | --- | --- | --- | --- |\n" + rows
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of width 64 (`python benchmarks/memory.py`).\n\n"
-            + "What fits on a GPU, computed by `footprint.py` (`python footprint.py` prints it):\n\n```\n" + table() + "\n```\n\n"
+            + "What fits on a GPU, computed by `plumbing/memory.py` (`python -m plumbing.memory` prints it):\n\n```\n" + table() + "\n```\n\n"
             + f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 
@@ -109,7 +109,7 @@ def file_map(text):
         return f"| {match[1]} |{match[2]}| {sum(len((ROOT / f).read_text().splitlines()) for f in files)} |"
     head, body = text.split("| read | file |", 1)
     table, rest = body.split("\n\n", 1)
-    return head + "| read | file |" + re.sub(r"^\| (\d|–) \|([^|]*)\|[^|]*\|", count, table, flags=re.M) + "\n\n" + rest
+    return head + "| read | file |" + re.sub(r"^\| (\d) \|([^|]*)\|[^|]*\|", count, table, flags=re.M) + "\n\n" + rest
 
 
 BLOCKS = {"default run": default_run, "smollm2": smollm2, "claims": claims, "figures": figures, "speed": speed, "memory": memory,

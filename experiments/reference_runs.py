@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from checkpoint import write_text                                                       # noqa: E402
+from plumbing.run import write_text                                                       # noqa: E402
 from experiments.figures import BLUE, GREY, ORANGE, band, label, panels, save           # noqa: E402
 
 RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")

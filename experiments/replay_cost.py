@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import claim
 import drift
-import logprobs
+from plumbing import logprobs
 from experiments.figures import BLUE, GREY, ORANGE, SKY, label, panels
 from moe import route_bytes
 

@@ -11,7 +11,7 @@ from tiny_run import TINY
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory):
     """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds."""
-    import policy                                            # here: the tests that need no run begin seconds sooner
+    from plumbing import policy              # here: the tests that need no run begin seconds sooner
     import train
     home = tmp_path_factory.mktemp("cold_start")
     torch.set_num_threads(1)

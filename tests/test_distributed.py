@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import checkpoint
-import policy
+from plumbing import run as checkpoint
+from plumbing import policy
 import train
 from tiny_run import TRAIN, differences, metrics
 

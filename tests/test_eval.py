@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3MoeConfig
 
 import eval
-import tasks
+from plumbing import tasks
 from eval import bootstrap, majority, pass_at_k
 from moe import TinyMoE
 

@@ -111,12 +111,12 @@ def test_the_band_that_clips_a_given_share():
 def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
     sys.path.insert(0, str(ROOT / "experiments"))
     import drift
-    import tasks
+    from plumbing import tasks
     import torch
     import train
-    from arguments import parse
+    from plumbing.arguments import parse
     from moe import TinyMoE
-    from policy import tiny_config
+    from plumbing.policy import tiny_config
     flags = "--min_terms 1 --max_terms 3 --hidden_size 16 --moe_intermediate_size 16 --num_hidden_layers 1 --prompts_per_step 4 --num_generations 4 --max_completion_length 6".split()
     args, tokenizer = parse(flags), tasks.builtin_tokenizer()
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
 def test_share_right_counts_characters_in_their_places():
     sys.path.insert(0, str(ROOT / "experiments"))
     import drift
-    from tasks import Problem
+    from plumbing.tasks import Problem
     problem = Problem("1+2=", "0+1=1,1+2=3.")
     assert drift.share_right(problem.answer, problem) == 1
     assert drift.share_right("0+1=1,1+2=4.", problem) == pytest.approx(11 / 12)

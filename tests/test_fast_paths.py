@@ -1,4 +1,4 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: rollout.py, logprobs.py, footprint.py, benchmarks/. python -m pytest tests/test_fast_paths.py
+"""What is fast is equal to what is plain, and what is estimated is measured: rollout.py, logprobs.py, plumbing/memory.py, benchmarks/. python -m pytest tests/test_fast_paths.py
 
 References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/test_logprobs.py.
 """
@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 import rollout
 import train
-from arguments import parse
-from footprint import Work, advice, fits, footprint, known_model, table
+from plumbing.arguments import parse
+from plumbing.memory import Work, advice, fits, footprint, known_model, table
 from losses import policy_loss
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe

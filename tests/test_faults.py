@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
+from plumbing import run as checkpoint
 import train
-from metrics import collapse
+from plumbing.metrics import collapse
 from tiny_run import TINY, differences, metrics
 
 

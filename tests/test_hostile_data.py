@@ -11,9 +11,9 @@ import zlib
 
 import pytest
 
-from datafiles import checked_rows, read_rows
-from tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
-from verifiers import Verifier
+from plumbing.datafiles import checked_rows, read_rows
+from plumbing.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
+from plumbing.verifiers import Verifier
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 

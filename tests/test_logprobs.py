@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import logprobs
+from plumbing import logprobs
 import rollout as sampling
-from logprobs import MAX_PACKED, distinct, groups_per_row, packed_hidden, plain_hidden, response_logp, shared_hidden
+from plumbing.logprobs import MAX_PACKED, distinct, groups_per_row, packed_hidden, plain_hidden, response_logp, shared_hidden
 from rollout import Rollout, left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
 
@@ -208,7 +208,7 @@ def test_one_response_per_prompt_pays_nothing_for_the_machinery(make):
     assert rows == [(3, rollout.prompt_ids.shape[1] + rollout.mask.shape[1] - 1)], "one plain forward"
 
 
-@pytest.mark.parametrize("name, words", [("rollout", "rows the model computed, token by token: 2 "), ("logprobs", "packed: a group in one row")])
+@pytest.mark.parametrize("name, words", [("rollout", "rows the model computed, token by token: 2 "), ("plumbing.logprobs", "packed: a group in one row")])
 def test_the_demos_show_their_concept(name, words, capsys):
     runpy.run_module(name, run_name="__main__")
     assert words in capsys.readouterr().out

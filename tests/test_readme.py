@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from arguments import PRESETS, TRL_LOSS, parse, trl_config
+from plumbing.arguments import PRESETS, TRL_LOSS, parse, trl_config
 from losses import OBJECTIVES
 from tiny_run import TINY, metrics
 
@@ -50,7 +50,7 @@ def test_family_table_is_the_code():
 def test_worked_example_of_an_objective():
     diff = re.search(r"```diff\n( OBJECTIVES = \{.*?)```", README, re.S).group(1).splitlines()
     assert sum(line.startswith("+") for line in diff) < 10
-    source = {name: (ROOT / f"{name}.py").read_text() for name in ("losses", "arguments")}
+    source = {"losses": (ROOT / "losses.py").read_text(), "arguments": (ROOT / "plumbing/arguments.py").read_text()}
     for anchor, *added in (part.split("\n+") for part in re.split(r"\n(?= )", "\n".join(diff))):
         name = next(n for n, text in source.items() if f"\n{anchor[1:]}" in text)
         anchor = anchor[1:] if not anchor.startswith(" def") else re.search(r"\ndef token_surrogate.*?\n    \"\"\".*?\"\"\"", source[name], re.S).group()[1:]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
+from plumbing import run as checkpoint
 import train
 from tiny_run import TINY, differences, metrics
 

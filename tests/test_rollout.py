@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from moe import TinyMoE
 from rollout import concat, draw, sample
-from tasks import builtin_tokenizer
+from plumbing.tasks import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = ["3+8=", "1+2+3+4=", "7="]                      # of three lengths: two are left-padded

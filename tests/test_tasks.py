@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-import tasks
+from plumbing import tasks
 from make_max_data import make_max_data
-from tasks import Problem, PromptStream, builtin_tokenizer, encode_prompt, join, load_task, running_sum
+from plumbing.tasks import Problem, PromptStream, builtin_tokenizer, encode_prompt, join, load_task, running_sum
 
 ROOT = Path(__file__).resolve().parent.parent
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -424,10 +424,10 @@ def test_impossible_sources_are_refused(arguments):
 
 # -------------------------------------------------------------------------------------------------------------------- demos
 
-@pytest.mark.parametrize("file, words", [
-    ("tasks.py", ["first error", "reward 1"]), ("datafiles.py", ["refused: rows.jsonl line 2"]),
-    ("verifiers.py", ["reward 1", "timeout"])])
-def test_the_demo_shows_its_concept(file, words):
-    run = subprocess.run([sys.executable, ROOT / file], capture_output=True, text=True, timeout=60, cwd=ROOT,
+@pytest.mark.parametrize("module, words", [
+    ("plumbing.tasks", ["first error", "reward 1"]), ("plumbing.datafiles", ["refused: rows.jsonl line 2"]),
+    ("plumbing.verifiers", ["reward 1", "timeout"])])
+def test_the_demo_shows_its_concept(module, words):
+    run = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, cwd=ROOT,
                          env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert run.returncode == 0 and not run.stderr and all(word in run.stdout for word in words), run.stdout + run.stderr

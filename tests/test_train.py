@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from arguments import PRESETS, Arguments
+from plumbing.arguments import PRESETS, Arguments
 from tiny_run import TINY, TRAIN, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
@@ -102,7 +102,7 @@ def always_right(make):
     ["--share_prompt", "false"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
     ["--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "4"], ["--bf16", "true"], ["--verbose_answers", "true", "--eval_samples", "0"]])
 def test_options_run(flags, workplace, monkeypatch):
-    import policy
+    from plumbing import policy
     monkeypatch.setattr(policy, "MUST_PASS", 0.0)
     cheap = ["--cold_start_steps", "1"] if "--verbose_answers" in flags else []
     train.main([*TINY, "--steps", "2", *flags, *cheap, "--output_dir", "run"])
@@ -149,7 +149,7 @@ def test_micro_batches_change_no_metric_but_by_rounding(workplace):
 
 def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold_start):
     from rollout import sample
-    from tasks import running_sum
+    from plumbing.tasks import running_sum
     args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
     policy, tokenizer = train.load_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
     part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))
@@ -205,7 +205,7 @@ def test_a_run_repeats_bit_for_bit(workplace):
 
 def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(workplace, monkeypatch):
     """Its random weights are drawn after the policy is there, however it came to be there."""
-    import policy
+    from plumbing import policy
     from tiny_run import differences
     monkeypatch.setattr(policy, "MUST_PASS", 0.0)
     cheap = [*TINY, "--algorithm", "ppo", "--steps", "1", "--cold_start_steps", "1", "--seed", "3"]

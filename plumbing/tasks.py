@@ -13,8 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
 
-from datafiles import checked_rows, file_or_hub_rows, gym_rows
-from verifiers import Verifier
+from plumbing.datafiles import checked_rows, file_or_hub_rows, gym_rows
+from plumbing.verifiers import Verifier
 
 
 class Problem(NamedTuple):

@@ -10,7 +10,7 @@ import time
 
 import torch
 
-import checkpoint
+from plumbing import run as checkpoint
 from eval import pass_at_1
 from ratios import cross_entropy, perplexity, sequence_ratio
 

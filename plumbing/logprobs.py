@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
-from caches import has_plain_cache, prompt_inputs
+from plumbing.caches import has_plain_cache, prompt_inputs
 
 MAX_LOGITS = 2 ** 24             # how many logits may exist at once: 64 MB in float32
 MAX_PACKED = 256                 # tokens in a packed row: it pays for attention between responses that must not see each other
@@ -187,7 +187,7 @@ if __name__ == "__main__":
     import time
 
     from rollout import sample
-    from tasks import builtin_tokenizer
+    from plumbing.tasks import builtin_tokenizer
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)

@@ -24,7 +24,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-import distributed
+from plumbing import processes as distributed
 
 # Flags that may differ between a run and its resumption: they do not change what is computed.
 FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "keep", "eval_steps", "print_trl_config"}

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from logprobs import MAX_LOGITS
-from policy import tiny_config
-from tasks import builtin_tokenizer
+from plumbing.logprobs import MAX_LOGITS
+from plumbing.policy import tiny_config
+from plumbing.tasks import builtin_tokenizer
 
 GB = 1e9                                                     # as GPUs are sold
 

@@ -22,11 +22,11 @@ from torch import nn
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig
 
-import checkpoint
-import tasks
+from plumbing import run as checkpoint
+from plumbing import tasks
 from advantages import ValueHead
 from eval import evaluate, pass_at_1
-from logprobs import plain_hidden, response_logp, shared_hidden
+from plumbing.logprobs import plain_hidden, response_logp, shared_hidden
 from moe import TinyMoE, load_balancing_loss, record_routes
 from rollout import Rollout, left_pad
 
