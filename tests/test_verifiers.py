@@ -157,8 +157,8 @@ def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
 
 HOSTILE = ["__import__('os').system('touch {0}')", "open('{0}', 'w')", "__import__('os').mkdir('{0}')",
            "exec(\"open('{0}', 'w')\")", "__import__('pathlib').Path('{0}').touch()",
-           "__import__('shutil').copyfile('verifiers.py', '{0}')",
-           "__import__('subprocess').run(['touch', '{0}'])", "__import__('os').symlink('verifiers.py', '{0}')"]
+           "__import__('shutil').copyfile('README.md', '{0}')",
+           "__import__('subprocess').run(['touch', '{0}'])", "__import__('os').symlink('README.md', '{0}')"]
 
 
 @pytest.mark.parametrize("guarded", [False, True])
