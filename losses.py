@@ -82,7 +82,7 @@ def token_surrogate(clip, ratio, A, logp, mask, low, high):
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None, weights=None, group_size=None,
-                max_length=None, router_shift=None, mismatch=None, dual_clip=None, delta=None):
+                max_length=None, router_shift=None, mismatch=None, dual_clip=None):
     """The loss of objective `name` and what it did: (loss, stats), 0-dim tensors. Nothing in here waits for the GPU.
 
     logp, old_logp          [B, T] float32, log-probabilities (nats) of the sampled tokens; the gradient goes to logp
@@ -93,8 +93,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     group_size, max_length  what the reductions of dapo_paper and dr_grpo need where weights is None
     router_shift            [B, T] RSPO's γ̃ (moe.router_shift), multiplied into w before the clip; rspo needs it
     mismatch                [B, T] constants (mismatch_weight), multiplied onto the clipped surrogate
-    dual_clip               c > 1: for A < 0 the surrogate is at least c·A, so that nothing pushes down above w = c (1912.09729)
-    delta                   INTELLECT-2's cap min(w, delta) before the min (2505.07291): above the band dual_clip by another name
+    dual_clip               c > 1: for A < 0 the surrogate is at least c·A, so that nothing pushes down above w = c (1912.09729;
+                            INTELLECT-2's delta, 2505.07291, is the same)
 
     stats: clip_low, clip_high, the shares of loss tokens whose gradient the clip removed below and above the band (a clipped
     sequence counts all its tokens, dual_clip counts as high); clip_signal, both as a share of the signal_tokens (A not 0); and
@@ -103,7 +103,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     """
     objective = OBJECTIVES[choose("name", name, OBJECTIVES)]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift, mismatch=mismatch)
-    low, high, stop = check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip, delta)
+    low, high = check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip)
     A = advantages if advantages.dim() == 2 else advantages[:, None].expand_as(logp)  # [B, T]
     A, logp, old_logp = A.detach().masked_fill(~mask, 0.0), logp.masked_fill(~mask, 0.0), old_logp.detach()  # [B, T]
 
@@ -111,8 +111,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     ratio = RATIOS[objective.ratio](shifted, old_logp, mask)                         # [B, T] or [B]
     ratio = ratio if ratio.dim() == 2 else ratio[:, None]                            # [B, T] or [B, 1]
     surrogate = token_surrogate(objective.clip, ratio, A, logp, mask, low, high)     # [B, T]
-    if stop is not None:
-        surrogate = torch.where(A < 0, torch.max(surrogate, stop * A), surrogate)    # [B, T]  dual clip, 1912.09729
+    if dual_clip is not None:
+        surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)    # [B, T]  dual clip, 1912.09729
     if weights is None:
         weights = token_weights(mask, objective.reduction, group_size=group_size, max_length=max_length)  # [B, T]
     if mismatch is not None:
@@ -122,8 +122,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     below = above = torch.zeros_like(mask)                                           # [B, T]  the clip removed its gradient
     if objective.clip in ("min", "log-min"):
         below, above = (ratio < low) & (A < 0), (ratio > high) & (A > 0)             # [B, T]
-    if stop is not None:
-        above = above | (ratio > stop) & (A < 0)                                     # [B, T]
+    if dual_clip is not None:
+        above = above | (ratio > dual_clip) & (A < 0)                                # [B, T]
     tokens, signal_tokens = mask.sum(), (A != 0).sum()                               # A is 0 outside the mask
     stats = dict(clip_low=below.sum() / tokens.clamp(min=1), clip_high=above.sum() / tokens.clamp(min=1),
                  clip_signal=(below | above).sum() / signal_tokens.clamp(min=1), signal_tokens=signal_tokens)
@@ -217,8 +217,8 @@ def choose(argument, value, known):
     return value
 
 
-def check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip, delta):
-    """The band's edges and the ratio above which A < 0 stops (None: nowhere); ValueError for what makes no sense together."""
+def check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
+    """The band's edges; ValueError for what makes no sense together."""
     row, shape = OBJECTIVES[name], f"for mask {list(mask.shape)}"
     per_token = row.ratio in ("none", "token", "gspo-token")
     if advantages.shape != mask.shape[:1] and not (per_token and advantages.shape == mask.shape):
@@ -234,11 +234,10 @@ def check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, d
     low, high = row.epsilon if epsilon is None else epsilon, row.epsilon_high if epsilon_high is None else epsilon_high
     if low is not None:
         low, high = (-low, high) if row.clip == "log-min" else (1 - low, 1 + high)
-    stops = [stop for stop in (dual_clip, delta) if stop is not None]
-    if stops and ((row.ratio, row.clip) != ("token", "min") or min(stops) <= 1 or delta is not None and delta <= high):
-        raise ValueError(f"dual_clip is {dual_clip}, delta is {delta}: they need dual_clip > 1, delta above the band "
-                         f"and a token ratio with min clip ({name}: {row.ratio}, {row.clip})")
-    return low, high, min(stops, default=None)
+    if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
+        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with a token ratio and min clip "
+                         f"({name}: {row.ratio}, {row.clip})")
+    return low, high
 
 
 if __name__ == "__main__":

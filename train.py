@@ -161,7 +161,7 @@ def update(args, scorer, policy, optimizer, rollout, batch, routes):
                 shift = router_shift(old.logits, new.logits, old.indices, part.mask)                               # [B, T]
             loss, stats = policy_loss(args.objective, scores.logp, b["old_logp"], b["advantages"], part.mask, epsilon=args.epsilon,
                                       epsilon_high=args.epsilon_high, weights=b["weights"], router_shift=shift,
-                                      mismatch=b.get("mismatch"), dual_clip=args.dual_clip, delta=args.delta)
+                                      mismatch=b.get("mismatch"), dual_clip=args.dual_clip)
             if args.beta:
                 loss = loss + args.beta * (b["weights"] * kl_penalty(scores.logp, b["ref_logp"], part.mask, args.kl_estimator,
                                                                       b["old_logp"])).sum()

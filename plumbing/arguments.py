@@ -34,7 +34,6 @@ class Arguments:
     lam: float = arg(0.95, "lambda of gae")
     value_coef: float = arg(0.5, "weight of the critic's loss (gae)")
     dual_clip: float | None = arg(None, "for A < 0 no gradient once the token ratio exceeds this (token family)")
-    delta: float | None = arg(None, "cap on the token ratio before the min, INTELLECT-2's two-sided clip (token family)")
     beta: float = arg(0.0, "coefficient of the KL to the frozen starting policy, in the loss; 0 keeps no reference")
     kl_estimator: str = arg("k3", "k1, k2, k3, k3_is or k3_st (see losses.kl_penalty)")
     entropy_coef: float = arg(0.0, "coefficient of the entropy bonus")
@@ -158,7 +157,7 @@ AT_LEAST_1 = ("steps", "prompts_per_step", "num_generations", "steps_per_generat
 AT_LEAST_0 = ("save_steps", "eval_steps", "eval_samples", "warmup_steps", "cold_start_steps", "stage2_step", "seed", "weight_decay",
               "max_grad_norm", "beta", "entropy_coef", "value_coef", "router_aux_loss_coef", "mismatch_low")
 POSITIVE = ("temperature", "initializer_range", "verifier_time_limit", "learning_rate", "cold_start_learning_rate", "mismatch_high",
-            "dual_clip", "delta")
+            "dual_clip")
 SHARES = ("habit", "slip", "gamma", "lam", "overlong_cache")
 
 
@@ -259,7 +258,7 @@ def check(args):
     probe = torch.zeros(2, 2)                                # what the loss itself refuses (losses.policy_loss), before the run begins
     try:
         policy_loss(args.objective, probe, probe, probe if per_token else probe[0], probe == 0, epsilon=args.epsilon, epsilon_high=args.epsilon_high,
-                    weights=probe, router_shift=probe + 1 if args.objective == "rspo" else None, dual_clip=args.dual_clip, delta=args.delta)
+                    weights=probe, router_shift=probe + 1 if args.objective == "rspo" else None, dual_clip=args.dual_clip)
     except ValueError as error:
         raise ValueError(f"--objective {args.objective}: {error}") from None
     if args.objective == "rspo" and args.old_logp == "sampler":
@@ -303,6 +302,4 @@ def trl_config(args):
         weight_decay=args.weight_decay, max_grad_norm=args.max_grad_norm, steps_per_generation=args.steps_per_generation,
         gradient_accumulation_steps=1, per_device_train_batch_size=args.prompts_per_step * args.num_generations // args.steps_per_generation,
         max_steps=args.steps * args.steps_per_generation, use_bias_correction_kl=args.kl_estimator == "k3_is", seed=args.seed)
-    if args.delta:
-        config["delta"] = args.delta
     return "trl.GRPOConfig(\n" + "".join(f"    {key}={value!r},\n" for key, value in config.items() if value is not None) + ")"

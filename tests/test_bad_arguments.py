@@ -41,7 +41,7 @@ INTEGERS_FROM_1 = ("steps prompts_per_step num_generations steps_per_generation 
                    "hidden_size num_hidden_layers num_experts num_experts_per_tok moe_intermediate_size min_terms max_bad_steps eval_prompts").split()
 FROM_0 = ("save_steps eval_steps eval_samples warmup_steps cold_start_steps stage2_step seed weight_decay max_grad_norm beta entropy_coef value_coef "
           "router_aux_loss_coef mismatch_low").split()
-ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high dual_clip delta".split()
+ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high dual_clip".split()
 SHARES = "gamma lam overlong_cache".split()
 CHOICES = "algorithm objective advantage scale_rewards reduction kl_estimator old_logp sampler_dtype mismatch lr_scheduler_type optim".split()
 
@@ -68,7 +68,7 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--num_generations 1", ["--num_generations 1", "at least 2"]), ("--num_generations 1 --advantage leave_one_out", ["--num_generations 1"]),
     ("--prompts_per_step 30", ["--steps_per_generation 4", "--prompts_per_step 30"]), ("--micro_batch_size 3", ["--micro_batch_size 3", "divide"]),
     ("--num_experts_per_tok 9", ["--num_experts_per_tok 9", "--num_experts 8"]), ("--dual_clip 2", ["dual_clip", "gspo"]),
-    ("--algorithm grpo --dual_clip 0.5", ["dual_clip is 0.5", "> 1"]), ("--algorithm grpo --delta 1.1", ["delta is 1.1", "above the band"]),
+    ("--algorithm grpo --dual_clip 0.5", ["dual_clip is 0.5", "> 1"]),
     ("--algorithm sapo --epsilon 0.1", ["epsilon is 0.1", "sapo has no band"]),
     ("--token_credit true", ["gspo", "gspo_token"]), ("--advantage gae", ["gspo", "gspo_token"]),
     ("--algorithm ppo --token_credit true", ["--token_credit", "gae"]), ("--algorithm rspo --old_logp sampler", ["--old_logp sampler", "rspo"]),

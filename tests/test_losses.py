@@ -183,22 +183,21 @@ def test_the_batch_holds_every_clip_case(name):
 
 
 @pytest.mark.parametrize("name", TOKEN_FAMILY)
-def test_dual_clip_and_delta_equal_a_loop(name):
+def test_dual_clip_equals_a_loop(name):
     for seed in range(3):
         logp, old_logp, A, _, mask, _ = make_batch(seed=seed)
         options = needs(name, None)
         expected = reference(name, logp, old_logp, A, mask, cap=1.6)
         assert expected[3] > reference(name, logp, old_logp, A, mask)[3]                             # a proper superset
         assert_equal(run(name, logp, old_logp, A, mask, dual_clip=1.6, **options), expected, mask, A)
-        assert_equal(run(name, logp, old_logp, A, mask, delta=1.6, **options), expected, mask, A)
 
 
-def test_delta_is_intellect_2s_formula():
+def test_dual_clip_is_intellect_2s_delta():
     logp, old_logp, A, _, mask, _ = make_batch()
     x = torch.where(mask, logp, 0.0).requires_grad_()
     w, a, delta = (x - torch.where(mask, old_logp, 0.0)).exp(), A[:, None], 1.6
     literal = -(token_weights(mask, "sequence-mean") * torch.min(w.clamp(max=delta) * a, w.clamp(0.8, 1.2) * a)).sum()
-    loss, gradient, _ = run("grpo", logp, old_logp, A, mask, delta=delta)
+    loss, gradient, _ = run("grpo", logp, old_logp, A, mask, dual_clip=delta)
     assert loss == pytest.approx(literal.item())
     torch.testing.assert_close(gradient, torch.autograd.grad(literal, x)[0])
 
@@ -499,7 +498,6 @@ def test_unknown_names_list_the_known_ones_nearest_first():
     ("sapo", dict(epsilon=lambda _: 0.2), "epsilon is 0.2 but sapo has no band"),
     ("gspo", dict(dual_clip=lambda _: 3.0), "dual_clip is 3.0.*gspo"),
     ("grpo", dict(dual_clip=lambda _: 0.9), "dual_clip is 0.9"),
-    ("grpo", dict(delta=lambda _: 1.1), "delta is 1.1"),
 ])
 def test_bad_input_is_named(name, change, message):
     logp, old_logp, A, _, mask, _ = make_batch()

@@ -24,7 +24,7 @@ B, T, L_MAX = 12, 14, 20
 SAME = {
     "grpo": ("grpo", {}, "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
     "grpo as GSPO's baseline": ("grpo", dict(epsilon_high=0.27), "grpo", "token", dict(epsilon=0.2, epsilon_high=0.27)),
-    "grpo with delta": ("grpo", dict(delta=1.5), "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2, delta=1.5)),
+    "grpo with dual clip": ("grpo", dict(dual_clip=1.5), "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2, delta=1.5)),
     "ppo": ("ppo", {}, "grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
     "dr_grpo": ("dr_grpo", dict(max_length=L_MAX), "dr_grpo", "token", dict(epsilon=0.2, epsilon_high=0.2)),
     "dapo": ("dapo", {}, "dapo", "token", dict(epsilon=0.2, epsilon_high=0.28)),
