@@ -31,7 +31,7 @@ from experiments import figures                                                 
 
 HELD, NOT_HELD, CANNOT = "held", "did not hold", "cannot be tested at this size"
 RUNS = Path("runs/claims")
-T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}   # Student's t, 97.5 %, by degrees of freedom
+T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 11: 2.201}
 
 
 def main(file, claim, source, reported, measure, draw):

@@ -38,7 +38,8 @@ class Arguments:
     kl_estimator: str = arg("k3", "k1, k2, k3, k3_is or k3_st (see losses.kl_penalty)")
     entropy_coef: float = arg(0.0, "coefficient of the entropy bonus")
     old_logp: str = arg("recompute", "recompute: score the rollout under the training policy; sampler: reuse the log-probs of sampling")
-    sampler_dtype: str | None = arg(None, "float32 or bfloat16: precision of the copy that samples (default: float32, with --bf16 bfloat16)")
+    sampler_dtype: str | None = arg(None, "precision of the copy that samples: float32, bfloat16, or its weights rounded per row to "
+                                    "float8, int8, int6, int5, int4, int3 (default: float32, with --bf16 bfloat16)")
     mismatch: str | None = arg(None, "train/sampler mismatch weight: token_truncate, token_mask, seq_truncate, seq_mask, geo_truncate, geo_mask")
     mismatch_low: float = arg(0.5, "lower bound of the mismatch weight (mask modes)")
     mismatch_high: float = arg(2.0, "upper bound of the mismatch weight")
@@ -146,7 +147,7 @@ CHOICES = {
     "reduction": ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"),
     "kl_estimator": ("k1", "k2", "k3", "k3_is", "k3_st"),
     "old_logp": ("recompute", "sampler"),
-    "sampler_dtype": ("float32", "bfloat16"),
+    "sampler_dtype": ("float32", "bfloat16", "float8", "int8", "int6", "int5", "int4", "int3"),
     "mismatch": ("token_truncate", "token_mask", "seq_truncate", "seq_mask", "geo_truncate", "geo_mask"),
     "lr_scheduler_type": ("linear", "cosine", "constant_with_warmup"),
     "optim": ("adamw", "sgd"),

@@ -51,21 +51,39 @@ class Actor(nn.Module):
 
 
 def sampling_copy(policy, dtype, keep=False):
-    """The policy that samples: itself in float32, or a copy rounded to bfloat16, as inference engines do. keep: round into the copy of
-    the last call, where compiled code looks for it."""
+    """The policy that samples: itself in float32, or a copy as an inference engine holds it, rounded as `dtype` says.
+
+    keep: round into the copy of the last call, where compiled code looks for it.
+    """
     if dtype == "float32":
         return policy
-    if not keep:
-        return copy.deepcopy(policy).to(torch.bfloat16)
-    rounded = standing_copy(policy)
-    for new, old in zip(rounded.parameters(), policy.parameters(), strict=True):
-        new.data.copy_(old)
-    return rounded
+    copied = standing_copy(policy, dtype) if keep else copy_for(policy, dtype)
+    for new, old in zip(copied.parameters(), policy.parameters(), strict=True):
+        new.data.copy_(rounded(old.data, dtype))
+    return copied
 
 
-@lru_cache(maxsize=1)
-def standing_copy(policy):
-    return copy.deepcopy(policy).to(torch.bfloat16)
+def copy_for(policy, dtype):
+    """bfloat16 is weights and arithmetic; the other types round weights and go on computing in float32."""
+    copied = copy.deepcopy(policy)
+    return copied.to(torch.bfloat16) if dtype == "bfloat16" else copied
+
+
+standing_copy = lru_cache(maxsize=1)(copy_for)
+
+
+def rounded(weight, dtype):
+    """A weight [..., n] rounded row by row to `dtype` and back, symmetrically: the largest of a row lands on the largest number.
+
+    int<b>: 2^b - 1 equally spaced levels; float8: e4m3. Vectors (norms, biases) stay as they are, as quantised engines leave them.
+    """
+    if weight.dim() < 2 or dtype == "bfloat16":
+        return weight
+    largest = weight.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)      # [..., 1]
+    if dtype == "float8":
+        return (weight / largest * 448).to(torch.float8_e4m3fn).to(weight.dtype) * (largest / 448)
+    levels = 2 ** (int(dtype.removeprefix("int")) - 1) - 1
+    return (weight / largest * levels).round() * (largest / levels)
 
 
 @lru_cache(maxsize=1)
