@@ -27,7 +27,7 @@ from plumbing import run as checkpoint                                          
 import train                                                                            # noqa: E402
 from transformers.utils import logging                                                  # noqa: E402
 
-from experiments import figures                                                         # noqa: E402
+from plumbing import style                                                             # noqa: E402
 
 HELD, NOT_HELD, CANNOT = "held", "did not hold", "cannot be tested at this size"
 RUNS = Path("runs/claims")
@@ -56,7 +56,7 @@ def main(file, claim, source, reported, measure, draw):
                           seconds=round(time.perf_counter() - began), data=rounded(data))
             result_file.parent.mkdir(parents=True, exist_ok=True)
             checkpoint.write_text(result_file, json.dumps(result, indent=None, separators=(", ", ": ")) + "\n")
-        figures.save(draw(result["data"]), figure_file)
+        style.save(draw(result["data"]), figure_file)
     except (ValueError, OSError) as error:
         print(f"experiments/{name}.py: {error}", file=sys.stderr)
         raise SystemExit(2)

@@ -13,7 +13,7 @@ mini-batch is on-policy and clips nothing, so a mean over four hides how much th
 
 import claim
 import drift
-from experiments.figures import BLUE, ORANGE, band, label, panels
+from plumbing.style import BLUE, ORANGE, band, label, panels
 
 
 def measure(seeds, quick):

@@ -16,7 +16,7 @@ import torch
 import claim
 import drift
 import train
-from experiments.figures import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
+from plumbing.style import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
 from plumbing.logprobs import response_logp
 from moe import flip_rate, replay_routes
 

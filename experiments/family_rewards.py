@@ -14,7 +14,7 @@ GSPO-token with equal advantages is GSPO, and SRPO's second stage brings longer 
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, band, label, panels
+from plumbing.style import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, band, label, panels
 
 GSPO, GRPO = "GSPO", "GRPO"
 FAMILY = {GSPO: ["gspo"], GRPO: list(drift.GRPO[1:]), "GRPO + replay": [*drift.GRPO[1:], "--routing_replay"], "GMPO": ["gmpo"], "RSPO": ["rspo"], "DAPO": ["dapo"],

@@ -1,50 +1,15 @@
-"""Figures: one style for all of them, the map of the family, and the panels of a run.
+"""The pictures that belong to no claim: the map of the family.
 
     python experiments/figures.py        draws docs/figures/family_map.png
-
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; no curve is told by its colour alone.
 """
 
+import sys
 from pathlib import Path
 
-import matplotlib
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt                                                          # noqa: E402
-
-BLUE, ORANGE, GREEN, RED, PINK, SKY, YELLOW, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#666666"
-COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, "#000000"]
-LINES = ["-", "--", "-.", ":"]
-STYLE = {"figure.dpi": 100, "savefig.dpi": 130, "font.size": 10, "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.grid": True,
-         "grid.alpha": 0.25, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 9,
-         "axes.prop_cycle": plt.cycler(color=COLOURS), "figure.constrained_layout.use": True, "lines.linewidth": 1.8}
-
-
-def panels(rows=1, columns=2, height=3.4, width=8.0, **options):
-    """(figure, axes) in the one style, 8 inches wide: about the width of a README."""
-    plt.rcParams.update(STYLE)
-    return plt.subplots(rows, columns, figsize=(width, height), **options)
-
-
-def save(figure, file):
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
-    plt.close(figure)
-
-
-def label(axes, title, x, y):
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-
-
-def band(axes, x, rows, name, colour, marker=None, line="-"):
-    """A mean over seeds as a line and their range as a shade. rows: one sequence per seed."""
-    columns = list(zip(*rows))
-    axes.plot(x, [sum(c) / len(c) for c in columns], line, color=colour, label=name, marker=marker, markersize=4)
-    if len(rows) > 1:
-        axes.fill_between(x, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0)
-
+from plumbing.style import BLUE, GREY, panels, save                                       # noqa: E402
 
 # ------------------------------------------------------------------------------------------------------------ the family
 
@@ -71,42 +36,6 @@ def family_map():
     return figure
 
 
-# ------------------------------------------------------------------------------------------------------------- dashboard
-
-DASHBOARD = [  # title, unit, metric names (a sum where there are several joined by +), logarithmic
-    ("pass rate of the rollouts", "share", "pass_rate", False), ("clipped tokens", "share of loss tokens", "clip_low+clip_high", True),
-    ("log-ratio spread, last mini-batch", "variance", "log_w_var log_s_var", True), ("length", "tokens", "length", False),
-    ("entropy", "nats per token", "entropy", False), ("gradient norm, before the clip", "", "grad_norm", True),
-    ("perplexity under the old policy", "", "perplexity_old", False), ("experts flipped by the updates", "share", "flip_rate", False),
-    ("groups without signal", "share", "dead_groups", False), ("seconds per rollout batch", "s", "seconds_rollout seconds_logp seconds_update", False)]
-
-
-def dashboard(runs):
-    """One page of panels for runs, {name: [metrics records]}: a colour per run, a line style per metric of a panel."""
-    figure, axes = panels(5, 2, height=13, width=9)
-    for place, (title, unit, names, log) in zip(axes.flat, DASHBOARD):
-        several = len(names.split()) > 1
-        for colour, records in zip(COLOURS * len(runs), runs.values()):
-            for line, name in zip(LINES, names.split()):
-                parts = name.split("+")
-                points = [(r["step"], sum(r[part] for part in parts)) for r in records if all(r.get(part) is not None for part in parts)]
-                points = [(x, y) for x, y in points if y > 0 or not log]
-                if points:
-                    first = several and colour == COLOURS[0]
-                    place.plot(*zip(*points), line, color=colour, label=name.removeprefix("seconds_") if first else None, marker="o" if len(points) == 1 else None)
-        label(place, title, "rollout batch", unit)
-        if not place.lines:
-            place.text(.5, .5, "not measured in these runs", ha="center", transform=place.transAxes, color=GREY)
-        elif log:
-            place.set_yscale("log")
-        if several and place.lines:
-            place.legend()
-    handles = [plt.Line2D([], [], color=colour, label=name if len(name) < 60 else f"…{name[-58:]}") for colour, name in zip(COLOURS * len(runs), runs)]
-    figure.legend(handles=handles, loc="outside upper left")
-    return figure
-
-
 if __name__ == "__main__":
-    target = Path(__file__).resolve().parent.parent / "docs/figures/family_map.png"
-    save(family_map(), target)
+    save(family_map(), ROOT / "docs/figures/family_map.png")
     print("docs/figures/family_map.png")

@@ -16,7 +16,7 @@ import torch
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, LINES, ORANGE, label, panels
+from plumbing.style import BLUE, COLOURS, LINES, ORANGE, label, panels
 from losses import policy_loss, token_weights
 from ratios import sequence_ratio, token_ratio
 from rollout import response_logp

@@ -15,7 +15,7 @@ import math
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, label, panels
+from plumbing.style import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, label, panels
 from ratios import sequence_log_ratio, token_log_ratio
 
 

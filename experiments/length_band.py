@@ -16,7 +16,7 @@ import torch
 
 import claim
 import drift
-from experiments.figures import BLUE, GREEN, ORANGE, band, label, panels
+from plumbing.style import BLUE, GREEN, ORANGE, band, label, panels
 
 RULES = {"fixed": "one band for all", "scaled": "band ∝ 1/√L", "paper": "the paper's band (3e-4, 4e-4)"}
 

@@ -33,7 +33,7 @@ from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
-from experiments import figures  # noqa: E402
+from plumbing import style  # noqa: E402
 from plumbing.policy import Actor, load_policy  # noqa: E402
 
 RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")
@@ -276,14 +276,14 @@ def quick():
 
 # ----------------------------------------------------------------------------------------------------------------- the figure
 
-COLOURS = {"grpo": figures.RED, "grpo_replay": figures.ORANGE, "grpo_dual": figures.GREEN, "gspo": figures.BLUE}
+COLOURS = {"grpo": style.RED, "grpo_replay": style.ORANGE, "grpo_dual": style.GREEN, "gspo": style.BLUE}
 LINES = {"grpo": "-", "grpo_replay": ":", "grpo_dual": "--", "gspo": "-."}
 
 
 def draw():
     """docs/figures/moe_stability.png from results/moe_stability.json."""
     result = json.loads(RESULT.read_text())
-    figure, axes = figures.panels(2, 2, height=7.2, width=9)
+    figure, axes = style.panels(2, 2, height=7.2, width=9)
     batches = range(1, BATCHES + 1)
     for ax, policy, lr, title in ((axes[0, 0], "top2", LR, "Mixture of Experts (top-2 of 8), rate 6e-4"),
                                   (axes[0, 1], "dense", LR, "Dense policy of equal active size, rate 6e-4"),
@@ -292,8 +292,8 @@ def draw():
             runs = [r for r in result["runs"] if key(r) == key(cell(arm, r["seed"], policy, lr))]
             if len(runs) > 1:
                 collapsed = f"{ARMS[arm][0]}: {sum(r['collapsed_at'] is not None for r in runs)} of {len(runs)} collapsed"
-                figures.band(ax, batches, [r["curve"]["pass_rate"] for r in runs], collapsed, COLOURS[arm], line=LINES[arm])
-        figures.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and range of seeds)")
+                style.band(ax, batches, [r["curve"]["pass_rate"] for r in runs], collapsed, COLOURS[arm], line=LINES[arm])
+        style.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and range of seeds)")
         ax.set_ylim(0, 1)
         ax.legend()
     ax = axes[1, 1]
@@ -304,10 +304,10 @@ def draw():
                 at = max(range(BATCHES), key=r["curve"]["w_negative"].__getitem__)             # the token that kills it
                 ax.annotate(f"a token with w = {r['curve']['w_negative'][at]:.3g}, A < 0", (at + 1, r["curve"]["pass_rate"][at]),
                             xytext=(0.45, 0.5), textcoords="axes fraction", arrowprops=dict(arrowstyle="->", color="0.4"))
-    figures.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}", "rollout batch (4 updates each)", "pass rate")
+    style.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}", "rollout batch (4 updates each)", "pass rate")
     ax.set_ylim(0, 1)
     ax.legend()
-    figures.save(figure, FIGURE)
+    style.save(figure, FIGURE)
 
 
 if __name__ == "__main__":

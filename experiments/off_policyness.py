@@ -11,7 +11,7 @@ At k = 1 every ratio is 1 and the loss of group-normalised advantages about 0: t
 
 import claim
 import drift
-from experiments.figures import BLUE, GREEN, ORANGE, band, label, panels
+from plumbing.style import BLUE, GREEN, ORANGE, band, label, panels
 
 
 def measure(seeds, quick):

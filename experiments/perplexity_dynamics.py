@@ -14,7 +14,7 @@ import math
 
 import claim
 import drift
-from experiments.figures import BLUE, ORANGE, band, label, panels
+from plumbing.style import BLUE, ORANGE, band, label, panels
 
 
 def measure(seeds, quick):

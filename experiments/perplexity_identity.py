@@ -14,7 +14,7 @@ import torch
 
 import claim
 import drift
-from experiments.figures import BLUE, GREY, ORANGE, label, panels
+from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 
 NAMES = {"float64": "per answer, float64", "float32": "per answer, float32", "bfloat16": "per answer, bfloat16",

@@ -13,7 +13,7 @@ Clipping a surrogate removes a gradient. Where the ratio goes, in the same answe
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, GREY, ORANGE, RED, label, panels
+from plumbing.style import BLUE, COLOURS, GREY, ORANGE, RED, label, panels
 from ratios import token_log_ratio
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import claim
 import drift
 from plumbing import logprobs
-from experiments.figures import BLUE, GREY, ORANGE, SKY, label, panels
+from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
 from moe import route_bytes
 
 

@@ -18,7 +18,7 @@ import torch
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, GREY, ORANGE, label, panels
+from plumbing.style import BLUE, COLOURS, GREY, ORANGE, label, panels
 from rollout import response_logp
 
 ARMS = {f"{name.upper()}, {old}": [*flags, "--sampler_dtype", "bfloat16", "--old_logp", old]

@@ -10,7 +10,7 @@ are not blamed; with equal advantages GSPO-token is GSPO. Written down beforehan
 """
 
 import claim
-from experiments.figures import BLUE, ORANGE, band, label, panels
+from plumbing.style import BLUE, ORANGE, band, label, panels
 
 ARMS = {"GSPO": ["--algorithm", "gspo"], "GSPO-token, first error blamed": ["--algorithm", "gspo_token", "--token_credit"]}
 

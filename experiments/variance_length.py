@@ -13,7 +13,7 @@ log-ratios of one answer go together, below 1 that they cancel.
 
 import claim
 import drift
-from experiments.figures import BLUE, COLOURS, GREY, ORANGE, label, panels
+from plumbing.style import BLUE, COLOURS, GREY, ORANGE, label, panels
 
 
 def measure(seeds, quick):

@@ -10,6 +10,8 @@ import torch
 from transformers import Qwen3MoeConfig
 
 import eval
+from experiments import run_claims
+from plumbing import dashboard as pictures
 from plumbing import tasks
 from eval import bootstrap, majority, pass_at_k
 from moe import TinyMoE
@@ -82,10 +84,10 @@ def checkpoints(tmp_path_factory):
     return [save_tiny(folder / name, seed) for name, seed in (("before", 0), ("after", 1))]
 
 
-def refused(capsys, *argv):
+def refused(capsys, *argv, main=eval.main):
     """The one line on the error stream of a command that exits 2."""
     with pytest.raises(SystemExit) as stop:
-        eval.main(list(argv))
+        main(list(argv))
     error = capsys.readouterr().err.strip()
     assert stop.value.code == 2 and error.startswith("eval.py: ") and "\n" not in error, error
     return error
@@ -139,13 +141,14 @@ def test_passk_refuses(checkpoints, tmp_path, capsys):
 
 
 def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, capsys, monkeypatch):
-    assert "no claim is called clipped_token, did you mean clipped_tokens?" in refused(capsys, "claims", "clipped_token")
-    assert "--jobs 0" in refused(capsys, "claims", "--jobs", "0")
+    unknown = refused(capsys, "clipped_token", main=run_claims.main)
+    assert "no claim is called clipped_token, did you mean clipped_tokens?" in unknown
+    assert "--jobs 0" in refused(capsys, "--jobs", "0", main=run_claims.main)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     row = dict(claim="A claim", source="a paper", reported="1", measured="2", spread="1 to 3", seeds=3, verdict="did not hold", figure="x.png", command="python x.py")
     (tmp_path / "results/clipped_tokens.json").write_text(json.dumps(row | {"data": {}}))
-    eval.main(["claims", "--table"])
+    run_claims.main(["--table"])
     printed = capsys.readouterr().out
     assert "DID NOT HOLD" in printed and "1 did not hold; not measured here: perplexity_identity" in printed
     assert json.loads((tmp_path / "results/claims.json").read_text()) == [row]
@@ -160,13 +163,19 @@ def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
             f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', spread='', seeds=1, verdict='held', figure='f', command='c'),\n"
             f"          open('runs/quick/{name}.json', 'w'))\n" + ("" if name == "replay_cost" else "if not os.path.exists('fixed'): raise SystemExit(1)\n"))
     with pytest.raises(SystemExit) as stop:
-        eval.main(["claims", "--quick", "replay_cost", "length_band"])
+        run_claims.main(["--quick", "replay_cost", "length_band"])
     assert stop.value.code == 1 and "length_band failed" in capsys.readouterr().err
     (tmp_path / "fixed").touch()
-    eval.main(["claims", "--quick", "replay_cost", "length_band"])
+    run_claims.main(["--quick", "replay_cost", "length_band"])
     assert "1 of 2 were measured before" in capsys.readouterr().out
     assert ((tmp_path / "replay_cost.count").read_text(), (tmp_path / "length_band.count").read_text()) == ("x", "xx")
     assert [row["claim"] for row in json.loads((tmp_path / "runs/quick/claims.json").read_text())] == ["replay_cost", "length_band"]
+
+
+def test_claims_is_a_command_of_eval(capfd):
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["claims", "no_such"])
+    assert stop.value.code == 2 and "no claim is called no_such" in capfd.readouterr().err
 
 
 def write_run(folder, steps, tail=""):
@@ -183,6 +192,20 @@ def test_dashboard_of_one_run_and_of_several(tmp_path):
     eval.main(["dashboard", *runs, "--output", str(tmp_path / "both.png")])
     for file in (tmp_path / "a/dashboard.png", tmp_path / "both.png"):
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 20_000
+
+
+def test_dashboard_draws_zeros_on_logarithmic_axes_and_the_parts_of_a_reward():
+    records = [dict(step=i, clip_low=low, clip_high=0.0, reward_parts={"format": .5, "maths": i / 4})
+               for i, low in enumerate([0.0, .1, 0.0, .01])]
+    figure = pictures.draw({"run": records})
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    clipped = panels["clipped tokens"]
+    assert clipped.get_lines()[0].get_ydata().tolist() == [0.0, .1, 0.0, .01]
+    low, high = clipped.get_ylim()
+    assert low < 0 < .1 <= high and clipped.get_yscale() == "symlog", "0 stands inside the axis"
+    parts = {line.get_label(): line.get_ydata().tolist() for line in panels["parts of the reward"].get_lines()}
+    assert parts == {"format": [.5] * 4, "maths": [0, .25, .5, .75]}
+    assert all(any("healthy: " in text.get_text() for text in axes.texts) for axes in figure.axes)
 
 
 def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):

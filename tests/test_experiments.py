@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-import eval
+from experiments.run_claims import CLAIMS
 
 ROOT = Path(__file__).parent.parent
 FIELDS = {"claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure", "command"}
 VERDICTS = {"held", "did not hold", "cannot be tested at this size"}
-RESULTS = sorted(name for name in eval.CLAIMS if (ROOT / f"results/{name}.json").is_file())
+RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
 
 
 def read(name):
     return json.loads((ROOT / f"results/{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", eval.CLAIMS)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_every_claim_is_a_file_that_says_beforehand_what_would_refute_it(name):
     source = (ROOT / f"experiments/{name}.py").read_text()
     docstring = ast.get_docstring(ast.parse(source))
@@ -75,7 +75,7 @@ def test_every_figure_can_be_drawn_from_its_committed_data(name, monkeypatch):
     for axes in figure.axes:
         assert axes.get_title(loc="left") or axes.get_title()
         assert axes.get_xlabel() or axes.get_xticklabels()
-    experiment.claim.figures.plt.close(figure)
+    experiment.claim.style.pyplot().close(figure)
 
 
 def test_a_missing_or_broken_result_is_one_line(tmp_path, capsys):

@@ -1,0 +1,179 @@
+"""Runs the experiments that are not measured yet, each in a process of its own, and tabulates them.
+
+    python eval.py claims                    all claims, resumable: Ctrl-C, the same command goes on
+    python eval.py claims --quick            one seed, smaller measurements, under runs/quick/
+    python eval.py claims --maps             the maps too: hours
+    python eval.py claims --table            no measurement: the table and results/claims.json
+
+The rules of the verdicts stand in experiments/claim.py and in each experiment's docstring.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tqdm import tqdm
+
+# The experiments in the order in which they are started, the longest first, with their place in the
+# table of claims.
+CLAIMS = {"family_rewards": 15, "sampler_numerics": 10, "gradient_noise": 6, "clipped_tokens": 3,
+          "expert_flips": 8, "token_credit": 14, "perplexity_identity": 1, "variance_length": 2,
+          "off_policyness": 4, "perplexity_dynamics": 5, "product_ratio": 7, "replay_cost": 11,
+          "length_band": 12, "hidden_divergence": 13}
+MAPS = {"moe_stability": 9}                       # hours; without --maps the committed result
+COLUMNS = ("claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure",
+           "command")
+
+
+def parse(argv):
+    """The command line, checked. Raises ValueError with one line."""
+    parser = argparse.ArgumentParser(prog="eval.py claims", allow_abbrev=False,
+                                     description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(CLAIMS)}")
+    parser.add_argument("--quick", action="store_true", help="one seed, smaller, under runs/quick/")
+    parser.add_argument("--maps", action="store_true", help=f"also {', '.join(MAPS)}: hours")
+    parser.add_argument("--seeds", type=int, help="how many seeds (default: the experiment's own)")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="at once")
+    parser.add_argument("--again", action="store_true", help="also what was measured here before")
+    parser.add_argument("--table", action="store_true", help="measure nothing, only tabulate")
+
+    def refuse(message):
+        raise ValueError(message)
+    parser.error = refuse
+    args = parser.parse_args(argv)
+    for name in args.names:
+        if name not in CLAIMS | MAPS:
+            close = difflib.get_close_matches(name, [*CLAIMS, *MAPS], n=1)
+            guess = f", did you mean {close[0]}?" if close else ""
+            raise ValueError(f"no claim is called {name}{guess}; known: {', '.join(CLAIMS | MAPS)}")
+        if name in MAPS and not args.maps:
+            raise ValueError(f"{name} takes hours: say --maps too")
+    if args.jobs < 1 or args.seeds is not None and args.seeds < 1:
+        raise ValueError(f"--jobs {args.jobs}, --seeds {args.seeds}: both at least 1")
+    return args
+
+
+def measure(args, folder):
+    """Run what is wanted and not done yet. Returns the names that failed."""
+    marks = Path("runs/claims/done.json")
+    done = [] if args.again or not marks.is_file() else json.loads(marks.read_text())
+    key = lambda name: f"{name} quick={args.quick} seeds={args.seeds}"
+    wanted = args.names or [*CLAIMS, *(MAPS if args.maps else ())]
+    fresh = lambda name: key(name) in done and (folder / f"{name}.json").is_file()
+    pending = [name for name in wanted if not fresh(name)]
+    if len(pending) < len(wanted):
+        print(f"{len(wanted) - len(pending)} of {len(wanted)} were measured before on this machine "
+              "(--again measures them anew)")
+
+    def finished(name):
+        done.append(key(name))
+        write(marks, done)
+    return run_experiments(pending, args, finished)
+
+
+def run_experiments(pending, args, finished):
+    """Up to --jobs at once; finished(name) after each that succeeded. Returns those that failed.
+
+    Ctrl-C stops them and keeps what is done.
+    """
+    Path("runs/claims").mkdir(parents=True, exist_ok=True)
+    threads = max(1, (os.cpu_count() or 1) // args.jobs)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
+    flags = ["--quick"] * args.quick + (["--seeds", str(args.seeds)] if args.seeds else [])
+    pending, running, failed = list(pending), {}, []
+    bar = tqdm(total=len(pending), disable=None, unit="claim")
+    try:
+        while pending or running:
+            while pending and len(running) < args.jobs:
+                name = pending.pop(0)
+                command = [sys.executable, f"experiments/{name}.py", *flags]
+                with open(f"runs/claims/{name}.log", "w") as log:
+                    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                running[name] = process, time.perf_counter()
+            time.sleep(0.2)
+            now = ", ".join(f"{name} ({last_line(name)})" for name in running)
+            bar.set_postfix_str(now[:100], refresh=True)
+            for name, (process, began) in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[name]
+                bar.update()
+                what = "FAILED" if process.returncode else "measured"
+                bar.write(f"{name:20} {what} in {time.perf_counter() - began:.0f} s")
+                failed.append(name) if process.returncode else finished(name)
+    except KeyboardInterrupt:
+        raise SystemExit("\nstopped; the same command goes on from here")
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        bar.close()
+    return failed
+
+
+def last_line(name):
+    """What an experiment last said."""
+    lines = Path(f"runs/claims/{name}.log").read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:40] if lines else "starting"
+
+
+def write(file, data):
+    """JSON, in its place at once or not at all."""
+    partial = Path(file).with_name(f".partial-{Path(file).name}")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    partial.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    os.replace(partial, file)
+
+
+def tabulate(folder):
+    """Print each claim and its verdict; returns the rows of claims.json, in the table's order."""
+    rows, missing, places = [], [], CLAIMS | MAPS
+    for name in sorted(places, key=places.get):
+        file = (Path("results") if name in MAPS else folder) / f"{name}.json"
+        if file.is_file():
+            rows.append(row_of(json.loads(file.read_text())))
+        else:
+            missing.append(name)
+    for row in rows:
+        print(f"\n{row['claim']}   ({row['source']})\n"
+              f"  {row['verdict'].upper()}, {row['seeds']} seed(s)\n"
+              f"  reported  {row['reported']}\n  measured  {row['measured']}\n"
+              f"  spread    {row['spread']}")
+    counts = Counter(row["verdict"].split(":")[0] for row in rows).most_common()
+    print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in counts)
+          + (f"; not measured here: {', '.join(missing)}" if missing else ""))
+    return rows
+
+
+def row_of(result):
+    """A result's row of claims.json; a spread per arm becomes one line."""
+    spread = result["spread"]
+    if not isinstance(spread, str):
+        spread = ", ".join(f"{arm} {value}" for arm, value in spread.items())
+    return {key: result[key] for key in COLUMNS} | {"spread": spread}
+
+
+def main(argv=None):
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+    except ValueError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        raise SystemExit(2)
+    folder = Path("runs/quick" if args.quick else "results")
+    failed = [] if args.table else measure(args, folder)
+    rows = tabulate(folder)
+    for name in failed:
+        print(f"{name} failed: see runs/claims/{name}.log", file=sys.stderr)
+    write(folder / "claims.json", rows)
+    print(f"{folder / 'claims.json'}")
+    if failed:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

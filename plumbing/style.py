@@ -1,0 +1,69 @@
+"""The look of every figure: one palette, one colour per algorithm, one page width.
+
+The colours are Okabe and Ito's, which colour-blind readers can tell apart; no curve is told by its
+colour alone. An algorithm has the same colour everywhere: GSPO is blue and GRPO orange.
+"""
+
+from functools import lru_cache
+from pathlib import Path
+
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PINK, SKY, YELLOW, GREY, BLACK = "#CC79A7", "#56B4E9", "#F0E442", "#666666", "#000000"
+COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
+LINES = ["-", "--", "-.", ":"]
+
+# What is not named here is grey. A variant (another band, replay, a dual clip) keeps its
+# algorithm's colour and takes another line or marker.
+ALGORITHM = {
+    "gspo": BLUE, "gspo_token": SKY, "grpo": ORANGE, "gmpo": GREEN, "rspo": "#44AA99",
+    "cispo": PINK, "dapo": RED, "dppo": "#AA4499", "reinforce": BLACK, "sequence_is": "#882255",
+}
+
+STYLE = {
+    "figure.dpi": 100, "savefig.dpi": 130, "figure.constrained_layout.use": True, "font.size": 10,
+    "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.grid": True, "grid.alpha": 0.25,
+    "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.8,
+    "legend.frameon": False, "legend.fontsize": 9,
+}
+
+
+@lru_cache(maxsize=1)
+def pyplot():
+    """matplotlib's, loaded when something is drawn: training does not wait for it."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    plt.rcParams.update(STYLE | {"axes.prop_cycle": plt.cycler(color=COLOURS)})
+    return plt
+
+
+def colour(algorithm):
+    """The colour of an algorithm, by its name in any spelling: GSPO-token, Dr. GRPO, gspo_token."""
+    name = algorithm.lower().replace("-", "_").replace(" ", "_").replace(".", "")
+    return ALGORITHM.get(name, GREY)
+
+
+def panels(rows=1, columns=2, height=3.4, width=8.0, **options):
+    """(figure, axes), 8 inches wide unless told: about the width of a page on GitHub."""
+    return pyplot().subplots(rows, columns, figsize=(width, height), **options)
+
+
+def save(figure, file):
+    """Write a figure as PNG, making its folder."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
+    pyplot().close(figure)
+
+
+def label(axes, title, x, y):
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def band(axes, x, rows, name, colour, marker=None, line="-"):
+    """A mean over seeds as a line, every seed as a thin one. rows: one sequence per seed."""
+    for row in rows if len(rows) > 1 else ():
+        axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
+    means = [sum(column) / len(column) for column in zip(*rows)]
+    axes.plot(x, means, line, color=colour, label=name, marker=marker, markersize=4)
