@@ -181,7 +181,8 @@ def cold_start(args, task, device):
     tokenizer = tasks.builtin_tokenizer()
     config = tiny_config(args, tokenizer)
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=args.cold_start_steps, learning_rate=args.cold_start_learning_rate,
-                  batch=BATCH, warmup=WARMUP, balance=BALANCE, seed=args.seed, torch=torch.__version__)
+                  batch=BATCH, warmup=WARMUP, balance=BALANCE, seed=args.seed, torch=torch.__version__,
+                  problems=hashlib.sha256(json.dumps(task.train).encode()).hexdigest())          # and their order
     folder = CACHE / hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:12]
     if folder.is_dir():
         return TinyMoE.from_pretrained(folder).to(device), tokenizer

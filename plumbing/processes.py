@@ -116,25 +116,23 @@ def gathered(actor):
         whole.data = whole.data.new_empty(0)
 
 
-def whole_optimizer(actor, optimizer, shard):
-    """The optimiser's state; with --shard the whole of it, named by parameter. Every process must call it."""
-    return get_optimizer_state_dict(actor, optimizer, options=WHOLE) if shard else optimizer.state_dict()
+def whole_state(actor, optimizer, shard):
+    """The optimiser's state, with --shard the whole of it, and the critic's weights by name, {}
+    without one. With --shard every process must call it."""
+    state = get_optimizer_state_dict(actor, optimizer, options=WHOLE) if shard else None
+    critic = {name: getattr(weight, "full_tensor", lambda: weight)()
+              for name, weight in actor.state_dict().items() if name.startswith("critic.")}
+    return {"optimizer": state or optimizer.state_dict(), "critic": critic}
 
 
-def whole_critic(actor):
-    """The critic's weights by name, {} without one. Every process must call it."""
-    return {name: getattr(p, "full_tensor", lambda: p)() for name, p in actor.state_dict().items() if name.startswith("critic.")}
-
-
-def load_critic(actor, state):
-    set_model_state_dict(actor, state, options=StateDictOptions(full_state_dict=True, strict=False))
-
-
-def load_optimizer(actor, optimizer, state, shard):
+def load_state(actor, optimizer, state, shard):
+    """The reverse of whole_state."""
     if shard:
-        set_optimizer_state_dict(actor, optimizer, state, options=WHOLE)
+        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=WHOLE)
     else:
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(state["optimizer"])
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(actor, state["critic"], options=options)
 
 
 def lost_another(error):

@@ -1,10 +1,12 @@
 """The run folder: opening, saving and resuming a run exactly and atomically.
 
-    config.json  metrics.jsonl  samples.jsonl  summary.json  checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
+    config.json  metrics.jsonl  samples.jsonl  summary.json
+    checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
 
-A checkpoint is written beside its place and renamed, so a folder named step_N is whole, whatever killed the run. step_N is an ordinary
-Hugging Face checkpoint; state.pt holds what a model folder does not: optimiser, schedule, random states, data position, critic.
-It holds tensors, numbers and text only, and is read with weights_only=True: a pickled object in it is refused, not executed.
+A checkpoint is written beside its place and renamed, so a folder named step_N is whole, whatever
+killed the run. step_N is an ordinary Hugging Face checkpoint; state.pt holds what a model folder
+does not: optimiser, schedule, random states, data position, critic. It holds tensors, numbers and
+text only, and is read with weights_only=True: a pickled object in it is refused, not executed.
 """
 
 import itertools
@@ -24,69 +26,116 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from plumbing import processes as distributed
+from plumbing import processes
 
-# Flags that may differ between a run and its resumption: they do not change what is computed.
-FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "keep", "eval_steps", "print_trl_config"}
+try:
+    import fcntl
+except ImportError:                                          # Windows: no run is locked there
+    fcntl = None
+
+# Flags that may differ when a run is resumed: they do not change what is computed.
+FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "keep", "eval_steps",
+        "print_trl_config"}
+SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
+LOCK = ".lock"
 
 
-def open_run(args):
-    """The run's folder: an old run that may be resumed or replaced, else a new, empty one. Raises ValueError rather than touch another run."""
-    if args.output_dir is None:
-        for n in itertools.count(1):
-            run = Path(f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else ""))
-            try:
-                run.mkdir(parents=True)                      # of two runs started at once only one gets the name
-                return run
-            except FileExistsError:
-                pass
-    run = Path(args.output_dir)
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"--output_dir {run} is a file: name a folder")
-    before, now = arguments_of(run), asdict(args)
-    differ = [k for k in now if before and k not in FREE and before.get(k) != now[k]]
-    if args.resume:
-        if not before:
-            raise ValueError(f"--resume: nothing to resume in {run} (no config.json of a run); leave out --resume to start a run there")
-        if differ:
-            raise ValueError(f"--resume: {run} holds a run of another configuration: "
-                             + ", ".join(f"{k} was {before.get(k)!r}, now {now[k]!r}" for k in differ))
-    elif run.is_dir() and any(run.iterdir()):
-        if args.overwrite_output_dir and not before:
-            raise ValueError(f"--overwrite_output_dir: {run} does not look like a run (no config.json of one); not deleting it")
-        if not args.overwrite_output_dir:
-            what = "is not empty" if not before else "holds a run" + (f" of another configuration ({', '.join(differ)})" if differ else "")
-            raise ValueError(f"--output_dir {run} {what}: use --resume to go on with it, --overwrite_output_dir to replace it, or another folder")
-    run.mkdir(parents=True, exist_ok=True)
-    return run
-
+# --------------------------------------------------------------------------------- the folder
 
 @contextmanager
 def run_folder(args):
-    """open_run's folder, for the block; a new one is removed again if nothing was begun in it."""
-    run = distributed.on_first(lambda: open_run(args))
+    """The run's folder, locked for the block; a new one is removed if nothing was begun in it."""
+    folder, locks = processes.on_first(lambda: open_run(args)), []
     try:
-        yield run
+        processes.on_first(lambda: locks.append(lock(folder)))
+        yield folder
     finally:
-        with suppress(OSError):                              # it holds something
-            run.rmdir()
+        for number in locks:                                 # the first process has one
+            if not contents(folder):
+                shutil.rmtree(folder)
+            os.close(number)
 
 
-def arguments_of(run):
+def open_run(args):
+    """The run's folder: an old run that may be resumed or replaced, else a new, empty one.
+
+    Raises ValueError rather than touch another run.
+    """
+    if args.output_dir is None:
+        for n in itertools.count(1):
+            folder = Path(f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else ""))
+            with suppress(FileExistsError):                  # only one of two runs gets the name
+                folder.mkdir(parents=True)
+                return folder
+    folder = Path(args.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--output_dir {folder} is a file: name a folder")
+    before, now = arguments_of(folder), asdict(args)
+    differ = [key for key in now if before and key not in FREE and before.get(key) != now[key]]
+    if args.resume and not before:
+        raise ValueError(f"--resume: nothing to resume in {folder} (no config.json of a run); "
+                         "leave out --resume to start a run there")
+    if args.resume and differ:
+        changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
+        raise ValueError(f"--resume: {folder} holds a run of another configuration: {changes}")
+    if contents(folder) and not args.resume:
+        check_replaceable(args, folder, before, differ)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_replaceable(args, folder, before, differ):
+    """ValueError unless --overwrite_output_dir asks for this folder's run, and may have it."""
+    if not args.overwrite_output_dir:
+        of = f" of another configuration ({', '.join(differ)})" if differ else ""
+        what = f"holds a run{of}" if before else "is not empty"
+        raise ValueError(f"--output_dir {folder} {what}: use --resume to go on with it, "
+                         "--overwrite_output_dir to replace it, or another folder")
+    if not before:
+        raise ValueError(f"--overwrite_output_dir: {folder} does not look like a run "
+                         "(no config.json of one); not deleting it")
+    for name in SOURCES:
+        source = getattr(args, name)
+        if source and Path(source).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"--overwrite_output_dir would delete --{name} {source}, which is in "
+                             f"{folder}: give another --output_dir")
+
+
+def contents(folder):
+    """What lies in a folder besides its lock; [] if there is no such folder."""
+    return [file for file in folder.iterdir() if file.name != LOCK] if folder.is_dir() else []
+
+
+def lock(folder):
+    """An open file that keeps other processes out of the folder. The kernel lets go of it when this
+    process ends, however it ends. Raises ValueError if another process has it."""
+    number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        if fcntl:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(number)
+        raise ValueError(f"another process is at work in {folder}: wait for it to end, or give "
+                         "another --output_dir") from None
+    return number
+
+
+def arguments_of(folder):
     """The arguments of the run in a folder, {} if there is none."""
     try:
-        return json.loads((run / "config.json").read_text())["arguments"]
+        return json.loads((folder / "config.json").read_text())["arguments"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
-def begin_run(args, run):
-    """Make the folder this run's own: all that could be refused has been by now, so an old run in it may go."""
-    if args.overwrite_output_dir and run.exists():
-        shutil.rmtree(run)
-    run.mkdir(parents=True, exist_ok=True)
-    write_text(run / "config.json", json.dumps({"arguments": asdict(args), "versions": {
-        "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}}, indent=1))
+def begin_run(args, folder):
+    """Make the folder this run's own: nothing can be refused any more, so an old run may go."""
+    for old in contents(folder) if args.overwrite_output_dir else ():
+        shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    config = {"arguments": asdict(args), "versions": {
+        "python": platform.python_version(), "torch": torch.__version__,
+        "transformers": transformers.__version__}}
+    write_text(folder / "config.json", json.dumps(config, indent=1))
 
 
 def write_text(path, text):
@@ -99,13 +148,13 @@ def write_text(path, text):
 
 def append(path, record):
     """One JSON line, in the file before the next line of code runs."""
-    with naming(path), open(path, "a") as f:
-        f.write(json.dumps(record) + "\n")
+    with naming(path), open(path, "a") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 @contextmanager
 def naming(path):
-    """A full disk, a missing permission: one OSError that names what could not be written, whichever library was writing."""
+    """A full disk, a missing permission: one OSError that names the file, whoever was writing."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -113,86 +162,153 @@ def naming(path):
 
 
 def keep_lines(path, step):
-    """Drop the lines of a .jsonl file that are later than `step` or cut off, so that a resumed run has no step twice."""
+    """Drop the lines of a .jsonl file that are later than `step` or cut off: a resumed run has no
+    step twice."""
     if not path.exists():
         return
-    lines = []
-    for line in path.read_text().splitlines():
+    kept = []
+    for text in path.read_text().splitlines():
         try:
-            if json.loads(line)["step"] <= step:
-                lines.append(line + "\n")
-        except ValueError:                                   # the line that was being written when the run was killed
+            if json.loads(text)["step"] <= step:
+                kept.append(text + "\n")
+        except ValueError:                                   # it was being written
             break
-    write_text(path, "".join(lines))
+    write_text(path, "".join(kept))
 
 
-# ------------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------- checkpoints
 
-def snapshot(args, run, step, actor, tokenizer, optimizer, schedule, stream, progress):
-    """Save all that the rest of the run depends on. Every process takes part, the first one writes."""
-    state = {"optimizer": distributed.whole_optimizer(actor, optimizer, args.shard), "schedule": schedule.state_dict(),
-             "stream": stream.state_dict(), "progress": progress, "critic": distributed.whole_critic(actor)}
-    with distributed.gathered(actor) as policy:
-        distributed.on_first(lambda: save(run, step, policy, tokenizer, state, args.keep))
+class Saver:
+    """Checkpoints of a run. As a context manager it also saves when an error ends the block."""
+
+    def __init__(self, args, folder):
+        self.folder, self.shard, self.keep, self.marked = folder, args.shard, args.keep, None
+
+    def hold(self, actor, tokenizer, optimizer, schedule, stream, progress):
+        """What is to be saved, besides the random states: what the rest of the run depends on."""
+        self.actor, self.tokenizer, self.optimizer = actor, tokenizer, optimizer
+        self.schedule, self.stream, self.progress = schedule, stream, progress
+
+    def mark(self, step):
+        """Batch `step` is complete: a checkpoint written from now on goes on after it."""
+        self.marked = {"step": step, "stream": self.stream.state_dict(), "random": random_state(),
+                       "progress": dict(self.progress), "schedule": self.schedule.state_dict()}
+
+    def save(self):
+        """Write the checkpoint of the marked batch. Every process takes part, the first writes."""
+        marked, self.marked = self.marked, None              # a write that fails is not tried again
+        state = marked | processes.whole_state(self.actor, self.optimizer, self.shard)
+        with processes.gathered(self.actor) as policy:
+            processes.on_first(lambda: save(self.folder, state["step"], policy, self.tokenizer,
+                                            state, self.keep))
+
+    def restore(self):
+        """The state of the newest whole checkpoint; the policy itself was loaded from it before.
+
+        Returns its step, 0 if there is none. Raises ValueError as load_state does.
+        """
+        step, folder = newest(self.folder)
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            processes.on_first(lambda: keep_lines(self.folder / name, step))
+        if folder:
+            state = load_state(folder)
+            processes.load_state(self.actor, self.optimizer, state, self.shard)
+            self.schedule.load_state_dict(state["schedule"])
+            self.stream.load_state_dict(state["stream"])
+            self.progress.update(state["progress"])
+            self.mark(step)
+        return step
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self.marked and isinstance(error, (Exception, SystemExit)):
+            with suppress(Exception):                        # the first error is the one to report
+                self.rescue()
+
+    def rescue(self):
+        """Save the last complete batch, unless that has been done or the weights are ruined.
+
+        The weights are those of now: updates that the batch of the error has made are in them, and
+        a resumed run does that batch again. Of other processes' shards nothing can be had any more.
+        """
+        step, lost = self.marked["step"], self.shard and processes.world() > 1
+        finite = all(weight.isfinite().all() for weight in self.actor.parameters())
+        if processes.rank() or lost or not finite or step in dict(whole(self.folder)):
+            return
+        state = self.marked | processes.whole_state(self.actor, self.optimizer, self.shard)
+        half = self.schedule.state_dict() != self.marked["schedule"]
+        save(self.folder, step, self.actor.policy, self.tokenizer, state, self.keep)
+        print(f"\nan error in batch {step + 1}: saved {self.folder}/checkpoints/step_{step} first"
+              f"{', with the updates this batch had made' * half}; --resume goes on from there")
 
 
-def restore(args, run, actor, optimizer, schedule, stream, progress):
-    """The state of the newest whole checkpoint; the policy itself was loaded from it before. Returns its step."""
-    step, folder = newest(run)
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        distributed.on_first(lambda: keep_lines(run / name, step))
-    if folder:
-        state = load_state(folder)
-        distributed.load_optimizer(actor, optimizer, state["optimizer"], args.shard)
-        schedule.load_state_dict(state["schedule"])
-        stream.load_state_dict(state["stream"])
-        progress.update(state["progress"])
-        distributed.load_critic(actor, state["critic"])
-    return step
+def snapshot(args, folder, step, actor, tokenizer, optimizer, schedule, stream, progress):
+    saver = Saver(args, folder)
+    saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
+    saver.mark(step)
+    saver.save()
 
 
-def count_bad(args, run, step, skipped, bad, rollout, batch):
-    """Non-finite updates in a row; keeps the offending mini-batch for a look, and stops the run when there are too many."""
+def restore(args, folder, actor, optimizer, schedule, stream, progress):
+    saver = Saver(args, folder)
+    saver.hold(actor, None, optimizer, schedule, stream, progress)
+    return saver.restore()
+
+
+def count_bad(args, folder, step, skipped, bad, rollout, batch):
+    """Non-finite updates in a row; keeps the mini-batch for a look, stops if they are too many."""
     if not skipped:
         return 0
-    kept = run / f"bad_batch_step_{step}.pt"
-    if distributed.rank() == 0:
+    kept = folder / f"bad_batch_step_{step}.pt"
+    if processes.rank() == 0:
         torch.save({"step": step, **vars(rollout), **batch}, kept)
     if bad + 1 >= args.max_bad_steps:
-        raise SystemExit(f"train.py: {bad + 1} updates in a row had a loss or gradient that is not finite; stopped in batch {step}. The last "
-                         f"mini-batch is in {kept}, the last checkpoint (--save_steps) is intact; try a lower --learning_rate or --max_grad_norm")
+        raise SystemExit(
+            f"train.py: {bad + 1} updates in a row had a loss or gradient that is not finite; "
+            f"stopped in batch {step}. The last mini-batch is in {kept}, the last checkpoint is "
+            "intact; try a lower --learning_rate or --max_grad_norm")
     return bad + 1
 
 
 def stop_on_signals():
-    """Ctrl-C and SIGTERM let the rollout batch end, then save. The list returned is not empty once one came; a second Ctrl-C stops at once."""
+    """Ctrl-C and SIGTERM let the rollout batch end, then save; a second one stops at once.
+
+    Returns a list that is not empty once a signal came.
+    """
     caught = []
 
     def handle(number, frame):
-        if caught and time.monotonic() - caught[0] > 2:      # torchrun passes on at once what the terminal has sent already
+        # torchrun passes on at once what the terminal has sent already
+        if caught and time.monotonic() - caught[0] > 2:
             raise KeyboardInterrupt
-        if not caught and distributed.rank() == 0:           # not print: the signal may have come while something is printed
-            os.write(1, b"\nstopping after this rollout batch (once more: at once, back to the last checkpoint)\n")
+        # not print: the signal may have come while something is printed
+        if not caught and processes.rank() == 0:
+            os.write(1, b"\nstopping after this rollout batch (once more: at once, "
+                        b"back to the last checkpoint)\n")
         caught.append(time.monotonic())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
     return caught
 
 
 def save(run, step, policy, tokenizer, state, keep):
-    """Write checkpoints/step_N and prune old ones. `state` holds only tensors, numbers, text, lists and dicts."""
-    folder, partial = run / "checkpoints" / f"step_{step}", run / "checkpoints" / f".partial-step_{step}"
-    kept = [old for _, old in whole(run)]
+    """Write checkpoints/step_N and prune old ones down to `keep`. state: plain data and tensors."""
+    folder = run / "checkpoints" / f"step_{step}"
+    partial, kept = folder.with_name(f".partial-{folder.name}"), [old for _, old in whole(run)]
+    last = kept[-1].name if kept else "none"
     try:
-        with naming(f"{folder} (the last whole checkpoint is {kept[-1].name if kept else 'none'})"):
+        with naming(f"{folder} (the last whole checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-            torch.save({**state, "step": step, "random": random_state()}, partial / "state.pt")
-            for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:     # on disk before the rename says so
-                sync(file)
-            shutil.rmtree(folder, ignore_errors=True)        # a whole one would have been resumed from: this is the rest of one
+            torch.save(state, partial / "state.pt")
+            for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
+                sync(file)                                   # on the disk before the rename says so
+            shutil.rmtree(folder, ignore_errors=True)        # it was not whole, or it would be kept
             os.rename(partial, folder)
             sync(folder.parent)
     except BaseException:
@@ -200,7 +316,7 @@ def save(run, step, policy, tokenizer, state, keep):
         raise
     for old in kept[:max(0, len(kept) + 1 - keep)]:
         gone = old.with_name(f".partial-{old.name}")
-        os.rename(old, gone)                                 # a kill while deleting must not leave half a checkpoint that looks whole
+        os.rename(old, gone)                                 # half of one must not look whole
         shutil.rmtree(gone, ignore_errors=True)
 
 
@@ -215,12 +331,13 @@ def sync(path):
 
 def whole(run):
     """[(step, folder)] of the run's whole checkpoints, oldest first."""
-    folders = (run / "checkpoints").glob("step_*") if (run / "checkpoints").is_dir() else ()
-    return sorted((int(f.name[5:]), f) for f in folders if f.name[5:].isdigit() and (f / "state.pt").is_file() and (f / "config.json").is_file())
+    return sorted((int(folder.name[5:]), folder) for folder in (run / "checkpoints").glob("step_*")
+                  if folder.name[5:].isdigit()
+                  and all((folder / file).is_file() for file in ("state.pt", "config.json")))
 
 
 def newest(run):
-    """(step, folder) of the newest whole checkpoint, or (0, None); half-written or half-deleted ones are removed, with a message."""
+    """(step, folder) of the newest whole checkpoint, or (0, None); removes half-written ones."""
     for partial in (run / "checkpoints").glob(".partial-*"):
         print(f"ignoring an incomplete checkpoint: {partial}", flush=True)
         shutil.rmtree(partial, ignore_errors=True)
@@ -229,22 +346,24 @@ def newest(run):
 
 
 def load_state(folder):
-    """state.pt of a checkpoint, its random states restored. Raises ValueError if it holds anything but data."""
+    """state.pt of a checkpoint, its random states restored. ValueError if it is more than data."""
+    path = folder / "state.pt"
     try:
-        state = torch.load(folder / "state.pt", weights_only=True, map_location="cpu")
+        state = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
-        raise ValueError(f"{folder / 'state.pt'} cannot be read as plain data ({type(error).__name__}): "
-                         "it is damaged or holds pickled code, which is never executed; delete this checkpoint to use the one before") from None
+        raise ValueError(f"{path} cannot be read as plain data ({type(error).__name__}): it is "
+                         "damaged or holds pickled code, which is never executed; delete this "
+                         "checkpoint to use the one before") from None
     saved = state["random"]
-    random.setstate((saved["python"][0], tuple(saved["python"][1]), saved["python"][2]))
-    name, keys, *rest = saved["numpy"]
-    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    random.setstate(saved["python"])
+    name, keys, *more = saved["numpy"]
+    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *more))
     torch.set_rng_state(saved["torch"])
     return state
 
 
 def random_state():
-    """Python's, NumPy's and torch's global random states as plain data (a user's verifier may draw from them)."""
-    version, numbers, gauss = random.getstate()
+    """Python's, NumPy's and torch's global random states: a user's code may draw from any."""
     name, keys, *rest = numpy.random.get_state()
-    return {"python": [version, list(numbers), gauss], "numpy": [name, keys.tolist(), *rest], "torch": torch.get_rng_state()}
+    return {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest],
+            "torch": torch.get_rng_state()}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,83 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_named(workplace, monkeypatch):
     before, after = calls[:calls.index("rename step_1")], calls[calls.index("rename step_1") + 1:]
     assert {"metrics.jsonl", "samples.jsonl", "config.json", "model.safetensors", "tokenizer.json", "state.pt"} <= set(before)
     assert before[-1] == ".partial-step_1" and after == ["checkpoints"]
+
+
+# ------------------------------------------------------------------- one folder, one process
+
+def refused(capsys, argv):
+    """The one line on stderr of a run that ends with exit code 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        train.main(argv)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize("more", [["--resume"], ["--overwrite_output_dir"], []], ids=str)
+def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, workplace, monkeypatch, capsys):
+    argv, collect, lines = [*TINY, "--steps", "2", "--output_dir", "run"], train.collect, []
+
+    def while_sampling(*args):
+        if not lines:
+            lines.append(None)
+            lines[0] = refused(capsys, [*argv, *more])
+        return collect(*args)
+    train.main([*argv[:-1], "whole"])
+    monkeypatch.setattr(train, "collect", while_sampling)
+    train.main(argv)
+    assert "run" in lines[0] and ("another process is at work" in lines[0] or not more)
+    assert differences("whole", "run", 2) == []
+
+
+def test_the_lock_goes_with_the_process_however_it_ends(workplace, capsys):
+    argv = [*TINY, "--steps", "1", "--output_dir", "run"]
+    Path("run").mkdir()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        checkpoint.lock(Path("run"))
+        os.write(writer, b"locked")
+        signal.pause()
+    os.read(reader, 6)
+    assert "another process is at work in run" in refused(capsys, argv)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    train.main(argv)
+    assert [r["step"] for r in metrics("run")] == [1]
+
+
+def test_a_run_that_is_refused_later_leaves_no_folder(workplace, capsys):
+    refused(capsys, [*TINY, "--output_dir", "new", "--model_name_or_path", "./nowhere"])
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("name", ["model_name_or_path", "dataset_name", "test_dataset_name"])
+def test_overwriting_does_not_delete_what_the_new_run_needs(name, workplace, capsys):
+    argv = [*TINY, "--steps", "1", "--output_dir", "run"]
+    train.main(argv)
+    shutil.copytree("run/checkpoints/step_1", "model")
+    for folder in (Path(), Path("run/data")):
+        folder.mkdir(exist_ok=True)
+        (folder / "train.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
+        (folder / "test.jsonl").write_text('{"prompt": "2+3=", "answer": "5"}\n')
+    inside = {"model_name_or_path": f"../{workplace.name}/run/checkpoints/step_1",
+              "dataset_name": "run/data/train.jsonl", "test_dataset_name": "run/data/test.jsonl"}
+    flags = {"model_name_or_path": "model", "dataset_name": "train.jsonl",
+             "test_dataset_name": "test.jsonl"} | {name: inside[name]}
+    before = sorted(Path("run").rglob("*"))
+    err = refused(capsys, [*argv, "--overwrite_output_dir", "--verifier", "exact",
+                           *(word for key, value in flags.items() for word in (f"--{key}", value))])
+    assert f"--{name} {inside[name]}, which is in run" in err
+    assert sorted(Path("run").rglob("*")) == before
+
+
+def test_overwriting_replaces_all_of_the_old_run(workplace):
+    argv = [*TINY, "--output_dir", "run"]
+    train.main([*argv, "--steps", "2", "--save_steps", "1"])
+    train.main([*argv, "--steps", "1", "--overwrite_output_dir"])
+    assert os.listdir("run/checkpoints") == ["step_1"] and [r["step"] for r in metrics("run")] == [1]
 
 
 @pytest.mark.slow

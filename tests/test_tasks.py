@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from plumbing import policy
 from plumbing import tasks
+import train
+from tiny_run import TINY
 from make_max_data import make_max_data
 from plumbing.tasks import Problem, PromptStream, builtin_tokenizer, encode_prompt, join, load_task, running_sum
 
@@ -420,6 +423,15 @@ def test_the_second_source_joins_after_so_many_problems():
 def test_impossible_sources_are_refused(arguments):
     with pytest.raises(ValueError, match="sizes"):
         PromptStream(*arguments)
+
+
+def test_a_cold_start_on_other_problems_or_in_another_order_is_another(workplace, monkeypatch):
+    """SRPO sorts the problems by length: from the cold start that the cache holds for GSPO it would not start where it does without it."""
+    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    Path("runs/cold_start").unlink()
+    for name, flags in (("gspo", []), ("srpo", ["--algorithm", "srpo", "--stage2_step", "1"])):
+        train.main([*TINY, *flags, "--cold_start_steps", "3", "--steps", "1", "--output_dir", name])
+        assert len(list(Path("runs/cold_start").iterdir())) == (1 if name == "gspo" else 2)
 
 
 # -------------------------------------------------------------------------------------------------------------------- demos
