@@ -1,24 +1,22 @@
-"""The family of policy objectives: ratio × advantage × clip × reduction. An algorithm is one row of OBJECTIVES.
+"""The family of policy objectives: ratio × advantage × clip × reduction, a row of OBJECTIVES each.
 
     loss = -(weights * surrogate).sum()
 
-The surrogate [B, T] says what a token is worth under the new policy, the weights [B, T] are constants that say how tokens are
-averaged. From GRPO to GSPO two choices of a row change: the ratio from "token" to "sequence", and with it the band, hundreds of
-times narrower because a sequence's ratio is a mean over its tokens. A sequence-level surrogate is one number repeated along its
-row, and the weights 1 / (N·|y|) of "sequence-mean" add it up to its share 1/N.
+The surrogate [B, T] says what a token is worth under the new policy, the weights [B, T], constants,
+how tokens are averaged. From GRPO to GSPO two choices change: the ratio from "token" to "sequence",
+and with it the band, hundreds of times narrower as a sequence's ratio is a mean over its tokens.
 
-Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of bad ones (A < 0) below it.
-At ratio 1 group-normalised advantages give a loss of about 0, and that is right: the gradient is not 0.
-
-Not in here: the KL to a reference and the entropy bonus, which a caller adds as (weights * term).sum() (see kl_penalty).
+Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of
+bad ones (A < 0) below it. At ratio 1 group-normalised advantages give a loss of about 0, but the
+gradient is not 0. The KL to a reference and the entropy bonus are added by the caller.
 """
 
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 import torch
 
-from ratios import (LARGEST_LOG, check_per_token, gspo_token_ratio, mean_over_tokens, product_ratio, ratio_stats, sequence_ratio,
+from ratios import (LARGEST_LOG, check_per_token, gspo_token_ratio, mean_over_tokens,
+                    product_ratio, ratio_stats, sequence_log_ratio, sequence_ratio,
                     token_log_ratio, token_ratio)
 
 
@@ -26,30 +24,30 @@ from ratios import (LARGEST_LOG, check_per_token, gspo_token_ratio, mean_over_to
 class Objective:
     ratio: str                   # a key of RATIOS
     clip: str                    # a case of token_surrogate
-    epsilon: float | None        # the band is [1 - epsilon, 1 + epsilon_high], of log-ratios [-epsilon, epsilon_high]
-    epsilon_high: float | None
+    epsilon: float | None        # the band is [1 - epsilon, 1 + epsilon_high];
+    epsilon_high: float | None   # [-epsilon, epsilon_high] where clip is in AROUND_0
     reduction: str               # how tokens are averaged, see token_weights
 
 
-OBJECTIVES = {
-    #                        ratio          clip       epsilon, _high  reduction
-    "reinforce":   Objective("none",        "none",    None, None,     "token-mean"),
-    "ppo":         Objective("token",       "min",     0.2,  0.2,      "sequence-mean"),     # 1707.06347; GAE advantages
-    "grpo":        Objective("token",       "min",     0.2,  0.2,      "sequence-mean"),     # 2402.03300; GSPO's baseline 0.27
-    "dr_grpo":     Objective("token",       "min",     0.2,  0.2,      "constant"),          # 2503.20783; advantages without std
-    "dapo":        Objective("token",       "min",     0.2,  0.28,     "token-mean"),        # 2503.14476, as implemented
-    "dapo_paper":  Objective("token",       "min",     0.2,  0.28,     "group-token-mean"),  # 2503.14476, as printed (eq. 8)
-    "gspo":        Objective("sequence",    "min",     3e-4, 4e-4,     "sequence-mean"),     # 2507.18071 eq. 5
-    "gspo_token":  Objective("gspo-token",  "min",     3e-4, 4e-4,     "sequence-mean"),     # 2507.18071 eq. 13
-    "gmpo":        Objective("log-token",   "log-min", 0.4,  0.4,      "sequence-mean"),     # 2507.20673
-    "rspo":        Objective("log-shifted", "log-min", 0.4,  0.4,      "sequence-mean"),     # 2510.23027 v2
-    "cispo":       Objective("token",       "weight",  1.0,  0.28,     "token-mean"),        # 2506.13585; 1.0: no lower bound
-    "sapo":        Objective("token",       "sigmoid", None, None,     "sequence-mean"),     # 2511.20347
-    "luspo":       Objective("sequence",    "min",     2e-3, 2.5e-3,   "sequence-sum"),      # 2602.05261
-    "vespo":       Objective("product",     "gamma",   None, None,     "token-mean"),        # 2602.10693
-    "sequence_is": Objective("product",     "min",     0.2,  0.2,      "sequence-mean"),     # textbook; to see why nobody uses it
+OBJECTIVES = {  # "constant" is meant for advantages without std, dppo for the sampler's log-probs
+    "reinforce":   Objective("none",        "none",    None, None,   "token-mean"),
+    "ppo":         Objective("token",       "min",     0.2,  0.2,    "sequence-mean"),  # 1707.06347
+    "grpo":        Objective("token",       "min",     0.2,  0.2,    "sequence-mean"),  # 2402.03300
+    "dr_grpo":     Objective("token",       "min",     0.2,  0.2,    "constant"),       # 2503.20783
+    "dapo":        Objective("token",       "min",     0.2,  0.28,   "token-mean"),     # 2503.14476
+    "dapo_paper":  Objective("token",       "min",     0.2,  0.28,   "group-token-mean"),    # eq. 8
+    "gspo":        Objective("sequence",    "min",     3e-4, 4e-4,   "sequence-mean"),  # 2507.18071
+    "gspo_token":  Objective("gspo-token",  "min",     3e-4, 4e-4,   "sequence-mean"),      # eq. 13
+    "gmpo":        Objective("log-token",   "log-min", 0.4,  0.4,    "sequence-mean"),  # 2507.20673
+    "rspo":        Objective("log-shifted", "log-min", 0.4,  0.4,    "sequence-mean"),  # 2510.23027
+    "cispo":       Objective("token",       "weight",  1.0,  0.28,   "token-mean"),     # 2506.13585
+    "dppo":        Objective("token",       "tv",      0.2,  0.2,    "token-mean"),     # 2602.04879
+    "dppo_kl":     Objective("token",       "kl",      0.05, 0.05,   "token-mean"),     # 2602.04879
+    "sapo":        Objective("token",       "sigmoid", None, None,   "sequence-mean"),  # 2511.20347
+    "luspo":       Objective("sequence",    "min",     2e-3, 2.5e-3, "sequence-sum"),   # 2602.05261
+    "vespo":       Objective("product",     "gamma",   None, None,   "token-mean"),     # 2602.10693
+    "sequence_is": Objective("product",     "min",     0.2,  0.2,    "sequence-mean"),  # textbook
 }
-
 RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one ratio
     "none": lambda logp, old_logp, mask: torch.ones_like(logp),
     "token": token_ratio,
@@ -59,203 +57,255 @@ RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one r
     "log-token": token_log_ratio,
     "log-shifted": token_log_ratio,  # of w·γ̃, with RSPO's router shift γ̃
 }
+AROUND_0 = ("log-min", "tv", "kl")   # the band bounds log w or a change of probability, not w
+LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # of mismatch weights
 
 
 def token_surrogate(clip, ratio, A, logp, mask, low, high):
-    """What each token is worth, [B, T]. ratio [B, T] or [B, 1], advantages A [B, T], the band from low to high."""
-    if clip == "none":                                                               # REINFORCE
-        return A * logp                                                              # [B, T]
-    if clip == "min":                                                                # PPO eq. 7, GSPO eq. 5 and 13
-        return torch.min(ratio * A, ratio.clamp(low, high) * A)                      # [B, T]
-    if clip == "log-min":                                                            # GMPO 2507.20673: cut tokens stay constants
-        log_w = torch.where(A > 0, ratio.clamp(max=high), ratio.clamp(min=low))      # [B, T]
-        return mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp()[:, None] * A  # [B, T]
-    if clip == "weight":                                                             # CISPO 2506.13585 eq. 4, 5: drops no token
-        return ratio.detach().clamp(low, high) * A * logp                            # [B, T]
-    if clip == "sigmoid":                                                            # SAPO 2511.20347: slope A at w = 1
-        tau = torch.where(A > 0, 1.0, 1.05)                                          # [B, T]
-        return 4 / tau * torch.sigmoid(tau * (ratio - 1)) * A                        # [B, T]
-    if clip == "gamma":                                                              # VESPO 2602.10693: φ(W) = e^λ W^k e^-λW
-        W = ratio.detach().clamp(1e-8, 4.85e8)                                       # [B, 1]  up to e^20
-        k, lam = torch.where(A >= 0, 2.0, 3.0), torch.where(A >= 0, 3.0, 2.0)        # [B, T]
-        return (lam + k * W.log() - lam * W).exp() * A * logp                        # [B, T]
+    """What each token is worth, [B, T]. ratio, advantages A [B, T]; the band from low to high."""
+    if clip == "none":                                          # REINFORCE
+        return A * logp
+    if clip == "min":                                           # PPO eq. 7; GSPO eq. 5, 13
+        return torch.min(ratio * A, ratio.clamp(low, high) * A)
+    if clip == "log-min":                                       # GMPO: a cut token is constant
+        log_w = torch.where(A > 0, ratio.clamp(max=high), ratio.clamp(min=low))
+        return spread(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask) * A
+    if clip == "weight":                                        # CISPO eq. 4, 5: drops no token
+        return ratio.detach().clamp(low, high) * A * logp
+    if clip in ("tv", "kl"):                                    # DPPO; policy_loss masks it
+        return ratio.detach().clamp(max=20.0) * A * logp
+    if clip == "sigmoid":                                       # SAPO: slope A at w = 1
+        tau = torch.where(A > 0, 1.0, 1.05)
+        return 4 / tau * torch.sigmoid(tau * (ratio - 1)) * A
+    if clip == "gamma":                                         # VESPO: φ(W) = e^λ W^k e^-λW
+        W = ratio.detach().clamp(1e-8, 4.85e8)                  # up to e^20
+        k, lam = torch.where(A >= 0, 2.0, 3.0), torch.where(A >= 0, 3.0, 2.0)
+        return (lam + k * W.log() - lam * W).exp() * A * logp
 
 
-def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None, weights=None, group_size=None,
-                max_length=None, router_shift=None, mismatch=None, dual_clip=None):
-    """The loss of objective `name` and what it did: (loss, stats), 0-dim tensors. Nothing in here waits for the GPU.
+def probability_change(clip, logp, old_logp):
+    """DPPO (2602.04879): how far the probability π of a token is from its anchor μ, [B, T], signed
+    and without gradient. "tv": π - μ; "kl": KL(μ || π) of "this token" against "any other"."""
+    logp = logp.detach()
+    change = logp.exp() - old_logp.exp()                                         # [B, T]
+    if clip == "tv":
+        return change
+    rest, old_rest = (-torch.expm1(x).clamp(max=-1e-8) for x in (logp, old_logp))    # 1 - π, 1 - μ
+    kl = old_logp.exp() * (old_logp - logp) + old_rest * (old_rest / rest).log()     # [B, T]
+    return kl * change.sign()
 
-    logp, old_logp          [B, T] float32, log-probabilities (nats) of the sampled tokens; the gradient goes to logp
-    advantages              [B], or [B, T] where the ratio is per token (gspo refuses it and names gspo_token)
-    mask                    [B, T] bool, the loss tokens; what is outside changes nothing, a row without any gets gradient 0
-    epsilon, epsilon_high   the band [1 - epsilon, 1 + epsilon_high] (gmpo, rspo: of log w, without the 1); None: the paper's
-    weights                 [B, T], cut from the token_weights of the mini-batch that this is a part of; None: this is all of it
-    group_size, max_length  what the reductions of dapo_paper and dr_grpo need where weights is None
-    router_shift            [B, T] RSPO's γ̃ (moe.router_shift), multiplied into w before the clip; rspo needs it
-    mismatch                [B, T] constants (mismatch_weight), multiplied onto the clipped surrogate
-    dual_clip               c > 1: for A < 0 the surrogate is at least c·A, so that nothing pushes down above w = c (1912.09729;
-                            INTELLECT-2's delta, 2505.07291, is the same)
 
-    stats: clip_low, clip_high, the shares of loss tokens whose gradient the clip removed below and above the band (a clipped
-    sequence counts all its tokens, dual_clip counts as high); clip_signal, both as a share of the signal_tokens (A not 0); and
-    ratio_stats. combine_stats merges the stats of micro-batches.
-    ValueError: unknown name, shapes that disagree, mask not bool, half precision, an option missing or without meaning here.
+def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
+                weights=None, group_size=None, max_length=None, router_shift=None, mismatch=None,
+                dual_clip=None, off_policy_mask=None):
+    """The loss of objective `name` and what it did: (loss, stats). Never waits for the GPU.
+
+    logp, old_logp   [B, T] float32, log-probs (nats) of the sampled tokens, new with gradient, old
+    advantages       [B], or [B, T] where the ratio is per token (not gspo; gspo_token)
+    mask             [B, T] bool, the loss tokens; what is outside changes nothing
+    epsilon, _high   the edges of the band (see Objective); None: the paper's
+    weights          [B, T], cut from token_weights of the whole mini-batch; None: this is all of it
+                     (group_size, max_length: what its reduction may need)
+    router_shift     [B, T] RSPO's γ̃ (moe.router_shift), multiplied into w before the clip
+    mismatch         [B, T] constants on the clipped surrogate (mismatch_weight, high_entropy_mask)
+    dual_clip        c > 1: where A < 0 nothing pushes down above w = c (1912.09729; 2505.07291)
+    off_policy_mask  δ: drop answers with A < 0 and mean_t(log π_old - log π) = -log s > δ, that is,
+                     clip bad ones below s = e^-δ (DeepSeek-V3.2, 2512.02556)
+
+    stats, 0-dim tensors: clip_low, clip_high, the shares of loss tokens whose gradient was removed
+    below and above the band (all those of a clipped sequence; off_policy_mask is low, dual_clip
+    high); clip_signal, both as a share of the signal_tokens (A not 0); ratio_stats.
     """
-    objective = OBJECTIVES[choose("name", name, OBJECTIVES)]
-    check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift, mismatch=mismatch)
-    low, high = check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip)
-    A = advantages if advantages.dim() == 2 else advantages[:, None].expand_as(logp)  # [B, T]
-    A, logp, old_logp = A.detach().masked_fill(~mask, 0.0), logp.masked_fill(~mask, 0.0), old_logp.detach()  # [B, T]
+    row = OBJECTIVES[choose("name", name, OBJECTIVES)]
+    check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
+                    mismatch=mismatch)
+    low, high = check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip)
+    A = spread(advantages.detach(), mask).masked_fill(~mask, 0.0)                # [B, T]
+    logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
+    old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
+    shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
+    ratio = spread(RATIOS[row.ratio](shifted, old_logp, mask), mask)             # [B, T]
+    surrogate = token_surrogate(row.clip, ratio, A, logp, mask, low, high)       # [B, T]
 
-    shifted = logp if router_shift is None else logp + router_shift.detach().log()   # [B, T]  log w·γ̃: RSPO 2510.23027 v2
-    ratio = RATIOS[objective.ratio](shifted, old_logp, mask)                         # [B, T] or [B]
-    ratio = ratio if ratio.dim() == 2 else ratio[:, None]                            # [B, T] or [B, 1]
-    surrogate = token_surrogate(objective.clip, ratio, A, logp, mask, low, high)     # [B, T]
+    below = above = torch.zeros_like(mask)                                       # [B, T]
+    if row.clip in ("min", "log-min"):
+        below, above = (ratio < low) & (A < 0), (ratio > high) & (A > 0)
+    if row.clip in ("tv", "kl"):
+        change = probability_change(row.clip, logp, old_logp)                    # [B, T]
+        below, above = (change < low) & (A < 0), (change > high) & (A > 0)
+        surrogate = surrogate.masked_fill(below | above, 0.0)
     if dual_clip is not None:
-        surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)    # [B, T]  dual clip, 1912.09729
+        surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)
+        above = above | (ratio > dual_clip) & (A < 0)
+    if off_policy_mask is not None:
+        log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
+        stale = (A < 0) & (-log_s > off_policy_mask)                             # [B, T]
+        surrogate, below = surrogate.masked_fill(stale, 0.0), below | stale
+
     if weights is None:
-        weights = token_weights(mask, objective.reduction, group_size=group_size, max_length=max_length)  # [B, T]
+        weights = token_weights(mask, row.reduction, group_size=group_size, max_length=max_length)
     if mismatch is not None:
-        weights = weights * mismatch.detach()                                        # [B, T]
+        weights = weights * mismatch.detach()                                    # [B, T]
     loss = -(weights.masked_fill(~mask, 0.0) * surrogate).sum()
-
-    below = above = torch.zeros_like(mask)                                           # [B, T]  the clip removed its gradient
-    if objective.clip in ("min", "log-min"):
-        below, above = (ratio < low) & (A < 0), (ratio > high) & (A > 0)             # [B, T]
-    if dual_clip is not None:
-        above = above | (ratio > dual_clip) & (A < 0)                                # [B, T]
-    tokens, signal_tokens = mask.sum(), (A != 0).sum()                               # A is 0 outside the mask
-    stats = dict(clip_low=below.sum() / tokens.clamp(min=1), clip_high=above.sum() / tokens.clamp(min=1),
-                 clip_signal=(below | above).sum() / signal_tokens.clamp(min=1), signal_tokens=signal_tokens)
+    share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
+    stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
+                 clip_signal=share(below | above, A != 0), signal_tokens=(A != 0).sum())
     return loss, stats | ratio_stats(logp, old_logp, mask)
 
 
-def token_weights(mask, reduction, *, group_size=None, max_length=None):
-    """How a reduction averages the loss tokens: a constant weight per token, [B, T] float32, 0 outside the mask.
+def spread(x, mask):
+    """[B] or [B, T] -> [B, T]: what belongs to an answer stands at each of its tokens."""
+    return x if x.dim() == 2 else x[:, None].expand(mask.shape)
 
-    Made once for a whole mini-batch (N rows, those without loss tokens included) and cut with it, so that no split into
-    micro-batches or over devices can change a loss.
+
+def token_weights(mask, reduction, *, group_size=None, max_length=None):
+    """How a reduction averages the loss tokens: a constant weight per token, [B, T], 0 outside the
+    mask. Made once for a whole mini-batch (N rows, empty ones included) and cut with it, so that
+    no split into micro-batches or over devices can change a loss.
 
         sequence-mean     mask / (N·|y_i|)                         GRPO, GSPO
         token-mean        mask / Σ_j |y_j|                         DAPO as implemented
-        group-token-mean  mask / (prompts · Σ_{j in group} |y_j|)  DAPO as printed; needs group_size
-        constant          mask / (N·max_length)                    Dr. GRPO; needs max_length
+        group-token-mean  mask / (prompts · Σ_{j in group} |y_j|)  DAPO as printed
+        constant          mask / (N·max_length)                    Dr. GRPO
         sequence-sum      mask / N                                 LUSPO
     """
-    choose("reduction", reduction, ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
+    choose("reduction", reduction,
+           ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
     check_per_token(mask)
-    lengths, N = mask.sum(-1, keepdim=True), len(mask)                               # [B, 1]
+    lengths, N = mask.sum(-1, keepdim=True), len(mask)                           # [B, 1]
     if reduction == "sequence-mean":
-        divisor = N * lengths                                                        # [B, 1]
-    elif reduction == "token-mean":
-        divisor = lengths.sum()                                                      # []
-    elif reduction == "group-token-mean":
-        if not group_size or N % group_size:
-            raise ValueError(f"group_size is {group_size}: {reduction} needs mask {list(mask.shape)} to be whole groups of rows")
-        groups = lengths.view(-1, group_size).sum(-1)                                # [prompts]
-        divisor = len(groups) * groups.repeat_interleave(group_size)[:, None]        # [B, 1]
-    else:
-        if reduction == "constant" and not max_length:
-            raise ValueError(f"max_length is {max_length}: the reduction of dr_grpo divides by it, the longest answer allowed")
-        divisor = torch.full_like(lengths, N * max_length if reduction == "constant" else N)  # [B, 1]
-    return mask / divisor.clamp(min=1)                                               # [B, T]
+        return mask / (N * lengths).clamp(min=1)                                 # [B, T]
+    if reduction == "token-mean":
+        return mask / lengths.sum().clamp(min=1)
+    if reduction == "sequence-sum":
+        return mask / N
+    if reduction == "constant" and max_length:
+        return mask / (N * max_length)
+    if reduction == "group-token-mean" and group_size and N % group_size == 0:
+        groups = lengths.view(-1, group_size).sum(-1)                            # [prompts]
+        return mask / (len(groups) * groups.repeat_interleave(group_size)[:, None]).clamp(min=1)
+    raise ValueError(f"max_length is {max_length}, group_size is {group_size}, mask "
+                     f"{list(mask.shape)}: {reduction} needs whole groups (constant: max_length)")
 
 
 def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
-    """Per-token estimates of KL(π_θ || π_ref), [B, T], 0 outside the mask; the loss gets + beta * (weights * kl).sum().
+    """Per-token estimates of KL(π_θ || π_ref), [B, T], 0 outside the mask; the loss gets
+    + beta * (weights * kl).sum(). With d = log π_θ - log π_ref, gradient as a factor of ∇log π_θ:
 
-    With d = log π_θ - log π_ref, and the gradient as a factor of ∇log π_θ:
         k1      d             gradient 1         zero in expectation: as a loss it does nothing
         k2      d²/2          gradient d         RIGHT for tokens of π_θ, though the value is biased
-        k3      e^-d - 1 + d  gradient 1 - e^-d  that of the forward KL, not of this one; GRPO's choice (2402.03300 eq. 4)
-        k3_is   w·k3          gradient w·d       RIGHT for tokens of π_old, as w = π_θ/π_old carries gradient; needs old_logp
-        k3_st   k3            gradient d         RIGHT for tokens of π_θ: the value of k3, the gradient of k2
+        k3      e^-d - 1 + d  gradient 1 - e^-d  that of the forward KL; GRPO 2402.03300 eq. 4
+        k3_is   w·k3          gradient w·d       RIGHT for tokens of π_old, w = π_θ/π_old; old_logp
+        k3_st   k3            gradient d         RIGHT for tokens of π_θ: k3's value, k2's gradient
     """
-    choose("estimator", estimator, ("k1", "k2", "k3", "k3_is", "k3_st"))
     if estimator == "k3_is" and old_logp is None:
         raise ValueError("old_logp is missing: k3_is weights k3 by exp(logp - old_logp)")
-    d = token_log_ratio(logp, ref_logp, mask)                                        # [B, T]
-    k2, k3 = d**2 / 2, torch.expm1((-d).clamp(max=LARGEST_LOG)) + d                  # [B, T]  exp(-d) - 1 cancels at small d
-    if estimator == "k3_is":
-        return token_ratio(logp, old_logp, mask) * k3                                # [B, T]
-    return {"k1": d, "k2": k2, "k3": k3, "k3_st": k3.detach() + k2 - k2.detach()}[estimator]
+    d = token_log_ratio(logp, ref_logp, mask)                                    # [B, T]
+    k2, k3 = d**2 / 2, torch.expm1((-d).clamp(max=LARGEST_LOG)) + d              # exact at small d
+    w = 1 if old_logp is None else token_ratio(logp, old_logp, mask)             # [B, T]
+    kl = {"k1": d, "k2": k2, "k3": k3, "k3_is": w * k3, "k3_st": k3.detach() + k2 - k2.detach()}
+    return kl[choose("estimator", estimator, kl)]                                # [B, T]
 
 
 def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
-    """Weights for ρ = π_old / π_sampler, the gap between trainer and sampling engine: [B, T], detached, 0 outside the mask.
-
-    mode: a level, `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|), and what happens outside [low, high]: `_truncate`
-    clamps, `_mask` gives weight 0. TIS is token_truncate 0, 2; IcePop token_mask 0.5, 5. A product with a fixed bound masks by
-    length (0.03 nats of noise per token, high 3: 5 % of answers of 512 tokens, 28 % of 4096); geo does not.
+    """Weights for ρ = π_old / π_sampler, the gap between trainer and sampler: [B, T], detached, 0
+    outside the mask. mode: a level, `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|), and what
+    happens outside [low, high]: `_truncate` clamps the weight (TIS: token, 0, 2), `_mask` makes it
+    0 (IcePop: token, 0.5, 5; geo_mask weighs the tokens of the answers it keeps by ρ_t). A product
+    with fixed bounds masks by length (0.03 nats of noise per token, high 3: 5 % of answers of 512
+    tokens, 28 % of 4096); geo does not.
     """
-    levels = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}
-    modes = [f"{level}_{action}" for level in levels for action in ("truncate", "mask")]
+    modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
     level, action = choose("mode", mode, modes).split("_")
-    rho = levels[level](old_logp, sampler_logp, mask).detach()                       # [B, T] or [B]
-    rho = rho if level == "token" else rho[:, None]                                  # [B, T] or [B, 1]
-    rho = rho.clamp(low, high) if action == "truncate" else rho.masked_fill((rho < low) | (rho > high), 0.0)
-    return rho.expand(mask.shape).masked_fill(~mask, 0.0)                            # [B, T]
+    ratio = LEVELS["token" if mode == "geo_mask" else level]
+    rho = spread(ratio(old_logp, sampler_logp, mask).detach(), mask)             # [B, T]
+    if action == "truncate":
+        return rho.clamp(low, high).masked_fill(~mask, 0.0)                      # [B, T]
+    return rho * mismatch_mask(old_logp, sampler_logp, mask, level, low, high)   # [B, T]
+
+
+def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
+    """Rejection: the loss tokens whose ρ of this level is within [low, high], [B, T] bool."""
+    ratio = LEVELS[choose("level", level, LEVELS)]
+    rho = spread(ratio(old_logp, sampler_logp, mask), mask)                      # [B, T]
+    return mask & (rho >= low) & (rho <= high)                                   # [B, T]
+
+
+def weight_stats(weights, mask):
+    """What weights w [B, T] cost, over the n loss tokens: mismatch_ess = (Σw)² / (n·Σw²), the share
+    of them that counts, and mismatch_chi2 = mean (w - 1)²; of mean 1, ess = 1 / (1 + chi2)."""
+    n, w = mask.sum().clamp(min=1), weights.masked_fill(~mask, 0.0)              # [B, T]
+    return dict(mismatch_ess=w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30),
+                mismatch_chi2=((w - 1) ** 2 * mask).sum() / n)
+
+
+def high_entropy_mask(entropy, mask, quantile):
+    """80/20 (2506.01939): the loss tokens at or above this quantile of their entropies, [B, T]
+    bool; as a factor of policy_loss's mismatch it leaves the denominators as they are."""
+    return mask & (entropy >= torch.quantile(entropy[mask], quantile))           # [B, T]
 
 
 def combine_stats(parts):
-    """The stats of a mini-batch from those of its micro-batches, exactly: shares and means weighted by what they count."""
-    total = {count: sum(part[count] for part in parts) for count in ("tokens", "signal_tokens", "answers")}
-    counts = dict(clip_low="tokens", clip_high="tokens", clip_signal="signal_tokens", log_w_mean="tokens", log_s_mean="answers")
-    mean = lambda values, count: sum(v * p[count] for v, p in zip(values, parts)) / total[count].clamp(min=1)
-    total |= {name: mean([p[name] for p in parts], count) for name, count in counts.items()}
-    for x, count in (("log_w", "tokens"), ("log_s", "answers")):  # the mean of the variances + the variance of the means
-        total[f"{x}_var"] = mean([p[f"{x}_var"] + (p[f"{x}_mean"] - total[f"{x}_mean"]) ** 2 for p in parts], count)
-    return total | {"ratio_max": torch.stack([part["ratio_max"] for part in parts]).amax()}
+    """The stats of a mini-batch from those of its micro-batches, exactly."""
+    total = {n: sum(p[n] for p in parts) for n in ("tokens", "signal_tokens", "answers")}
+
+    def mean(of, count):
+        return sum(of(p) * p[count] for p in parts) / total[count].clamp(min=1)
+
+    for name, count in (("clip_low", "tokens"), ("clip_high", "tokens"),
+                        ("clip_signal", "signal_tokens")):
+        total[name] = mean(lambda p: p[name], count)
+    for x, count in (("log_w", "tokens"), ("log_s", "answers")):
+        total[f"{x}_mean"] = centre = mean(lambda p: p[f"{x}_mean"], count)
+        total[f"{x}_var"] = mean(lambda p: p[f"{x}_var"] + (p[f"{x}_mean"] - centre) ** 2, count)
+    return total | {"ratio_max": torch.stack([p["ratio_max"] for p in parts]).amax()}
 
 
 def choose(argument, value, known):
-    """value, which must be one of the known names: ValueError lists them, the nearest first."""
+    """value, which must be one of the known names."""
     if value not in known:
-        distance = lambda name: (-SequenceMatcher(None, str(value), name).ratio(), len(set(str(value)) ^ set(name)))
-        nearest = sorted(known, key=distance)
-        raise ValueError(f"{argument} {value!r} is unknown; the nearest first: {', '.join(nearest)}")
+        raise ValueError(f"{argument} {value!r} is unknown; known: {', '.join(known)}")
     return value
 
 
-def check_choices(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
-    """The band's edges; ValueError for what makes no sense together."""
-    row, shape = OBJECTIVES[name], f"for mask {list(mask.shape)}"
-    per_token = row.ratio in ("none", "token", "gspo-token")
-    if advantages.shape != mask.shape[:1] and not (per_token and advantages.shape == mask.shape):
-        raise ValueError(f"advantages is {list(advantages.shape)} {shape}: it must be [B]" +
-                         (" or [B, T]" if per_token else f", {name} has one ratio per answer; gspo_token takes [B, T]"))
+def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
+    """The edges of the band, None without one; ValueError for what makes no sense together."""
+    row = OBJECTIVES[name]
+    kind = f"{name} ({row.ratio}, {row.clip})"
+    per_token = row.ratio in ("none", "token", "gspo-token") and advantages.shape == mask.shape
+    if advantages.shape != mask.shape[:1] and not per_token:
+        raise ValueError(f"advantages is {list(advantages.shape)}, mask {list(mask.shape)}: it is "
+                         f"[B], or [B, T] with a ratio per token (gspo_token); not for {kind}")
     if row.ratio == "log-shifted" and router_shift is None:
-        raise ValueError(f"router_shift is missing {shape}: {name} multiplies w by it, [B, T] (see moe.router_shift)")
-    for argument, value in (("epsilon", epsilon), ("epsilon_high", epsilon_high)):
-        if value is not None and row.epsilon is None:
-            raise ValueError(f"{argument} is {value} but {name} has no band")
-        if value is not None and (value < 0 or argument == "epsilon" and row.clip == "min" and value > 1):
-            raise ValueError(f"{argument} is {value}: the band is [1 - epsilon, 1 + epsilon_high], it starts at 0 or above")
-    low, high = row.epsilon if epsilon is None else epsilon, row.epsilon_high if epsilon_high is None else epsilon_high
-    if low is not None:
-        low, high = (-low, high) if row.clip == "log-min" else (1 - low, 1 + high)
+        raise ValueError(f"router_shift is missing: {name} needs it, [B, T] (moe.router_shift)")
     if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
-        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with a token ratio and min clip "
-                         f"({name}: {row.ratio}, {row.clip})")
-    return low, high
+        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, for (token, min), not {kind}")
+    low = row.epsilon if epsilon is None else epsilon
+    high = row.epsilon_high if epsilon_high is None else epsilon_high
+    if row.epsilon is None:
+        if (low, high) != (None, None):
+            raise ValueError(f"epsilon is {low}, epsilon_high is {high}, but {name} has no band")
+        return None, None
+    if min(low, high) < 0 or row.clip == "min" and low > 1:
+        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: both must be at least 0, and "
+                         "the band [1 - epsilon, 1 + epsilon_high] too")
+    return (-low, high) if row.clip in AROUND_0 else (1 - low, 1 + high)
 
 
 if __name__ == "__main__":
-    # Two answers to one query: a right one (A = +1) of 4 tokens, a wrong one (A = -1) of 2; w says how far each token has moved.
+    # Two answers to one query, a right one of 4 tokens and a wrong one of 2; w: how far each moved
     w = torch.tensor([[1.00, 1.90, 0.40, 1.25], [1.05, 0.75, 1.00, 1.00]])
-    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
-    old_logp, advantages = torch.full((2, 4), -1.5), torch.tensor([1.0, -1.0])
-    shift = torch.tensor([[1.00, 0.95, 0.90, 1.00], [0.80, 1.00, 1.00, 1.00]])       # made up; only rspo sees it
+    mask, A = torch.tensor([[True] * 4, [True] * 2 + [False] * 2]), torch.tensor([1.0, -1.0])
+    old_logp, shift = torch.full((2, 4), -1.5), torch.full((2, 4), 0.9)
 
-    print("One batch, every objective. Under each token: -d loss / d log π, how hard the update pushes it up (+) or down (-)\n")
-    print(f"{'':56}{'clipped':>14}   {'right answer, A = +1':^32}{'wrong, A = -1':^16}")
-    print(f"{'name':12}{'ratio':12}{'clip':8}{'reduction':17}{'loss':>7}{'low':>7}{'high':>7}   "
-          + "".join(f"w {x:5.2f} " for x in w[mask].tolist()))
+    print("Under each token: -d loss / d log π, how hard an update pushes it up (+) or down (-)\n")
+    print(f"{'name':12}{'ratio':12}{'clip':8}{'loss':>6}{'clip_low':>9}{'_high':>6}  "
+          + "".join(f"  w {x:4.2f}" for x in w[mask].tolist()) + "   (A = +1 four times, then -1)")
     for name, row in OBJECTIVES.items():
         logp = (old_logp + w.log()).requires_grad_()
-        loss, stats = policy_loss(name, logp, old_logp, advantages, mask, group_size=2, max_length=4,
+        loss, stats = policy_loss(name, logp, old_logp, A, mask, group_size=2, max_length=4,
                                   router_shift=shift if name == "rspo" else None)
         push = -torch.autograd.grad(loss, logp)[0][mask]
-        print(f"{name:12}{row.ratio:12}{row.clip:8}{row.reduction:17}{loss:7.3f}"
-              f"{stats['clip_low']:7.0%}{stats['clip_high']:7.0%}   "
-              + "".join(f"{x:+7.3f} " if x else "      · " for x in push.tolist()))
+        print(f"{name:12}{row.ratio:12}{row.clip:8}{loss:6.2f}{stats['clip_low']:9.0%}"
+              f"{stats['clip_high']:6.0%}  "
+              + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()))

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from advantages import group_advantages
-from losses import OBJECTIVES, combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
+from losses import (OBJECTIVES, combine_stats, high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight,
+                    policy_loss, token_weights, weight_stats)
 from ratios import sequence_ratio
 
 G, T, L_MAX = 4, 10, 16
 ABSURD = [float("nan"), float("inf"), -float("inf"), 1e30, -1e30]
 NO_BAND = ("reinforce", "sapo", "vespo")
-PER_TOKEN = ("reinforce", "ppo", "grpo", "dr_grpo", "dapo", "dapo_paper", "gspo_token", "cispo", "sapo")
+PER_TOKEN = ("reinforce", "ppo", "grpo", "dr_grpo", "dapo", "dapo_paper", "gspo_token", "cispo", "sapo",
+             "dppo", "dppo_kl")
 TOKEN_FAMILY = ("ppo", "grpo", "dr_grpo", "dapo", "dapo_paper")
 
 
@@ -92,6 +94,12 @@ def reference(name, logp, old_logp, A, mask, epsilon=None, epsilon_high=None, sh
                 value, slope = rho * a, rho * a
             elif name == "cispo":
                 value, slope = clip(w, 1 - lo, 1 + hi) * a * lp, clip(w, 1 - lo, 1 + hi) * a
+            elif name in ("dppo", "dppo_kl"):
+                p, mu = math.exp(lp), math.exp(old_logp[i, t].item())
+                rest, old_rest = max(1 - p, 1e-8), max(1 - mu, 1e-8)
+                far = abs(p - mu) if name == "dppo" else mu * math.log(mu / p) + old_rest * math.log(old_rest / rest)
+                low, high = a < 0 and p < mu and far > lo, a > 0 and p > mu and far > hi
+                value, slope = (0.0 if low or high else min(w, 20) * a * lp), min(w, 20) * a
             elif name == "sapo":
                 tau = 1.0 if a > 0 else 1.05
                 p = 1 / (1 + math.exp(-tau * (w - 1)))
@@ -136,7 +144,8 @@ def test_the_table_is_the_papers():
              "dapo": ("token", 0.2, 0.28, "token-mean"), "dapo_paper": ("token", 0.2, 0.28, "group-token-mean"),
              "gspo": ("sequence", 3e-4, 4e-4, "sequence-mean"), "gspo_token": ("gspo-token", 3e-4, 4e-4, "sequence-mean"),
              "gmpo": ("log-token", 0.4, 0.4, "sequence-mean"), "rspo": ("log-shifted", 0.4, 0.4, "sequence-mean"),
-             "cispo": ("token", 1.0, 0.28, "token-mean"), "sapo": ("token", None, None, "sequence-mean"),
+             "cispo": ("token", 1.0, 0.28, "token-mean"),
+             "dppo": ("token", 0.2, 0.2, "token-mean"), "dppo_kl": ("token", 0.05, 0.05, "token-mean"), "sapo": ("token", None, None, "sequence-mean"),
              "luspo": ("sequence", 2e-3, 2.5e-3, "sequence-sum"), "vespo": ("product", None, None, "token-mean"),
              "sequence_is": ("product", 0.2, 0.2, "sequence-mean")}
     assert {name: (row.ratio, row.epsilon, row.epsilon_high, row.reduction) for name, row in OBJECTIVES.items()} == table
@@ -175,6 +184,10 @@ def test_the_batch_holds_every_clip_case(name):
     ratio = {"token": log_w.exp(), "sequence": sequence_ratio(logp, old_logp, mask)[:, None],
              "gspo-token": sequence_ratio(logp, old_logp, mask)[:, None], "product": log_w.sum(-1, keepdim=True).exp()}
     ratio = ratio.get(row.ratio, 1 + log_w).expand_as(log_w)
+    if name.startswith("dppo"):
+        p, mu = (x.masked_fill(~mask, -1.0).exp() for x in (logp, old_logp))
+        kl = mu * (mu / p).log() + (1 - mu) * ((1 - mu) / (1 - p).clamp(min=1e-8)).log()
+        ratio = 1 + (p - mu if name == "dppo" else kl * (p - mu).sign())
     under, over = ratio < 1 - row.epsilon, ratio > 1 + row.epsilon_high
     for sign in (1, -1):
         for region in (under, over, ~under & ~over):
@@ -239,7 +252,7 @@ def test_at_ratio_1_the_family_has_one_gradient():
     gradient = lambda name: run(name, old_logp, old_logp, A, mask, group_size=G, router_shift=torch.ones_like(old_logp))[1]
     for name in ("ppo", "gspo", "gspo_token", "gmpo", "rspo", "sapo"):
         torch.testing.assert_close(gradient(name), gradient("grpo"), rtol=1e-7, atol=0)
-    for name in ("reinforce", "cispo", "vespo"):                                                     # token-mean
+    for name in ("reinforce", "cispo", "vespo", "dppo", "dppo_kl"):                                                     # token-mean
         torch.testing.assert_close(gradient(name), gradient("dapo"), rtol=1e-12, atol=0)
 
 
@@ -409,15 +422,131 @@ def test_mismatch_weights_equal_a_loop(level, action):
     old_logp, sampler_logp, _, _, mask, _ = make_batch()
     low, high = 0.6, 1.4
     got = mismatch_weight(old_logp.requires_grad_(), sampler_logp, mask, f"{level}_{action}", low, high)
+    kept = mismatch_mask(old_logp, sampler_logp, mask, level, low, high)
     outside = 0
     for i in range(16):
         rho = [(old_logp[i, t] - sampler_logp[i, t]).exp().item() for t in range(T) if mask[i, t]]
         n = len(rho)
-        weights = {"token": rho, "seq": [math.prod(rho)] * n, "geo": [math.prod(rho) ** (1 / max(n, 1))] * n}[level]
-        outside += sum(not low <= x <= high for x in weights)
-        clipped = [min(max(x, low), high) if action == "truncate" else x * (low <= x <= high) for x in weights]
-        assert got[i][mask[i]].tolist() == pytest.approx(clipped)
-    assert outside and (got[~mask] == 0).all() and not got.requires_grad
+        judged = {"token": rho, "seq": [math.prod(rho)] * n, "geo": [math.prod(rho) ** (1 / max(n, 1))] * n}[level]
+        inside = [low <= x <= high for x in judged]
+        outside += n - sum(inside)
+        weighed = rho if level == "geo" and action == "mask" else judged                             # geo_mask: ρ_t
+        expected = [min(max(x, low), high) if action == "truncate" else x * keep for x, keep in zip(weighed, inside)]
+        assert got[i][mask[i]].tolist() == pytest.approx(expected)
+        assert kept[i][mask[i]].tolist() == inside
+    assert outside and (got[~mask] == 0).all() and not kept[~mask].any()
+    assert not got.requires_grad and not kept.requires_grad
+
+
+def test_tis_has_no_lower_bound():
+    """Truncated importance sampling is [0, C]: where the sampler was twice as sure, the weight is 1/2, not a floor."""
+    old_logp, mask = torch.tensor([[-3.0, -1.0]]), torch.ones(1, 2, dtype=torch.bool)
+    weight = mismatch_weight(old_logp, torch.tensor([[-1.0, -3.0]]), mask, "token_truncate", 0.0, 2.0)
+    assert weight[0].tolist() == pytest.approx([math.exp(-2), 2.0])
+
+
+def test_weight_stats_equal_a_loop():
+    old_logp, sampler_logp, _, _, mask, _ = make_batch()
+    weights = torch.where(mask, mismatch_weight(old_logp, sampler_logp, mask, "token_mask", 0.6, 1.4), float("nan"))
+    w = weights[mask].tolist()
+    stats = weight_stats(weights, mask)
+    assert stats["mismatch_ess"].item() == pytest.approx(sum(w) ** 2 / len(w) / sum(x * x for x in w))
+    assert stats["mismatch_chi2"].item() == pytest.approx(sum((x - 1) ** 2 for x in w) / len(w))
+
+
+def test_equal_weights_keep_the_whole_sample_and_rejected_ones_none():
+    mask = make_batch()[4]
+    assert weight_stats(mask.float(), mask) == {"mismatch_ess": 1, "mismatch_chi2": 0}
+    assert weight_stats(torch.zeros(mask.shape), mask) == {"mismatch_ess": 0, "mismatch_chi2": 1}
+    w = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    stats = weight_stats(w / w[mask].mean(), mask)
+    assert stats["mismatch_ess"].item() == pytest.approx(1 / (1 + stats["mismatch_chi2"].item()), rel=1e-5)
+
+
+# 80/20
+
+def test_high_entropy_tokens_are_the_top_fifth_of_the_batch():
+    mask = make_batch()[4]
+    entropy = torch.rand(mask.shape, generator=torch.Generator().manual_seed(0)).masked_fill(~mask, 9.0)
+    kept = high_entropy_mask(entropy, mask, 0.8)
+    values = sorted(entropy[mask].tolist())
+    position = 0.8 * (len(values) - 1)                                                               # linear quantile
+    floor = int(position)
+    edge = values[floor] + (position - floor) * (values[floor + 1] - values[floor])
+    assert kept.tolist() == [[m and e >= edge for m, e in zip(ms, es)] for ms, es in zip(mask.tolist(), entropy.tolist())]
+    assert kept.sum().item() == pytest.approx(0.2 * mask.sum().item(), abs=1) and high_entropy_mask(entropy, mask, 0.0).equal(mask)
+
+
+# Answers that the policy has moved away from
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_off_policy_mask_drops_bad_answers_that_became_unlikely(name):
+    logp, old_logp, A, _, mask, shift = make_batch()
+    delta, dropped = 0.01, []
+    for i in range(16):
+        log_s = [(logp[i, t] - old_logp[i, t]).item() for t in range(T) if mask[i, t]]
+        dropped.append(bool(log_s) and A[i].item() < 0 and -sum(log_s) / len(log_s) > delta)         # -log s > δ
+    dropped = torch.tensor(dropped)
+    router_shift = shift if name == "rspo" else None
+    loss, gradient, _, above = reference(name, logp, old_logp, A.masked_fill(dropped, 0.0), mask, shift=router_shift)
+    below = reference(name, logp, old_logp, A, mask, shift=router_shift)[2] | {tuple(x) for x in (mask & dropped[:, None]).nonzero().tolist()}
+    assert dropped.sum() == 2 and (dropped != (A < 0)).any()
+    got = run(name, logp, old_logp, A, mask, off_policy_mask=delta, **needs(name, shift))
+    assert_equal(got, (loss, gradient, below, above), mask, A)
+    plain, wide = (run(name, logp, old_logp, A, mask, off_policy_mask=d, **needs(name, shift)) for d in (None, 9.0))
+    assert wide[0] == plain[0] and wide[1].equal(plain[1]) and wide[2] == plain[2]
+
+
+def test_the_off_policy_mask_is_a_lower_clip_on_s():
+    logp, old_logp, A, _, mask, _ = make_batch()
+    for delta in (1e-4, 1e-2, 0.4):
+        gradient, s = run("cispo", logp, old_logp, A, mask, off_policy_mask=delta)[1], sequence_ratio(logp, old_logp, mask)
+        expected = (A > 0) | (A < 0) & (s >= math.exp(-delta))
+        assert (gradient != 0).any(-1).equal(expected & mask.any(-1))
+
+
+def test_the_off_policy_mask_takes_advantages_per_token():
+    logp, old_logp, _, A, mask, _ = make_batch()
+    plain, masked = run("grpo", logp, old_logp, A, mask)[1], run("grpo", logp, old_logp, A, mask, off_policy_mask=0.01)[1]
+    stale = (sequence_ratio(logp, old_logp, mask) < math.exp(-0.01))[:, None] & (A < 0)
+    torch.testing.assert_close(masked, plain.masked_fill(stale, 0.0))
+    assert (masked != plain).any()
+
+
+# Presets that are rows already
+
+def test_minirl_is_the_min_clip_summed_over_tokens():
+    """MiniRL (2512.01374): the gradient is M·w·Â·∇log π with the PPO side mask M, w = staleness × mismatch."""
+    logp, old_logp, A, _, mask, _ = make_batch()
+    mismatch = mismatch_weight(old_logp, (old_logp + 0.3 * shift_like(mask)), mask, "token_truncate", 0.0, 5.0)
+    expected = torch.zeros(mask.shape).double()
+    for i, t in mask.nonzero().tolist():
+        w, a = math.exp(logp[i, t] - old_logp[i, t]), A[i].item()
+        masked = a > 0 and w > 1.27 or a < 0 and w < 0.8
+        expected[i, t] = 0.0 if masked else -mismatch[i, t].item() * w * a / len(mask)
+    got = run("grpo", logp, old_logp, A, mask, epsilon=0.2, epsilon_high=0.27, mismatch=mismatch,
+              weights=token_weights(mask, "sequence-sum"))[1]
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+
+
+def shift_like(mask):
+    return torch.randn(mask.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def test_dppo_keeps_rare_tokens_that_a_ratio_clip_drops_and_drops_common_ones_it_keeps():
+    """The same ratio is a small step for a rare token and a large one for a common one: DPPO's point."""
+    old_logp = torch.tensor([[0.001, 0.8]]).log()
+    logp, mask, good = torch.tensor([[0.004, 0.95]]).log(), torch.ones(1, 2, dtype=torch.bool), torch.tensor([1.0])
+    removed = lambda name, **band: (run(name, logp, old_logp, good, mask, **band)[1][0] == 0).tolist()
+    assert removed("grpo") == [True, False]                                                          # w = 4 and 1.19
+    assert removed("dppo", epsilon_high=0.1) == [False, True]                                        # π - μ = 0.003 and 0.15
+    assert removed("dppo_kl", epsilon_high=0.05) == [False, True]
+
+
+def test_dppo_caps_the_weight_at_20():
+    logp, mask = torch.tensor([[0.1, 0.1]]).log(), torch.ones(1, 2, dtype=torch.bool)
+    gradient = run("dppo", logp, torch.tensor([[1e-3, 0.05]]).log(), torch.tensor([1.0]), mask)[1]
+    assert gradient[0].tolist() == pytest.approx([-10, -1])                                          # min(w, 20) / 2
 
 
 # The papers' worked examples
@@ -466,11 +595,11 @@ def test_the_demo_shows_every_objective(capsys):
 
 # Bad input
 
-def test_unknown_names_list_the_known_ones_nearest_first():
+def test_unknown_names_list_the_known_ones():
     logp, old_logp, A, _, mask, _ = make_batch()
-    with pytest.raises(ValueError, match="name 'gpso' is unknown; the nearest first: gspo, "):
+    with pytest.raises(ValueError, match="name 'gpso' is unknown; known: reinforce, ppo, "):
         policy_loss("gpso", logp, old_logp, A, mask)
-    with pytest.raises(ValueError, match="reduction 'tokenmean' is unknown; the nearest first: token-mean, "):
+    with pytest.raises(ValueError, match="reduction 'tokenmean' is unknown; known: sequence-mean, "):
         token_weights(mask, "tokenmean")
     with pytest.raises(ValueError, match="estimator 'k4'"):
         kl_penalty(logp, old_logp, mask, "k4")
@@ -483,21 +612,23 @@ def test_unknown_names_list_the_known_ones_nearest_first():
     ("grpo", dict(old_logp=lambda x: x.half()), r"old_logp \[16, 10\] is torch.float16"),
     ("grpo", dict(mask=lambda x: x.float()), r"mask is torch.float32 \[16, 10\]: it must be torch.bool"),
     ("grpo", dict(old_logp=lambda x: x[:, :9]), r"old_logp is \[16, 9\] but mask is \[16, 10\]"),
-    ("grpo", dict(advantages=lambda x: x[:15]), r"advantages is \[15\] for mask \[16, 10\]: it must be \[B\] or \[B, T\]"),
-    ("gspo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"advantages is \[16, 10\] .*gspo_token takes \[B, T\]"),
-    ("gmpo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"gspo_token takes \[B, T\]"),
-    ("rspo", dict(), r"router_shift is missing for mask \[16, 10\]"),
+    ("grpo", dict(advantages=lambda x: x[:15]), r"advantages is \[15\], mask \[16, 10\]: it is \[B\], or \[B, T\]"),
+    ("gspo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"advantages is \[16, 10\].*ratio per token \(gspo_token\); not for gspo"),
+    ("gmpo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"ratio per token \(gspo_token\); not for gmpo \(log-token, log-min\)"),
+    ("rspo", dict(), r"router_shift is missing: rspo"),
     ("rspo", dict(router_shift=lambda _: torch.ones(16)), r"router_shift is \[16\] but mask is \[16, 10\]"),
     ("dr_grpo", dict(), "max_length is None"),
     ("dapo_paper", dict(), "group_size is None"),
-    ("dapo_paper", dict(group_size=lambda _: 3), r"group_size is 3: .* mask \[16, 10\]"),
+    ("dapo_paper", dict(group_size=lambda _: 3), r"group_size is 3, mask \[16, 10\]"),
     ("grpo", dict(weights=lambda _: torch.ones(16, 1)), r"weights is \[16, 1\] but mask is \[16, 10\]"),
     ("grpo", dict(mismatch=lambda _: torch.ones(16)), r"mismatch is \[16\]"),
-    ("grpo", dict(epsilon=lambda _: 2.0), "epsilon is 2.0: the band is"),
+    ("grpo", dict(epsilon=lambda _: 2.0), "epsilon is 2.0, .*band"),
     ("gspo", dict(epsilon_high=lambda _: -0.1), "epsilon_high is -0.1"),
-    ("sapo", dict(epsilon=lambda _: 0.2), "epsilon is 0.2 but sapo has no band"),
+    ("sapo", dict(epsilon=lambda _: 0.2), "epsilon is 0.2, .*sapo has no band"),
     ("gspo", dict(dual_clip=lambda _: 3.0), "dual_clip is 3.0.*gspo"),
     ("grpo", dict(dual_clip=lambda _: 0.9), "dual_clip is 0.9"),
+    ("dppo", dict(dual_clip=lambda _: 3.0), "dual_clip is 3.0.*dppo"),
+    ("dppo", dict(epsilon=lambda _: -0.1), "epsilon is -0.1"),
 ])
 def test_bad_input_is_named(name, change, message):
     logp, old_logp, A, _, mask, _ = make_batch()

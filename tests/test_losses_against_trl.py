@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from losses import kl_penalty, policy_loss, token_weights
+from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")
@@ -54,17 +54,20 @@ def make_batch():
     return old_logp + log_w, old_logp, sign * (0.2 + draw(B).abs()), completion, tool
 
 
-def trl_loss(loss_type, level, options, logp, old_logp, A, completion, tool, mismatch=None, ref_logp=None, beta=0.0, is_kl=False):
+def trl_loss(loss_type, level, options, logp, old_logp, A, completion, tool, mismatch=None, ref_logp=None, beta=0.0, is_kl=False,
+             off_policy=None, entropy=None):
     """The loss of TRL's own code, in eval mode: a whole batch, no accumulation."""
-    single = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x)
+    single = SimpleNamespace(num_processes=1, pad_across_processes=lambda x, dim, pad_index: x, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x)
     args = SimpleNamespace(delta=options.get("delta"), use_bias_correction_kl=is_kl, steps_per_generation=1,
                            sapo_temperature_pos=1.0, sapo_temperature_neg=1.05,
                            vespo_k_pos=2.0, vespo_lambda_pos=3.0, vespo_k_neg=3.0, vespo_lambda_neg=2.0)
     trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, torch.zeros(B, T), None), args=args, accelerator=single,
+        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, torch.zeros(B, T) if entropy is None else entropy, None),
+        args=args, accelerator=single, get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_high_entropy_mask=lambda *a: GRPOTrainer.get_high_entropy_mask(SimpleNamespace(accelerator=single), *a),
         loss_type=loss_type, importance_sampling_level=level, epsilon_low=options["epsilon"],
         epsilon_high=options["epsilon_high"], beta=beta, max_completion_length=L_MAX, aux_loss_enabled=False,
-        top_entropy_quantile=1.0, off_policy_mask_threshold=None,
+        top_entropy_quantile=1.0 if entropy is None else 0.2, off_policy_mask_threshold=off_policy,
         use_vllm=mismatch is not None, vllm_importance_sampling_correction=mismatch is not None, _entropy_bonus_enabled=False,
         model=SimpleNamespace(training=False), current_gradient_accumulation_steps=1,
         get_gamma_weights=GRPOTrainer.get_gamma_weights, _metrics=defaultdict(lambda: defaultdict(list)))
@@ -119,6 +122,30 @@ def test_the_kl_term_equals_trls(estimator):
     loss = policy_loss("grpo", logp, old_logp, A, mask)[0] + 0.3 * (token_weights(mask, "sequence-mean") * kl).sum()
     other, _ = trl_loss("grpo", "token", SAME["grpo"][4], logp, old_logp, A, completion, tool, ref_logp=ref_logp, beta=0.3,
                         is_kl=estimator == "k3_is")
+    assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
+
+
+@pytest.mark.parametrize("case", [case for case in SAME if case != "gmpo"])
+def test_the_off_policy_mask_equals_trls(case):
+    name, ours, loss_type, level, theirs = SAME[case]
+    logp, old_logp, A, completion, tool = make_batch()
+    logp.requires_grad_()
+    loss, _ = policy_loss(name, logp, old_logp, A, completion & tool, off_policy_mask=1e-3, **ours)
+    other, _ = trl_loss(loss_type, level, theirs, logp, old_logp, A, completion, tool, off_policy=1e-3)
+    plain, _ = trl_loss(loss_type, level, theirs, logp, old_logp, A, completion, tool)
+    assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
+    assert other.item() != pytest.approx(plain.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", ["grpo", "dapo", "gspo", "cispo", "sapo"])
+def test_the_top_fifth_by_entropy_equals_trls(case):
+    name, ours, loss_type, level, theirs = SAME[case]
+    logp, old_logp, A, completion, tool = make_batch()
+    entropy = torch.rand(B, T, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    logp.requires_grad_()
+    top = high_entropy_mask(entropy.float(), completion & tool, 0.8)
+    loss, _ = policy_loss(name, logp, old_logp, A, completion & tool, mismatch=top.double(), **ours)
+    other, _ = trl_loss(loss_type, level, theirs, logp, old_logp, A, completion, tool, entropy=entropy.float())
     assert_same(value_and_gradient(loss, logp), value_and_gradient(other, logp))
 
 
