@@ -1,33 +1,23 @@
-"""The policy: a tiny Qwen3-MoE, and the routers of any mixture of experts recorded, replayed and compared.
+"""The policy: a tiny Qwen3-MoE, whose routers routes.py watches like those of any other MoE.
 
-TinyMoE is the architecture of `transformers.Qwen3MoeForCausalLM`, with its parameter names, its call and its caches. Left out
-on purpose, and refused: RoPE scaling, sliding windows, attention dropout, activations but SiLU.
-
-routes.py, whose names are re-exported here, works on any MoE of transformers 5, where a router is a small module (its class name
-ends in "Router") that returns (logits [N, E], gates [N, K], indices [N, K]) for N tokens: a forward hook on it records the choice,
-or forces a recorded one. Tested on TinyMoE, Qwen2-MoE, Qwen3-MoE, OLMoE, Mixtral, GPT-OSS, DeepSeek-V3 and GLM-4.5. Gates of an
-unknown kind are refused by name.
+TinyMoE is the architecture of `transformers.Qwen3MoeForCausalLM`, with its parameter names, its
+call and its caches, so that transformers reads and writes its checkpoints. Left out on purpose, and
+refused: RoPE scaling, sliding windows, attention dropout, activations other than SiLU.
 """
-
-from contextlib import contextmanager
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (AutoConfig, DynamicCache, GenerationConfig, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
-from transformers.utils import logging
 
-from routes import (Pass, Routes, flip_rate, gates_of, has_routers, load_balancing_loss, record_routes,  # noqa: F401
-                    replay_routes, route_bytes, router_shift)
+from routes import flip_rate, record_routes, replay_routes, route_bytes, router_shift
 
-# B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new); E experts of width M, K per token.
+# B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
+# E experts of width M, K of them per token.
 
-
-# -------------------------------------------------------------------------------------------------------------- the policy
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions and RMSNorm on queries and keys."""
@@ -37,22 +27,27 @@ class Attention(nn.Module):
         D, d, bias = config.hidden_size, head_width(config), config.attention_bias
         H, H_kv = config.num_attention_heads, config.num_key_value_heads
         self.layer, self.width, self.grouped = layer, d, H != H_kv
-        self.q_proj, self.o_proj = nn.Linear(D, H * d, bias=bias), nn.Linear(H * d, D, bias=bias)
-        self.k_proj, self.v_proj = nn.Linear(D, H_kv * d, bias=bias), nn.Linear(D, H_kv * d, bias=bias)
-        self.q_norm, self.k_norm = nn.RMSNorm(d, eps=config.rms_norm_eps), nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.q_proj = nn.Linear(D, H * d, bias=bias)
+        self.o_proj = nn.Linear(H * d, D, bias=bias)
+        self.k_proj = nn.Linear(D, H_kv * d, bias=bias)
+        self.v_proj = nn.Linear(D, H_kv * d, bias=bias)
+        self.q_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(d, eps=config.rms_norm_eps)
 
     def forward(self, x, cos, sin, mask, causal, cache):
         heads = (*x.shape[:2], -1, self.width)
-        q = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin).transpose(1, 2)        # [B, H, S, d]
-        k = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin).transpose(1, 2)        # [B, H_kv, S, d]
-        v = self.v_proj(x).view(heads).transpose(1, 2)                                       # [B, H_kv, S, d]
+        q = rotate(self.q_norm(self.q_proj(x).view(heads)), cos, sin)              # [B, S, H, d]
+        k = rotate(self.k_norm(self.k_proj(x).view(heads)), cos, sin)           # [B, S, H_kv, d]
+        v = self.v_proj(x).view(heads)                                          # [B, S, H_kv, d]
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))                           # [B, H, S, d]
         if cache is not None:
-            k, v = cache.update(k, v, self.layer)                                            # [B, H_kv, C, d]
-        if mask is None and not causal and not self.grouped:                                 # one query: plain products are faster on a CPU
-            y = (q @ k.transpose(-1, -2) * self.width ** -0.5).softmax(-1) @ v               # [B, H, 1, d]
+            k, v = cache.update(k, v, self.layer)                               # [B, H_kv, C, d]
+        if mask is None and not causal and not self.grouped:  # one query: faster so on a CPU
+            y = (q @ k.transpose(-1, -2) * self.width**-0.5).softmax(-1) @ v        # [B, H, 1, d]
         else:
-            y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=self.grouped)   # [B, H, S, d]
-        return self.o_proj(y.transpose(1, 2).flatten(2))                                     # [B, S, D]
+            y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal,
+                                               enable_gqa=self.grouped)             # [B, H, S, d]
+        return self.o_proj(y.transpose(1, 2).flatten(2))                            # [B, S, D]
 
 
 def head_width(config):
@@ -60,8 +55,17 @@ def head_width(config):
 
 
 def rotate(x, cos, sin):
-    """RoPE: the pair (x_i, x_{i + d/2}) of x [B, S, H, d] turns by its position's angle; cos, signed sin [B, S, 1, d]."""
-    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin                                      # [B, S, H, d]
+    """RoPE: each pair (x_i, x_{i + d/2}) of x [B, S, H, d] turns by its position's `angles`."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin                             # [B, S, H, d]
+
+
+def angles(position_ids, config, dtype):
+    """cos and signed sin of the angles position · θ^(-2i/d): [B, S] -> two of [B, S, 1, d]."""
+    d, theta = head_width(config), config.rope_parameters["rope_theta"]
+    pair = torch.arange(0, d, 2, device=position_ids.device, dtype=torch.float32)   # [d/2]
+    angle = position_ids[:, :, None, None].float() / theta**(pair / d)              # [B, S, 1, d/2]
+    cos, sin = angle.cos(), angle.sin()                                             # [B, S, 1, d/2]
+    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
 class SwiGLU(nn.Module):
@@ -70,11 +74,12 @@ class SwiGLU(nn.Module):
     def __init__(self, config):
         super().__init__()
         D, M = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = nn.Linear(D, M, bias=False), nn.Linear(D, M, bias=False)
+        self.gate_proj = nn.Linear(D, M, bias=False)
+        self.up_proj = nn.Linear(D, M, bias=False)
         self.down_proj = nn.Linear(M, D, bias=False)
 
     def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))                   # [B, S, D]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))          # [B, S, D]
 
 
 class TopKRouter(nn.Module):
@@ -86,15 +91,16 @@ class TopKRouter(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
     def forward(self, x):
-        logits = F.linear(x, self.weight)                                                    # [N, E]
-        gates, indices = logits.softmax(-1, dtype=torch.float32).topk(self.top_k, -1)        # [N, K]
+        logits = F.linear(x, self.weight)                                           # [N, E]
+        probs = logits.softmax(-1, dtype=torch.float32)                             # [N, E]
+        gates, indices = probs.topk(self.top_k, -1)                                 # [N, K]
         if self.norm_topk_prob:
-            gates = gates / gates.sum(-1, keepdim=True)                                      # [N, K]  K = 1: no gradient
+            gates = gates / gates.sum(-1, keepdim=True)                 # [N, K]  K = 1: no gradient
         return logits, gates.to(logits.dtype), indices
 
 
 class Experts(nn.Module):
-    """E SwiGLU experts in two tensors. Tokens are sorted by expert, so that each expert works on one block of rows."""
+    """E SwiGLU experts in two tensors: tokens are sorted by expert, a block of rows for each."""
 
     def __init__(self, config):
         super().__init__()
@@ -102,25 +108,30 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * M, D))
         self.down_proj = nn.Parameter(torch.empty(E, D, M))
 
-    @torch.compiler.disable                                  # it knows the grouped product in bfloat16 only
+    @torch.compiler.disable  # the compiler knows the grouped product in bfloat16 only
     def forward(self, x, gates, indices):
-        expert, order = indices.flatten().sort(stable=True)                                  # [N·K]
-        token = order // indices.shape[1]                                                    # [N·K]
-        numbers = torch.arange(len(self.down_proj), device=x.device)                         # [E]
-        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)               # [E]  rows that go to experts <= e
-        kind = x.device.type                                                                 # autocast leaves grouped_mm out
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        rows, up, down = (t.to(dtype) for t in (x.index_select(0, token), self.gate_up_proj, self.down_proj))   # [N·K, D]
-        gate, up = expert_product(rows, up, ends).chunk(2, -1)                               # [N·K, M]
-        y = expert_product(F.silu(gate) * up, down, ends)                                    # [N·K, D]
-        y = y * gates.flatten().index_select(0, order)[:, None]                              # [N·K, D]
-        return torch.zeros_like(x).index_add(0, token, y.to(x.dtype))                        # [N, D]
+        expert, order = indices.flatten().sort(stable=True)                         # [N·K]
+        token = order // indices.shape[1]                                           # [N·K]
+        numbers = torch.arange(len(self.down_proj), device=x.device)                # [E]
+        ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)      # [E]
+
+        device, dtype = x.device.type, x.dtype
+        if torch.is_autocast_enabled(device):  # autocast does not know grouped_mm
+            dtype = torch.get_autocast_dtype(device)
+        rows = x.index_select(0, token).to(dtype)                                   # [N·K, D]
+        up, down = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
+        gate, up = expert_product(rows, up, ends).chunk(2, -1)                      # [N·K, M]
+        y = expert_product(F.silu(gate) * up, down, ends)                           # [N·K, D]
+        y = y * gates.flatten().index_select(0, order)[:, None]                     # [N·K, D]
+        return torch.zeros_like(x).index_add(0, token, y.to(x.dtype))               # [N, D]
 
 
 def expert_product(rows, weight, ends):
-    """rows [n, D], sorted by expert, those up to ends[e] times weight[e] of weight [E, M, D] -> [n, M]."""
-    if rows.dtype == torch.float64 or weight.shape[1] % 8 or weight.shape[2] % 8:            # what torch's grouped product refuses
-        return torch.cat([F.linear(block, w) for block, w in zip(rows.tensor_split(ends[:-1].tolist()), weight)])
+    """rows [n, D], those before ends[e] expert e's, times weight [e] of [E, M, D] -> [n, M]."""
+    odd = weight.shape[1] % 8 or weight.shape[2] % 8
+    if rows.dtype == torch.float64 or odd:  # torch's grouped product refuses these
+        blocks = rows.tensor_split(ends[:-1].tolist())
+        return torch.cat([F.linear(block, w) for block, w in zip(blocks, weight)])
     return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
 
 
@@ -131,23 +142,24 @@ class MoE(nn.Module):
         self.experts = Experts(config)
 
     def forward(self, x):
-        tokens = x.flatten(0, 1)                                                             # [N, D]
-        _, gates, indices = self.gate(tokens)                                                # [N, K]
-        return self.experts(tokens, gates, indices).view_as(x)                               # [B, S, D]
+        tokens = x.flatten(0, 1)                                                    # [N, D]
+        _, gates, indices = self.gate(tokens)                                       # [N, K]
+        return self.experts(tokens, gates, indices).view_as(x)                      # [B, S, D]
 
 
 class Layer(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        dense = layer in config.mlp_only_layers or config.num_experts == 0 or (layer + 1) % config.decoder_sparse_step
+        sparse = config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
+        sparse = sparse and layer not in config.mlp_only_layers
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = SwiGLU(config) if dense else MoE(config)
+        self.mlp = MoE(config) if sparse else SwiGLU(config)
 
     def forward(self, x, *context):
-        x = x + self.self_attn(self.input_layernorm(x), *context)                            # [B, S, D]
-        return x + self.mlp(self.post_attention_layernorm(x))                                # [B, S, D]
+        x = x + self.self_attn(self.input_layernorm(x), *context)                   # [B, S, D]
+        return x + self.mlp(self.post_attention_layernorm(x))                       # [B, S, D]
 
 
 class Backbone(nn.Module):
@@ -160,72 +172,77 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None):
-        x, cache = self.embed_tokens(input_ids), past_key_values                             # [B, S, D]
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
+                use_cache=None):
+        x, cache = self.embed_tokens(input_ids), past_key_values                    # [B, S, D]
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if recompute and cache is not None:
-            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; leave one of them out")
+            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; "
+                             "leave one of them out")
         if use_cache and cache is None and not recompute:
             cache = DynamicCache(config=self.config)
+
         S, past = x.shape[1], 0 if cache is None else cache.get_seq_length()
-        steps = torch.arange(S, device=x.device) + past                                      # [S]  places in the cache
+        steps = torch.arange(S, device=x.device) + past                # [S]  places in the cache
         if position_ids is None:
-            position_ids = steps[None] if attention_mask is None else (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -S:]
-        cos, sin = angles(position_ids, self.config, x.dtype)                                # [B, S, 1, d]
-        mask, causal = attention_pattern(steps, attention_mask, cache)                       # [B, 1, S, C] or None
+            count = steps[None] + 1 if attention_mask is None else attention_mask.long().cumsum(-1)
+            position_ids = (count - 1).clamp(min=0)[:, -S:]                         # [B, S]
+        cos, sin = angles(position_ids, self.config, x.dtype)                       # [B, S, 1, d]
+        mask, causal = attention_pattern(steps, attention_mask, cache)      # [B, 1, S, C] or None
+
         for layer in self.layers:
             context = (cos, sin, mask, causal, cache)
-            x = checkpoint(layer, x, *context, use_reentrant=False) if recompute else layer(x, *context)   # [B, S, D]
+            if recompute:
+                x = checkpoint(layer, x, *context, use_reentrant=False)             # [B, S, D]
+            else:
+                x = layer(x, *context)                                              # [B, S, D]
         return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
 
-def angles(position_ids, config, dtype):
-    """cos and signed sin [B, S, 1, d] of the angles position · θ^(-2i/d), for `rotate`; position_ids [B, S]."""
-    d, theta = head_width(config), config.rope_parameters["rope_theta"]
-    speed = 1 / theta ** (torch.arange(0, d, 2, device=position_ids.device, dtype=torch.float32) / d)    # [d/2]
-    angle = position_ids[:, :, None, None].float() * speed                                   # [B, S, 1, d/2]
-    cos, sin = angle.cos(), angle.sin()                                                      # [B, S, 1, d/2]
-    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)         # [B, S, 1, d]
-
-
 def attention_pattern(steps, attention_mask, cache):
-    """(mask [B or 1, 1, S, C] or None, is_causal): a query at place steps[s] sees keys at places <= steps[s], but no padding."""
+    """Who sees whom: (mask [B or 1, 1, S, C] or None, is_causal). A query at place steps[s] sees
+    keys at places <= steps[s], but no padding."""
     S = len(steps)
-    if attention_mask is not None and attention_mask.dim() == 4:                             # whatever the caller wants
+    if attention_mask is not None and attention_mask.dim() == 4:  # whatever the caller wants
         return attention_mask, False
     C = S if cache is None else cache.get_mask_sizes(S, 0)[0]
     if attention_mask is None and S == C > 1:
-        return None, True                                    # nothing cached: plain causal attention has the fastest kernel
+        return None, True   # nothing cached: plain causal attention has the fastest kernel
     if attention_mask is None and S == 1 and not getattr(cache, "is_compileable", False):
-        return None, False                                   # one new token sees all of a growing cache; a static one has gaps
-    key = torch.arange(C, device=steps.device)                                               # [C]
-    mask = (key <= steps[:, None])[None, None]                                               # [1, 1, S, C]
+        return None, False  # one new token sees all of a growing cache; a static one has gaps
+
+    key = torch.arange(C, device=steps.device)                                      # [C]
+    mask = (key <= steps[:, None])[None, None]                                      # [1, 1, S, C]
     if attention_mask is not None:
-        real = F.pad(attention_mask.bool(), (0, C - attention_mask.shape[1]))                # [B, C]
-        mask = mask & real[:, None, None] | (key == steps[:, None])                          # [B, 1, S, C]  padding sees itself
+        real = F.pad(attention_mask.bool(), (0, C - attention_mask.shape[1]))       # [B, C]
+        itself = key == steps[:, None]             # [S, C]  so that padding sees something: itself
+        mask = mask & real[:, None, None] | itself                                  # [B, 1, S, C]
     return mask, False
 
 
 class TinyMoE(nn.Module):
-    """Qwen3-MoE as a causal language model, called as transformers calls one; config: `transformers.Qwen3MoeConfig`.
+    """Qwen3-MoE as a causal language model, called as transformers calls one.
 
-    Raises ValueError for a config with more experts per token than experts, or with what this file leaves out.
+    config: a `transformers.Qwen3MoeConfig`. Raises ValueError for more experts per token than
+    experts, and for what this file leaves out.
     """
 
     def __init__(self, config):
         super().__init__()
         check_config(config)
         self.config, self.model = config, Backbone(config)
+        self.generation_config = GenerationConfig.from_model_config(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         for weight in self.parameters():
             if weight.dim() > 1:
                 nn.init.normal_(weight, std=config.initializer_range)
         self.tie_weights()
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0):
-        """input_ids [B, S] -> .logits [B, S, V] (of the last `logits_to_keep` places, if that is not 0) and .past_key_values."""
+    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
+                use_cache=None, logits_to_keep=0):
+        """input_ids [B, S] -> .logits [B, S, V] (the last places if limited), .past_key_values"""
         out = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache)
-        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])                    # [B, S, V]
+        logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])           # [B, S, V]
         return MoeCausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
 
     base_model = property(lambda self: self.model)
@@ -242,85 +259,84 @@ class TinyMoE(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def save_pretrained(self, directory, state_dict=None):
-        """Write a checkpoint of transformers' Qwen3MoeForCausalLM: config.json, safetensors; state_dict replaces the model's."""
+        """Write a checkpoint of transformers' Qwen3MoeForCausalLM: config.json,
+        generation_config.json, safetensors. state_dict replaces the model's own."""
         with torch.device("meta"):
             twin = Qwen3MoeForCausalLM(self.config)
         twin.load_state_dict(self.state_dict() if state_dict is None else state_dict, assign=True)
         twin.tie_weights()
+        twin.generation_config = self.generation_config
         twin.save_pretrained(directory)
 
     @classmethod
     def from_pretrained(cls, directory):
-        """Read a Qwen3-MoE checkpoint, this class's or transformers', from a folder or the hub, in the precision it was saved in.
+        """Read a Qwen3-MoE checkpoint, this class's or transformers', from a folder or the hub, in
+        the precision it was saved in. Nothing pickled is read, no weight is ever filled in.
 
-        FileNotFoundError without config.json or safetensors; ValueError for another architecture, and for weights that are
-        missing, left over or of another shape than config.json says. No weight is ever filled in, nothing pickled is read.
+        OSError where there is none; ValueError for another architecture, and for weights that are
+        missing, left over or of another shape than config.json says.
         """
-        missing = [name for name in ("config.json", "*.safetensors") if not any(Path(directory).glob(name))]
-        if missing and (Path(directory).is_dir() or str(directory).count("/") != 1):         # a hub id is owner/name
-            raise FileNotFoundError(f"{directory}: no {' and no '.join(missing)} there (pickled weights are not read)")
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()                        # the errors here say it in one line
-        try:
-            config = Qwen3MoeConfig.get_config_dict(directory)[0]
-            if config.get("model_type") != "qwen3_moe":
-                raise ValueError(f"config.json is of model_type {config.get('model_type')!r}; TinyMoE reads 'qwen3_moe'")
-            check_config(Qwen3MoeConfig.from_dict(config))
-            twin, found = Qwen3MoeForCausalLM.from_pretrained(directory, dtype="auto", use_safetensors=True,
-                                                              ignore_mismatched_sizes=True, output_loading_info=True)
-        except Exception as error:                           # whatever transformers, safetensors or the hub raise
-            kind = FileNotFoundError if isinstance(error, OSError) else ValueError
-            words = " ".join(str(error).split())
-            words = "some experts' weights are missing or misshapen" if "CONVERSION" in words else words
-            raise kind(f"{directory}: {words}") from None
-        finally:
-            logging.set_verbosity(verbosity)
-        for kind, keys in found.items():                     # missing_keys, unexpected_keys, mismatched_keys, ...
+        check_config(AutoConfig.from_pretrained(directory))
+        twin, found = Qwen3MoeForCausalLM.from_pretrained(
+            directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
+            output_loading_info=True)
+        for kind, keys in found.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
             if keys:
-                raise ValueError(f"{directory}: the weights do not fit config.json, {len(keys)} {kind} as {sorted(keys)[0]}")
+                raise ValueError(f"{directory}: the weights do not fit config.json, {len(keys)} "
+                                 f"{kind} as {sorted(keys)[0]}")
+
         with torch.device("meta"):
             model = cls(twin.config)
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
+        model.generation_config = twin.generation_config  # with all tokens that end a response
         return model
 
 
 def check_config(config):
+    """Raise ValueError for what TinyMoE cannot be."""
+    if config.model_type != "qwen3_moe":
+        raise ValueError(f"TinyMoE reads model_type 'qwen3_moe', not {config.model_type!r}")
     if config.num_experts_per_tok > config.num_experts > 0:
-        raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts {config.num_experts}")
-    rope, dropout = config.rope_parameters["rope_type"], config.attention_dropout
-    for name, value, ours in (("rope_type", rope, "default"), ("hidden_act", config.hidden_act, "silu"),
-                              ("sliding_window", config.sliding_window, None), ("attention_dropout", dropout, 0)):
-        if value != ours:
-            raise ValueError(f"{name} {value!r} is not in TinyMoE, which has {ours!r}: use transformers' Qwen3MoeForCausalLM")
+        raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts "
+                         f"{config.num_experts}")
+    ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0)
+    for name, value in ours.items():
+        given = config.rope_parameters[name] if name == "rope_type" else getattr(config, name)
+        if given != value:
+            raise ValueError(f"{name} {given!r} is not in TinyMoE, which has {value!r}: use "
+                             "transformers' Qwen3MoeForCausalLM")
 
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(vocab_size=128, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-                            head_dim=24, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True)
-    model = TinyMoE(config)
-    total, experts = (sum(p.numel() for name, p in model.named_parameters() if part in name) for part in ("", "experts"))
-    print(f"4 layers, 8 experts, top-2: {total:,} parameters, {total - experts * 6 // 8:,} of them active for one token\n")
+    model = TinyMoE(Qwen3MoeConfig(
+        vocab_size=128, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, head_dim=24,
+        num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96))
+    total = sum(p.numel() for p in model.parameters())
+    idle = sum(p.numel() for name, p in model.named_parameters() if "experts" in name) * 6 // 8
+    print(f"8 experts, top-2: {total:,} parameters, {total - idle:,} of them active for a token")
+
     text = "experts flip"
-    ids = torch.tensor([list(text.encode())])                                                # [1, S]
+    ids = torch.tensor([list(text.encode())])                                       # [1, S]
     with record_routes(model) as old:
-        logits = model(ids).logits                                                           # [1, S, V]
+        logits = model(ids).logits                                                  # [1, S, V]
     F.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
     torch.optim.SGD(model.parameters(), lr=0.005).step()
     with record_routes(model) as new:
         model(ids)
     with replay_routes(model, old), record_routes(model) as forced:
         model(ids)
-    print("the experts of every token (here a character) before and after one gradient step; * marks a changed choice\n")
-    print("        " + "".join(f"layer {layer + 1:<13}" for layer in range(4)))
+
+    print("\nthe experts of every token, here a character, in each of 4 layers, before and after "
+          "one\ngradient step; * marks a changed choice\n")
     for s, character in enumerate(text):
-        pairs = [[sorted(r.indices[layer, 0, s].tolist()) for r in (old, new)] for layer in range(4)]
-        print(f"   {character}    " + "".join(f"{a[0]} {a[1]} -> {b[0]} {b[1]} {'*' if a != b else ' ':<8}" for a, b in pairs))
+        choices = zip(*(r.indices[:, 0, s].sort(-1).values.tolist() for r in (old, new)))
+        print(f"   {character}  ", *(f"  {a} -> {b} {' *'[a != b]}" for a, b in choices))
     print()
     for name, routes in (("flips after the step", new), ("flips under replay", forced)):
-        rates = flip_rate(old.indices, routes.indices, torch.ones_like(ids)).tolist()        # L numbers
-        print(f"{name:20}   " + "   ".join(f"layer {layer + 1} {rate:5.1%}" for layer, rate in enumerate(rates)))
-    gamma = router_shift(old.logits, new.logits, old.indices, floor=0.0)                     # [1, S]
-    print(f"router shift γ         mean {gamma.mean():.3f}, lowest {gamma.min():.3f} (RSPO; 1 is no shift)")
-    print(f"routes kept            {route_bytes(old) // ids.numel()} bytes per token")
+        rates = flip_rate(old.indices, routes.indices, torch.ones_like(ids)).tolist()    # L numbers
+        print(f"{name:24}", *(f"layer {layer} {rate:5.1%}  " for layer, rate in enumerate(rates)))
+    gamma = router_shift(old.logits, new.logits, old.indices, floor=0.0)            # [1, S]
+    print(f"{'router shift (RSPO)':24} mean {gamma.mean():.3f}, lowest {gamma.min():.3f}")
+    print(f"{'routes kept':24} {route_bytes(old) // ids.numel()} bytes per token")

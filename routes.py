@@ -1,8 +1,8 @@
-"""The routers of any mixture of experts, watched, replayed and compared.
+"""The routers of any mixture of experts: recorded, replayed, compared, balanced.
 
-Works on any MoE of transformers 5, where every router is a small module (its class name ends in "Router") that returns
-(logits [N, E], gates [N, K], indices [N, K]) for N tokens: one forward hook on it records the choice or forces an old one.
-moe.py re-exports all of it. `python moe.py` shows it at work.
+In transformers 5 a router is a small module (its class name ends in "Router") that returns (logits
+[N, E], gates [N, K], indices [N, K]) for N tokens. One forward hook on it records the choice, or
+forces a recorded one. Gates of an unknown kind are refused by name. `python moe.py` shows it.
 """
 
 from contextlib import contextmanager
@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 class Pass(NamedTuple):
     """The routes of one forward of a model with L router layers."""
-    indices: torch.Tensor        # [L, B, S, K] chosen experts; -1: nothing recorded, the router decides
-    logits: torch.Tensor         # [L, B, S, E] router logits, with their gradient if the forward had one
+
+    indices: torch.Tensor  # [L, B, S, K] chosen experts; -1: nothing recorded, the router decides
+    logits: torch.Tensor   # [L, B, S, E] router logits, with gradient if the forward had one
 
 
 class Routes:
@@ -29,75 +30,81 @@ class Routes:
 
     def only(self):
         if len(self.passes) != 1:
-            raise ValueError(f"these routes hold {len(self.passes)} forwards, not one: read routes.passes")
+            raise ValueError(f"these routes hold {len(self.passes)} forwards, not one")
         return self.passes[0]
 
     def rows(self, rows):
-        """Some rows of the batch; rows: for each pass an index along B (slice, list or integer tensor)."""
-        return Routes(Pass(*(x[:, index] for x in p)) for p, index in zip(self.passes, rows, strict=True))
+        """Some rows of the batch; rows: for each forward an index along B."""
+        pairs = zip(self.passes, rows, strict=True)
+        return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
 
     @classmethod
     def cat(cls, parts):
-        """Chunks of a batch joined along B, pass by pass; narrower ones are padded on the right with indices -1 and logits 0."""
+        """Chunks of a batch joined along B; narrower ones are padded: indices -1, logits 0."""
         def join(tensors, fill):
             width = max(x.shape[2] for x in tensors)
-            return torch.cat([F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors], 1)
+            padded = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
+            return torch.cat(padded, 1)
 
-        passes = zip(*(part.passes for part in parts), strict=True)
-        return cls(Pass(join([c.indices for c in chunks], -1), join([c.logits for c in chunks], 0.0)) for chunks in passes)
+        chunks = zip(*(part.passes for part in parts), strict=True)
+        return cls(Pass(join([p.indices for p in passes], -1), join([p.logits for p in passes], 0))
+                   for passes in chunks)
 
     def responses(self, prompt_width, batch):
-        """The routes that predict response tokens, Pass(indices [L, B, T, K], logits [L, B, T, E]): token t's at place P - 1 + t.
+        """What predicts the tokens of `batch` responses: Pass(indices [L, B, T, K], logits).
 
-        From one pass over prompt and response, or two: prompts [Q, P], whose last place serves B/Q responses, then responses. Before
-        them may come a pass over what all prompts begin with.
+        The forwards are prompt and response as one; or prompts [Q, P], perhaps cut into what all of
+        them begin with and the rest, and then responses. Token t is predicted at place P - 1 + t.
         """
         start, passes = prompt_width - 1, list(self.passes)
         while start >= passes[0].indices.shape[2]:
             start -= passes.pop(0).indices.shape[2]
         first = (x[:, :, start:].repeat_interleave(batch // x.shape[1], 1) for x in passes[0])
-        return Pass(*(torch.cat(xs, 2) for xs in zip(first, *passes[1:])))
+        return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
+
+
+def routers_of(model):
+    return [m for m in model.modules() if type(m).__name__.endswith("Router")]
 
 
 def has_routers(model):
-    return any(type(m).__name__.endswith("Router") for m in model.modules())
+    return bool(routers_of(model))
 
+
+# ------------------------------------------------------------------------------- record and replay
 
 @contextmanager
 def router_hooks(model, on_router, on_forward):
-    """on_router(layer, router, output, shape) may replace a router's output; on_forward(shape) follows a whole forward.
-
-    shape: (B, S) of the forward under way; None while the backward of gradient checkpointing runs a layer again.
-    """
-    routers = [m for m in model.modules() if type(m).__name__.endswith("Router")]
+    """on_router(layer, router, output, shape) may replace a router's output; on_forward(shape)
+    follows a whole forward. shape: (B, S) of the forward under way; None while the backward of
+    gradient checkpointing runs a layer again."""
+    number = {router: layer for layer, router in enumerate(routers_of(model))}
     base, shape = getattr(model, "base_model", model), None
-    if not routers:
-        raise ValueError(f"{type(model).__name__} has no routers: no module's class name ends in 'Router'")
+    if not number:
+        raise ValueError(f"{type(model).__name__} has no routers: no class name ends in 'Router'")
 
     def begin(module, args, kwargs):
         nonlocal shape
-        inputs = args[0] if args else kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
-        shape = tuple(inputs.shape[:2])
+        inputs = args[0] if args else kwargs.get("input_ids")
+        shape = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
 
     def end(module, args, output):
         nonlocal shape
         now, shape = shape, None
-        if output is not None:                               # None: the forward raised an error
+        if output is not None:  # None: the forward raised an error
             on_forward(now)
 
-    def hook(layer):
-        def after(router, args, output):
-            if isinstance(output, tuple) and len(output) == 3:
-                logits, gates, indices = output
-                if logits.dim() == 2 and gates.shape == indices.shape and not indices.is_floating_point():
-                    return on_router(layer, router, output, shape)
-            raise ValueError(f"{type(router).__name__} is not supported: not (logits [N, E], gates [N, K], indices [N, K])")
-        return after
+    def routed(router, args, output):
+        if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
+            raise ValueError(f"{type(router).__name__} is not supported: it does not return "
+                             "(logits [N, E], gates [N, K], indices [N, K])")
+        return on_router(number[router], router, output, shape)
 
-    handles = [router.register_forward_hook(hook(layer)) for layer, router in enumerate(routers)]
-    handles += [base.register_forward_pre_hook(begin, with_kwargs=True), base.register_forward_hook(end, always_call=True)]
+    handles = [router.register_forward_hook(routed) for router in number]
+    handles.append(base.register_forward_pre_hook(begin, with_kwargs=True))
+    handles.append(base.register_forward_hook(end, always_call=True))
     try:
-        yield len(routers)
+        yield len(number)
     finally:
         for handle in handles:
             handle.remove()
@@ -105,9 +112,10 @@ def router_hooks(model, on_router, on_forward):
 
 @contextmanager
 def record_routes(model):
-    """`with record_routes(model) as routes:` every forward of the model inside the block appends one Pass to routes.passes.
+    """`with record_routes(model) as routes:` each forward inside appends a Pass to routes.passes.
 
-    Entered inside replay_routes it records the forced routes, around it the routers' own. ValueError for a model without routers.
+    Entered inside replay_routes it records the forced routes, around it the routers' own.
+    ValueError for a model without routers.
     """
     routes, now = Routes(), {}
 
@@ -117,7 +125,7 @@ def record_routes(model):
 
     def on_forward(shape):
         logits, _, indices = zip(*(now.pop(layer) for layer in sorted(now)))
-        routes.passes.append(Pass(torch.stack(indices).unflatten(1, shape), torch.stack(logits).unflatten(1, shape)))
+        routes.passes.append(Pass(*(torch.stack(x).unflatten(1, shape) for x in (indices, logits))))
 
     with router_hooks(model, on_router, on_forward):
         yield routes
@@ -125,85 +133,118 @@ def record_routes(model):
 
 @contextmanager
 def replay_routes(model, routes):
-    """Force recorded choices: forward k of the model inside the block takes the experts of pass k; a single pass serves them all.
+    """Force recorded choices: forward k inside takes the experts of pass k; one pass serves all.
 
-    Only the choice is forced: the gates are computed from the current scores of all experts, so the router learns. With gradient
-    checkpointing, call backward() inside the block. ValueError for routes of another shape or model, or not all used.
+    Only the choice is forced: the gates are computed from the current scores of all experts, so the
+    router learns. With gradient checkpointing, call backward() inside. ValueError for routes of
+    another shape or model, or not all used.
     """
     passes, forwards, recomputed, due = routes.passes, 0, 0, 0
+    many = len(passes) > 1
 
     def on_router(layer, router, output, shape):
         nonlocal recomputed
         recomputed += not shape
-        if len(passes) > 1 and (not shape or forwards == len(passes)):
-            raise ValueError(f"replay_routes: a forward too many for {len(passes)} recorded (gradient checkpointing needs one)")
-        logits, gates, chosen = output                                                       # [N, E], [N, K], [N, K]
-        recorded, old = (x[layer] for x in passes[forwards if len(passes) > 1 else 0])       # [B, S, K], [B, S, E]
-        here, there = (*(shape or recorded.shape[:2]), chosen.shape[1], logits.shape[1]), (*recorded.shape, old.shape[2])
-        if here != there:
-            raise ValueError(f"replay_routes: (rows, places, top-K, experts) are {here} here, {there} recorded")
-        with torch.no_grad():                                # never silently wrong: its own choice must give its own gates
-            own = forwards or torch.allclose(gates_of(router, logits, chosen).float(), gates.float(), rtol=2e-2, atol=1e-4)
-        if not own:
-            raise ValueError(f"replay_routes: {type(router).__name__} is not supported: its gates are of a kind unknown here")
-        forced = recorded.flatten(0, 1).to(chosen.device)                                    # [N, K]
-        forced = torch.where(forced < 0, chosen, forced)                                     # [N, K]
+        if many and (not shape or forwards == len(passes)):
+            raise ValueError(f"replay_routes: a forward too many for {len(passes)} recorded "
+                             "(gradient checkpointing needs one)")
+        logits, gates, chosen = output                                  # [N, E], [N, K], [N, K]
+        indices, old = (x[layer] for x in passes[forwards if many else 0])          # [B, S, K]
+        here = (*(shape or indices.shape[:2]), chosen.shape[1], logits.shape[1])
+        if here != (*indices.shape, old.shape[2]):
+            raise ValueError(f"replay_routes: (rows, places, top-K, experts) are {here} here, "
+                             f"{(*indices.shape, old.shape[2])} recorded")
+        if not forwards:
+            check_gates(router, output)
+        forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]
+        forced = torch.where(forced < 0, chosen, forced)                            # [N, K]
         return logits, gates_of(router, logits, forced).to(gates.dtype), forced
 
     def on_forward(shape):
         nonlocal forwards, due
         forwards += 1
-        due += torch.is_grad_enabled() and any(getattr(m, "gradient_checkpointing", 0) and m.training for m in model.modules())
+        layers = (m for m in model.modules() if getattr(m, "gradient_checkpointing", False))
+        due += torch.is_grad_enabled() and any(m.training for m in layers)
 
     with router_hooks(model, on_router, on_forward) as layers:
-        if {len(p.indices) for p in passes} != {layers}:
-            raise ValueError(f"replay_routes: {layers} routers here, {[len(p.indices) for p in passes]} in the recorded forwards")
-        yield
+        recorded = [len(p.indices) for p in passes]
+        if set(recorded) != {layers}:
+            raise ValueError(f"replay_routes: {layers} routers here, {recorded} in the recorded "
+                             "forwards")
+        model.replays_routes = True  # plumbing/fast.py then keeps a row per response
+        try:
+            yield
+        finally:
+            model.replays_routes = False
         if forwards < len(passes):
-            raise ValueError(f"replay_routes: {forwards} of {len(passes)} recorded forwards were replayed")
+            raise ValueError(f"replay_routes: {forwards} of {len(passes)} recorded forwards were "
+                             "replayed")
         if due and not recomputed:
-            raise ValueError("replay_routes: gradient checkpointing runs routers again in backward(): call it inside the block")
+            raise ValueError("replay_routes: gradient checkpointing runs routers again in "
+                             "backward(): call it inside the block")
 
 
 def gates_of(router, logits, indices):
-    """The gates [N, K] of the experts `indices` [N, K], from the scores of all experts, as the router's family computes them."""
+    """The gates of the experts `indices` [N, K] by the rule of the router's family, from the logits
+    [N, E] of all experts -> [N, K]."""
     if type(router).__name__.startswith("GptOss"):
-        return logits.gather(-1, indices).softmax(-1)                                        # [N, K]
-    sigmoid = hasattr(router, "e_score_correction_bias")     # DeepSeek-V3's heirs; the bias counts in the choice, not in the gate
-    scores = logits.sigmoid() if sigmoid else logits.softmax(-1, dtype=torch.float32)        # [N, E]
-    gates = scores.gather(-1, indices)                                                       # [N, K]
-    if getattr(router, "norm_topk_prob", True):              # Mixtral has no such switch and always normalises
-        gates = gates / (gates.sum(-1, keepdim=True) + (1e-20 if sigmoid else 0))            # [N, K]
+        return logits.gather(-1, indices).softmax(-1)                               # [N, K]
+    sigmoid = has_sigmoid(router)
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1, dtype=torch.float32)   # [N, E]
+    gates = scores.gather(-1, indices)                                              # [N, K]
+    if getattr(router, "norm_topk_prob", True):  # Mixtral has no such switch, and normalises
+        gates = gates / (gates.sum(-1, keepdim=True) + (1e-20 if sigmoid else 0))   # [N, K]
     return gates * getattr(router, "routed_scaling_factor", 1)
 
 
+def has_sigmoid(router):
+    """DeepSeek-V3's heirs; their bias counts in the choice of experts, not in the gates."""
+    return hasattr(router, "e_score_correction_bias")
+
+
+@torch.no_grad()
+def check_gates(router, output):
+    """Never silently wrong: the router's own choice must give its own gates, else ValueError."""
+    logits, gates, chosen = output                                      # [N, E], [N, K], [N, K]
+    ours = gates_of(router, logits, chosen).float()                                 # [N, K]
+    if not torch.allclose(ours, gates.float(), rtol=2e-2, atol=1e-4):
+        raise ValueError(f"{type(router).__name__} is not supported: its gates are of a kind "
+                         "unknown here")
+
+
+# ---------------------------------------------------------------------------------------- measures
+
 def flip_rate(old_indices, new_indices, mask):
-    """Share of the old choices that the new ones lack, per layer: indices [L, B, S, K], mask [B, S] of loss tokens -> [L]."""
-    lost = (old_indices[..., :, None] != new_indices[..., None, :]).all(-1)                  # [L, B, S, K]
-    lost = (lost & mask.bool()[..., None]).sum((1, 2, 3))                                    # [L]
-    return lost / (mask.sum() * old_indices.shape[-1]).clamp(min=1)                          # [L]
+    """Share of the old choices that the new ones lack, per layer.
+
+    indices [L, B, S, K], mask [B, S] of loss tokens -> [L]."""
+    kept = (old_indices[..., :, None] == new_indices[..., None, :]).any(-1)         # [L, B, S, K]
+    lost = (~kept & mask.bool()[..., None]).sum((1, 2, 3))                          # [L]
+    return lost / (mask.sum() * old_indices.shape[-1]).clamp(min=1)                 # [L]
 
 
 @torch.no_grad()
 def router_shift(old_logits, new_logits, old_indices, mask=None, floor=0.8):
-    """RSPO's γ (arXiv 2510.23027): 1 where the router stood still, less where the old experts' probabilities moved.
+    """RSPO's γ (arXiv 2510.23027): 1 where the router stood still, less where the probabilities of
+    the old experts moved.
 
-    Logits [L, B, T, E] of softmax routers, old_indices [L, B, T, K] -> [B, T] float32, no gradient; 1 outside the mask [B, T].
-    """
-    chosen = old_indices.clamp(min=0)                                                        # [L, B, T, K]
-    old, new = (x.float().log_softmax(-1).gather(-1, chosen) for x in (old_logits, new_logits))   # [L, B, T, K]
-    gamma = (-(new - old).abs().mean((0, -1))).exp().clamp(min=floor)                        # [B, T]  max(γ, γ_min)
+    Logits [L, B, T, E] of softmax routers, old_indices [L, B, T, K] -> [B, T] float32 without
+    gradient, 1 outside the mask [B, T]."""
+    chosen = old_indices.clamp(min=0)                                               # [L, B, T, K]
+    old = old_logits.float().log_softmax(-1).gather(-1, chosen)                     # [L, B, T, K]
+    new = new_logits.float().log_softmax(-1).gather(-1, chosen)                     # [L, B, T, K]
+    gamma = (-(new - old).abs().mean((0, -1))).exp().clamp(min=floor)       # [B, T]  max(γ, γ_min)
     return gamma if mask is None else gamma.masked_fill(~mask.bool(), 1.0)
 
 
 def load_balancing_loss(logits, mask, top_k):
-    """Switch Transformer's loss (arXiv 2101.03961, eq. 4), mean over layers: 1 if all experts get an equal share, E/K at worst.
+    """Switch Transformer's loss (arXiv 2101.03961, eq. 4), mean over layers: 1 if all experts get
+    an equal share, E/K at worst. transformers' own is K times this (one layer).
 
-    Logits [L, B, S, E] of a softmax router, mask [B, S] of tokens that count. transformers' own is top_k times this (one layer).
-    """
-    probs = logits[:, mask.bool()].softmax(-1, dtype=torch.float32)                          # [L, N, E]
-    share = F.one_hot(probs.topk(top_k, -1).indices, probs.shape[-1]).float().mean((1, 2))   # [L, E]  f_e, of all N·K choices
-    return (share * probs.mean(1)).sum(-1).mean() * probs.shape[-1]
+    Logits [L, B, S, E] of a softmax router, mask [B, S] of tokens that count."""
+    probs = logits[:, mask.bool()].softmax(-1, dtype=torch.float32)                 # [L, N, E]
+    chosen = F.one_hot(probs.topk(top_k, -1).indices, probs.shape[-1])              # [L, N, K, E]
+    return (chosen.float().mean((1, 2)) * probs.mean(1)).sum(-1).mean() * probs.shape[-1]
 
 
 def route_bytes(routes):

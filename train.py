@@ -27,7 +27,7 @@ from plumbing.memory import advice
 from plumbing.logprobs import distinct
 from losses import combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
 from plumbing.metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
-from moe import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
+from routes import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
 from plumbing.policy import Actor, can_compile, compiled_step, load_policy, sampling_copy
 from rollout import concat, sample
 

@@ -43,7 +43,8 @@ from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from plumbing.metrics import Clock  # noqa: E402
-from moe import TinyMoE, has_routers  # noqa: E402
+from moe import TinyMoE  # noqa: E402
+from routes import has_routers  # noqa: E402
 from plumbing.policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length

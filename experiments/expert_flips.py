@@ -18,7 +18,7 @@ import drift
 import train
 from plumbing.style import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
 from plumbing.logprobs import response_logp
-from moe import flip_rate, replay_routes
+from routes import flip_rate, replay_routes
 
 
 def measure(seeds, quick):

@@ -19,7 +19,7 @@ import claim
 import drift
 from plumbing import logprobs
 from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
-from moe import route_bytes
+from routes import route_bytes
 
 
 def one_batch(lab, rollout, batch, replay):

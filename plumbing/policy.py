@@ -27,7 +27,8 @@ from plumbing import tasks
 from advantages import ValueHead
 from eval import evaluate, pass_at_1
 from plumbing.logprobs import plain_hidden, response_logp, shared_hidden
-from moe import TinyMoE, load_balancing_loss, record_routes
+from moe import TinyMoE
+from routes import load_balancing_loss, record_routes
 from rollout import Rollout, left_pad
 
 CACHE = Path("runs/cold_start")
@@ -132,7 +133,10 @@ def load_policy(args, task, device, folder=None):
         if len(tokenizer) < 3:
             raise ValueError("it has no tokenizer, and transformers makes up an empty one")
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+        words = " ".join(str(error).split())
+        if "CONVERSION" in words:  # transformers joins the experts' weights while it reads them
+            words = "some experts' weights are missing or misshapen"
+        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {words[:300]}") from None
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     policy = policy.float().to(device).eval()

@@ -1,4 +1,4 @@
-"""moe.py, the routers of any MoE: python -m pytest tests/test_routes.py
+"""routes.py, the routers of any MoE: python -m pytest tests/test_routes.py
 
 References: transformers' own router logits, plain loops over tokens, and finite differences in float64.
 """
@@ -14,10 +14,11 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 from losses import policy_loss
-from moe import (Pass, Routes, TinyMoE, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes,
-                 router_shift)
+from moe import TinyMoE
 from ratios import token_ratio
 from rollout import Rollout, response_logp
+from routes import (Pass, Routes, flip_rate, has_routers, load_balancing_loss, record_routes,
+                    replay_routes, route_bytes, router_shift)
 from train import cut_routes
 
 V, E, K = 19, 6, 2
