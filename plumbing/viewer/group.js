@@ -1,0 +1,177 @@
+// One group of answers under one objective: a panel of the page.
+
+function drawPanel(p) {
+  const run = RUNS[p], here = state.panels[p], row = DATA.objectives[here.name];
+  const panel = byId("panels").children[p];
+  panel.replaceChildren();
+  make("h2", colourOf(p), `${run.name}, trained with ${run.algorithm}`, panel).id = `run${p}`;
+  const groups = run.groups.filter(group => group.step === state.step);
+  drawControls(p, panel, groups);
+  if (!groups.length) {
+    make("p", "sum", `This run saved no tokens of batch ${state.step}.`, panel);
+    return;
+  }
+  const group = groups[Math.min(here.group, groups.length - 1)];
+  make("div", "query", `query  ${group.prompt.trim()}`, panel);
+  const results = group.mask.map(
+    (_, i) => weigh(row, group, i, here.epsilon, here.epsilonHigh, run.dual_clip));
+  const tokens = results.flat(), below = tokens.filter(r => r.removed === "low").length;
+  const above = tokens.filter(r => r.removed === "high").length, all = count(group.mask.flat());
+  make("p", "sum", isDead(group)
+    ? "All rewards are equal, so every Â is 0: no algorithm learns from this group."
+    : `${here.name} removes the gradient of ${below + above} of ${all} tokens: `
+      + `${below} below the band, ${above} above.`, panel);
+  const list = attributes(make("div", "answers", null, panel), {role: "list"});
+  group.mask.forEach((_, i) => list.append(drawAnswer(p, group, i, results[i])));
+}
+
+function drawControls(p, panel, groups) {
+  const here = state.panels[p], place = make("div", "controls", null, panel);
+  const add = (text, tag, id) => {
+    const control = make(tag, "", null, make("label", "", text, place));
+    control.id = id + p;
+    return control;
+  };
+  const objective = add("algorithm", "select", "objective");
+  for (const name of usable(RUNS[p])) {
+    const own = name === RUNS[p].objective ? " (as trained)" : "";
+    make("option", "", name + own, objective).value = name;
+  }
+  objective.value = here.name;
+  objective.addEventListener("change", () => {
+    choose(p, objective.value);
+    redraw();
+  });
+  const pick = add("group", "select", "group");
+  groups.forEach((_, i) => { make("option", "", `${i + 1} of ${groups.length}`, pick).value = i; });
+  pick.disabled = groups.length < 2;
+  pick.value = Math.min(here.group, groups.length - 1);
+  pick.addEventListener("change", () => {
+    here.group = Number(pick.value);
+    redraw();
+  });
+  if (here.epsilon === null) {
+    make("span", "sum", "no band: nothing is cut", place);
+    return;
+  }
+  for (const [key, text] of [["epsilon", "ε"], ["epsilonHigh", "ε high"]]) {
+    const slider = add(text, "input", key);
+    Object.assign(slider, {type: "range", min: -5, max: 0.3, step: 0.05});
+    slider.value = Math.log10(here[key]);
+    slider.setAttribute("aria-valuetext", short(here[key]));
+    make("output", "", short(here[key]), slider.parentElement);
+    slider.addEventListener("input", () => {
+      here[key] = Number((10 ** slider.value).toPrecision(3));
+      redraw();
+    });
+  }
+}
+
+function drawAnswer(p, group, i, result) {
+  const here = state.panels[p], chosen = i === here.chosen;
+  const {logs, length} = logRatios(group, i), reward = short(group.rewards[i]);
+  const answer = make("div", chosen ? "answer chosen" : "answer");
+  const A = Array.isArray(group.advantages[i]) ? "per token" : signed(group.advantages[i]);
+  attributes(answer, {role: "listitem", "aria-label":
+    `Answer ${i + 1}, reward ${reward}, advantage ${A}, s ${Math.exp(logs).toFixed(5)}, `
+    + `${result.filter(r => r.removed).length} of ${length} tokens removed: `
+    + group.tokens[i].join("")});
+  const verdict = make("div", "verdict", null, answer);
+  make("b", "", `${group.rewards[i] >= 1 ? "✓" : "✗"} ${reward}`, verdict);
+  make("div", "", `Â ${A}`, verdict);
+  const strip = make("div", "tokens", null, answer);
+  const experts = group.old_experts && (state.everywhere || chosen);
+  if (experts) {
+    const names = make("div", "layers", null, strip);
+    group.old_experts[i].forEach((_, layer) => make("div", "", `L${layer}`, names));
+  }
+  group.mask[i].forEach((_, t) => strip.append(drawToken(p, group, i, t, result[t], experts)));
+  drawPlace(p, group, i, answer);
+  answer.addEventListener("click", event => {
+    here.chosen = i;
+    redraw(event.target.closest(".token")?.id);
+  });
+  return answer;
+}
+
+// At the right of an answer: its s (the product, for objectives of the product) and the band.
+function drawPlace(p, group, i, answer) {
+  const here = state.panels[p], row = DATA.objectives[here.name];
+  const {logw, sum, logs} = logRatios(group, i);
+  const product = row.ratio === "product", log = row.clip === "log-min";
+  const name = product ? "∏w" : log ? "log s" : "s";
+  const value = product ? Math.exp(sum) : log ? logs : Math.exp(logs);
+  const place = make("div", "place", null, answer);
+  const band = bandOf(row, here.epsilon, here.epsilonHigh);
+  const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
+  const digits = Math.abs(value) < 100 ? value.toFixed(5) : value.toExponential(1);
+  make("div", "", `${name} ${digits} ${where}`, place);
+  if (band) {
+    const gauge = make("div", "gauge", null, place);
+    make("i", "", null, gauge);
+    const at = 0.25 + 0.5 * (value - band[0]) / (band[1] - band[0]);
+    make("b", "", null, gauge).style.setProperty("--at", clamp(at, 0, 1));
+    const edges = band.map(edge => short(edge, 5)).join(" to ");
+    attributes(gauge, {role: "img", "aria-label": `${name} is ${where} the band, ${edges}`});
+  }
+  const w = logw.filter((_, t) => group.mask[i][t]).map(Math.exp);
+  const range = `w ${Math.min(...w).toFixed(2)} … ${Math.max(...w).toFixed(2)}`;
+  make("div", "sum", w.length ? range : "no loss token", place);
+}
+
+function drawToken(p, group, i, t, result, experts) {
+  const row = DATA.objectives[state.panels[p].name], A = advantage(group, i, t);
+  const tool = !group.mask[i][t], wrong = group.first_error?.[i] === t;
+  const logw = logRatios(group, i).logw[t], text = printable(group.tokens[i][t]);
+  const push = tool ? 0 : result.factor * A * share(row, group, i, RUNS[p].max_completion_length);
+  const names = ["token", tool && "tool", result.removed && "struck", wrong && "wrong"];
+  const token = make("div", names.filter(Boolean).join(" "));
+  Object.assign(token.dataset, {push, removed: result.removed || ""});
+  token.id = `token${p}-${i}-${t}`;
+  token.tabIndex = i === state.panels[p].chosen && t === 0 ? 0 : -1;   // arrows go on from there
+  paint(make("div", "", text, token), logw);
+  const beyond = A !== 0 && result.factor > 2 ? " beyond" : "";
+  const bar = make("div", `bar ${A < 0 ? "down" : "up"}${beyond}`, null, token);
+  const tall = A === 0 ? 0 : clamp(result.factor / 2, 0, 1);
+  make("i", "", null, bar).style.setProperty("--tall", tall.toFixed(3));
+  if (experts) drawExperts(group, i, t, token);
+  attributes(token, {role: "img", "aria-label": describe(group, i, t, result, logw, push)});
+  for (const kind of ["focus", "mouseenter"]) {
+    token.addEventListener(kind, () => {
+      byId("inspector").textContent = token.getAttribute("aria-label");
+    });
+  }
+  return token;
+}
+
+// A cell per layer: the experts before; where the updates flipped one, those after, and a frame.
+function drawExperts(group, i, t, token) {
+  group.old_experts[i].forEach((layer, l) => {
+    const before = layer[t], after = group.new_experts[i][l][t];
+    const gone = before.filter(expert => !after.includes(expert)).length;
+    const cell = make("div", gone ? "layer flip" : "layer", null, token);
+    if (before.length > 2) make("span", "", `${gone}/${before.length}`, cell);
+    else {
+      make("span", "", before.join(" "), cell);
+      if (gone) make("span", "", after.join(" "), cell);
+    }
+  });
+}
+
+// All about a token, in words: what a screen reader says and the line at the bottom shows.
+function describe(group, i, t, result, logw, push) {
+  const says = [`token ${t + 1} “${printable(group.tokens[i][t])}”`];
+  if (group.first_error?.[i] === t) says.push("the first wrong step");
+  if (!group.mask[i][t]) says.push("written by a tool, not a loss token: no gradient");
+  else {
+    const side = result.removed === "low" ? "below" : "above";
+    says.push(`log w ${signed(logw, 4)}, w ${Math.exp(logw).toFixed(4)}`,
+              result.removed ? `no gradient: ${side} the band` : `weight ${short(result.factor)}`,
+              `Â ${signed(advantage(group, i, t))}`, `−∂loss/∂log π ${short(push)}`);
+  }
+  (group.old_experts?.[i] || []).forEach((layer, l) => {
+    const before = layer[t].join(" "), after = group.new_experts[i][l][t].join(" ");
+    says.push(`layer ${l}: experts ${before}${before === after ? "" : ` → ${after}`}`);
+  });
+  return says.join("; ");
+}

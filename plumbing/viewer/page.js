@@ -1,0 +1,220 @@
+// The page. Everything a run saved is untrusted: it is shown by textContent and nothing else.
+
+const DATA = JSON.parse(document.getElementById("data").textContent), RUNS = DATA.runs;
+const STEPS = [...new Set(RUNS.flatMap(run => run.groups.map(group => group.step)))]
+  .sort((a, b) => a - b);
+const CURVES = [                           // title, value from a line of metrics.jsonl, axis' top
+  ["pass rate of the batch", c => c.pass_rate, 1],
+  ["clipped share of tokens", c => c.clip_low === null ? null : c.clip_low + c.clip_high],
+  ["spread of log s (standard deviation)",
+   c => c.log_s_var === null ? null : Math.sqrt(c.log_s_var)],
+  ["experts flipped by the updates", c => c.flip_rate],
+];
+
+const byId = id => document.getElementById(id);
+const missing = x => x === null || x === undefined || Number.isNaN(x);
+const short = (x, digits = 3) => missing(x) ? "–" : String(Number(x.toPrecision(digits)));
+
+function signed(x, digits = 2) {
+  return missing(x) ? "–" : (x < 0 ? "−" : "+") + Math.abs(x).toFixed(digits);
+}
+
+const isDead = group => group.advantages.flat().every(a => a === 0);
+
+function printable(token) {
+  return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣") || "∅";
+}
+
+function make(tag, className, text, parent) {
+  const svg = ["svg", "path", "line"].includes(tag);
+  const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+  const element = document.createElementNS(space, tag);
+  if (className) element.setAttribute("class", className);
+  if (!missing(text)) element.textContent = text;
+  if (parent) parent.append(element);
+  return element;
+}
+
+function attributes(element, values) {
+  for (const [name, value] of Object.entries(values)) element.setAttribute(name, value);
+  return element;
+}
+
+// GSPO blue and GRPO orange on every page; a second run of the same objective has a colour too.
+function colourOf(p) {
+  const name = RUNS[p].objective;
+  if (p && RUNS[0].objective === name) return "second";
+  return ["gspo", "grpo"].includes(name) ? name : "other";
+}
+
+// The colour of a box: purple below 0, green above, logarithmic from |log w| = 1e-4 to 1.
+function paint(box, logw) {
+  box.setAttribute("class", `box ${logw < 0 ? "less" : "more"}`);
+  box.style.setProperty("--much", clamp(1 + Math.log10(Math.abs(logw)) / 4, 0, 1).toFixed(3));
+}
+
+// The objectives whose formula is known and whose inputs the run saved.
+function usable(run) {
+  return Object.keys(DATA.objectives).filter(name => {
+    const row = DATA.objectives[name];
+    return RATIOS.includes(row.ratio) && CLIPS.includes(row.clip)
+      && (row.ratio !== "log-shifted" || run.groups[0].router_shift);
+  });
+}
+
+// ------------------------------------------------------------------------------------- the state
+
+const state = {step: firstStep(), everywhere: false, dark: false,
+               panels: RUNS.map(() => ({group: 0, chosen: 0}))};
+RUNS.forEach((run, p) => choose(p, usable(run).includes(run.objective) ? run.objective : "grpo"));
+
+// The page opens where the first run's own clip comes nearest to removing half of a group's tokens.
+function firstStep() {
+  const run = RUNS[0], row = DATA.objectives[run.objective];
+  const fromHalf = group => {
+    const results = group.mask.flatMap(
+      (_, i) => weigh(row, group, i, run.epsilon, run.epsilon_high, run.dual_clip));
+    const removed = results.filter(r => r.removed).length / count(group.mask.flat());
+    return Math.abs(removed - 0.5) + isDead(group);
+  };
+  return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
+}
+
+// Panel p shows an objective: in the run's band if it is the run's own objective, else the paper's.
+function choose(p, name) {
+  const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
+  Object.assign(state.panels[p], {name, epsilon: own ? run.epsilon : row.epsilon,
+                                  epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
+}
+
+// ------------------------------------------------------------------------------------ the curves
+
+function drawCurves() {
+  byId("curves").replaceChildren();
+  for (const [title, get, top] of CURVES) {
+    const all = RUNS.flatMap(run => run.curves.map(get)).filter(v => !missing(v));
+    if (all.length) drawCurve(title, get, top || Math.max(...all) || 1);
+  }
+}
+
+function drawCurve(title, get, top) {
+  const last = Math.max(...RUNS.flatMap(run => run.curves.map(c => c.step)), 2);
+  const x = step => 1 + 198 * (step - 1) / (last - 1), y = value => 57 - 53 * value / top;
+  const figure = make("figure", "", null, byId("curves"));
+  const caption = make("figcaption", "", null, figure);
+  make("div", "", `${title}, 0 to ${short(top, 2)}`, caption);
+  RUNS.forEach((run, p) => {
+    const now = run.curves.find(c => c.step === state.step);
+    make("span", `now ${colourOf(p)}`, `${run.algorithm} ${now ? short(get(now)) : "–"}`, caption);
+  });
+  const svg = attributes(make("svg", "", null, figure), {
+    viewBox: "0 0 200 60", preserveAspectRatio: "none", role: "img",
+    "aria-label": `${title} over ${last} batches; at batch ${state.step}: ${caption.textContent}`});
+  attributes(make("line", "floor", null, svg), {x1: 0, y1: 57, x2: 200, y2: 57});
+  RUNS.forEach((run, p) => {
+    const points = run.curves.filter(c => !missing(get(c))).map(c => `${x(c.step)} ${y(get(c))}`);
+    attributes(make("path", colourOf(p), null, svg),
+               {d: points.length ? `M${points.join("L")}` : "", stroke: "currentColor"});
+  });
+  const at = x(state.step);
+  attributes(make("line", "cursor", null, svg), {x1: at, y1: 0, x2: at, y2: 60});
+  svg.addEventListener("click", event => {
+    const box = svg.getBoundingClientRect();
+    const wanted = 1 + (event.clientX - box.left) / box.width * (last - 1);
+    goTo(STEPS.reduce((a, b) => Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a));
+  });
+}
+
+// ---------------------------------------------------------------------------- redrawing and keys
+
+function redraw(focused = document.activeElement?.id) {
+  const batch = byId("batch");
+  batch.max = STEPS.length - 1;
+  batch.value = STEPS.indexOf(state.step);
+  batch.setAttribute("aria-valuetext", `batch ${state.step}`);
+  byId("batchname").textContent = `${state.step} of ${STEPS[STEPS.length - 1]}`;
+  byId("experts").setAttribute("aria-pressed", state.everywhere);
+  byId("theme").setAttribute("aria-pressed", state.dark);
+  document.documentElement.dataset.theme = state.dark ? "dark" : "light";
+  drawCurves();
+  RUNS.forEach((_, p) => drawPanel(p));
+  if (focused) byId(focused)?.focus({preventScroll: true});
+}
+
+function goTo(step) {
+  state.step = step;
+  redraw();
+}
+
+const move = by => goTo(STEPS[clamp(STEPS.indexOf(state.step) + by, 0, STEPS.length - 1)]);
+
+function everyPanel(act) {
+  RUNS.forEach((run, p) => act(p, state.panels[p], usable(run)));
+  redraw();
+}
+
+function widen(by) {
+  everyPanel((p, here) => {
+    for (const key of ["epsilon", "epsilonHigh"]) {
+      if (here[key] !== null) here[key] = Number(clamp(here[key] * by, 1e-5, 2).toPrecision(3));
+    }
+  });
+}
+
+function flip(name) {
+  state[name] = !state[name];
+  redraw();
+}
+
+const KEYS = {
+  g: ["GRPO ↔ GSPO", () => everyPanel(
+    (p, here) => choose(p, here.name === "gspo" ? "grpo" : "gspo"))],
+  a: ["the next algorithm", () => everyPanel(
+    (p, here, names) => choose(p, names[(names.indexOf(here.name) + 1) % names.length]))],
+  n: ["the next batch", () => move(1)],
+  p: ["the batch before", () => move(-1)],
+  "[": ["a narrower band", () => widen(1 / 1.5)],
+  "]": ["a wider band", () => widen(1.5)],
+  r: ["the band as it was", () => everyPanel((p, here) => choose(p, here.name))],
+  e: ["experts under every answer, or under the chosen one", () => flip("everywhere")],
+  d: ["dark, light", () => flip("dark")],
+};
+
+document.addEventListener("keydown", event => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const token = event.target.closest?.(".token");
+  const by = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+  if (token && by) {
+    const [p, i, t] = token.id.slice(5).split("-").map(Number);
+    byId(`token${p}-${i + by[0]}-${t + by[1]}`)?.focus();
+    event.preventDefault();
+  } else if (KEYS[event.key] && event.target.tagName !== "SELECT") {
+    KEYS[event.key][1]();
+    event.preventDefault();
+  }
+});
+
+for (const [key, [text]] of Object.entries({...KEYS, "← → ↑ ↓": ["from token to token"]})) {
+  const line = make("li", "", null, byId("keys"));
+  make("kbd", "", key, line);
+  line.append(` ${text}`);
+}
+byId("batch").addEventListener("input", () => goTo(STEPS[byId("batch").value]));
+byId("theme").addEventListener("click", () => flip("dark"));
+byId("experts").addEventListener("click", () => flip("everywhere"));
+make("b", "", "log w: less likely after the updates", byId("scale"));
+for (const x of [-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1]) {
+  paint(make("i", "", short(x), byId("scale")), x);
+}
+make("b", "", "more likely", byId("scale"));
+byId("panels").classList.toggle("two", RUNS.length > 1);
+RUNS.forEach((_, p) => {
+  attributes(make("section", "panel", null, byId("panels")), {"aria-labelledby": `run${p}`});
+});
+const preference = window.matchMedia("(prefers-color-scheme: dark)");
+state.dark = preference.matches;
+preference.addEventListener("change", () => {
+  state.dark = preference.matches;
+  redraw();
+});
+redraw();

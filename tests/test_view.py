@@ -1,0 +1,319 @@
+"""The microscope: what a run saves of its tokens, and the page that shows them, in a real browser.
+
+    python -m pytest tests/test_view.py                 the file's contents
+    python -m pytest tests/test_view.py -m slow         the page, in Debian's chromium (headless)
+"""
+
+import base64
+import hashlib
+import json
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+from losses import OBJECTIVES, policy_loss
+from plumbing import view
+from rollout import Rollout
+
+HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
+WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
+G, T, L, K = 6, 9, 2, 2
+
+
+class Words:
+    """A tokenizer of ten words, one of them an attack."""
+    def decode(self, ids):
+        return "".join(WORDS[i] for i in ids)
+
+
+def tensors(seed=0):
+    """Two groups: in the first all rewards are equal, in the second answers drift by little and by
+    much, one with tool output in its middle, one without any loss token."""
+    g = torch.Generator().manual_seed(seed)
+    B = 2 * G
+    lengths = torch.tensor([5] * G + [9, 7, 4, 9, 6, 0])                                 # [B]
+    mask = torch.arange(T) < lengths[:, None]                                            # [B, T]
+    mask[G, 3:5] = False
+    old = -2 * torch.rand(B, T, generator=g)                                             # [B, T]
+    drift = torch.tensor([0.0] * G + [1e-4, 0.02, 0.3, 0.8, 0.6, 0.5])                   # [B]
+    new = old + drift[:, None] * torch.randn(B, T, generator=g)                          # [B, T]
+    new[0, 0] = torch.nan
+    ids = torch.randint(len(WORDS), (B, T), generator=g)                                 # [B, T]
+    ids[G, 0] = 0
+    rollout = Rollout(torch.tensor([[1, 2, 3], [4, 0, 5]]), torch.tensor([[False, True, True], [True] * 3]),
+                      ids, mask, old + 0.001, torch.zeros(B, dtype=torch.bool), [f"answer {i}" for i in range(B)], G)
+    advantages = torch.tensor([0.0] * G + [1.2, -1.2, 0.7, -0.7, 1.0, -1.0])             # [B]
+    experts = torch.randint(4, (2, L, B, T, K), generator=g)                             # [2, L, B, T, K]
+    shift = 1 - 0.2 * torch.rand(B, T, generator=g)                                      # [B, T]
+    return rollout, old, new, (advantages > 0).float(), advantages, experts, shift
+
+
+def record(step=1, seed=0):
+    rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
+    return view.token_record(step, rollout, Words(), old, new, rewards, advantages, old_experts=experts[0],
+                             new_experts=experts[1], router_shift=shift, first_error=lambda row, text: row - G if row > G else None)
+
+
+def write_run(folder, groups, **arguments):
+    """A run folder with these groups."""
+    folder.mkdir()
+    arguments = {"algorithm": "gspo", "objective": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4, "dual_clip": None,
+                 "max_completion_length": 16, **arguments}
+    (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4, "flip_rate": None}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": group["step"], **curve}) + "\n" for group in groups))
+    return folder
+
+
+class Elements(HTMLParser):
+    """The tags of a page, and the text of its scripts and styles, as a browser's parser finds them."""
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attrs, self.text = [], {}, []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attrs.setdefault(tag, []).append(dict(attrs))
+
+    def handle_data(self, text):
+        if self.tags[-1:] in (["script"], ["style"]) and text.strip():
+            self.text.append((self.tags[-1], text))
+
+
+# -------------------------------------------------------------------------------- what a run saves
+
+def test_a_record_holds_the_first_group_with_a_gradient_cut_at_its_last_loss_token():
+    rollout, old, new, rewards, advantages, experts, shift = tensors()
+    saved = record(step=3)
+    assert (saved["step"], saved["prompt"]) == (3, Words().decode([4, 0, 5]))
+    assert [len(row) for row in saved["mask"]] == [9, 7, 4, 9, 6, 0]
+    assert saved["mask"][0] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
+    for i, row in enumerate(range(G, 2 * G)):
+        n = len(saved["mask"][i])
+        assert saved["ids"][i] == rollout.response_ids[row, :n].tolist()
+        assert saved["tokens"][i] == [WORDS[j] for j in saved["ids"][i]]
+        for name, x in (("old_logp", old), ("new_logp", new), ("sampler_logp", rollout.sampler_logp), ("router_shift", shift)):
+            torch.testing.assert_close(torch.tensor(saved[name][i]), x[row, :n], atol=1e-7, rtol=0)
+        assert saved["old_experts"][i] == experts[0][:, row, :n].tolist()
+        assert saved["new_experts"][i] == experts[1][:, row, :n].tolist()
+    assert saved["advantages"] == pytest.approx(advantages[G:].tolist())
+    assert saved["rewards"] == rewards[G:].tolist()
+    assert saved["first_error"] == [None, 1, 2, 3, 4, 5]
+
+
+def test_a_record_of_per_token_advantages_and_of_a_batch_without_any_gradient():
+    rollout, old, new, rewards, advantages, *_ = tensors()
+    per_token = advantages[:, None] * torch.arange(T)                                    # [B, T]
+    saved = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
+    assert saved["advantages"][1] == pytest.approx(per_token[G + 1, :7].tolist())
+    assert "old_experts" not in saved and "first_error" not in saved
+    saved = view.token_record(1, rollout, Words(), old, new, rewards, torch.zeros(2 * G))
+    assert saved["prompt"] == Words().decode([2, 3])
+    assert saved["new_logp"][0][0] is None                   # NaN is no JSON
+
+
+# -------------------------------------------------------------------------------- the file
+
+def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path):
+    run = write_run(tmp_path / "run", [record()])
+    html = view.write_page([run]).read_text()
+    found = Elements(html)
+    assert found.tags.count("script") == 2 and "img" not in found.tags and "link" not in found.tags
+    (_, style), (_, data), (_, script) = found.text
+    assert HOSTILE in json.dumps(json.loads(data), ensure_ascii=False).replace('\\"', '"')
+    assert json.loads(data)["runs"][0]["groups"] == [record()]
+    assert "<" not in data
+    policy = next(meta["content"] for meta in found.attrs["meta"] if meta.get("http-equiv") == "Content-Security-Policy")
+    for text, directive in ((script, "script-src"), (style, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    assert "http://" not in html.replace("http://www.w3.org/", "") and "https://" not in html
+
+
+def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(view, "LARGEST_PAGE", 150_000)       # bytes, of three megabytes
+    runs = [write_run(tmp_path / name, [record() | {"step": step} for step in range(1, 31)]) for name in ("a", "b")]
+    page = view.write_page(runs, tmp_path / "deeper" / "page.html")
+    assert 100_000 < page.stat().st_size < 150_000
+    for run in json.loads(dict(reversed(Elements(page.read_text()).text[:2]))["script"])["runs"]:
+        steps = [group["step"] for group in run["groups"]]
+        assert steps[0] == 1 and steps[-1] == 30 and 2 < len(steps) < 30
+        assert max(b - a for a, b in zip(steps, steps[1:])) <= 1 + min(b - a for a, b in zip(steps, steps[1:]))
+
+
+def test_numbers_that_are_not_finite_become_null():
+    assert json.loads(view.embedded({"a": [float("nan"), 1.5, {"b": float("-inf")}]})) == {"a": [None, 1.5, {"b": None}]}
+
+
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path):
+    run = write_run(tmp_path / "run", [record()])
+    with (run / "tokens.jsonl").open("a") as f:
+        f.write('{"step": 2, "tok')                          # killed while writing
+    assert len(view.read_run(run)["groups"]) == 1
+    (run / "tokens.jsonl").write_text('{"step": 2, "tok')
+    with pytest.raises(ValueError, match="no whole line"):
+        view.read_run(run)
+    (run / "tokens.jsonl").unlink()
+    with pytest.raises(ValueError, match="--save_tokens"):
+        view.read_run(run)
+    with pytest.raises(ValueError, match="two side by side"):
+        view.write_page([run] * 3)
+
+
+# -------------------------------------------------------------------------------- in a browser
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
+                 "disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
+    folder = tmp_path_factory.mktemp("runs")
+    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)])
+    other = write_run(folder / "<img src=x onerror=alert(1)>", [record(step, seed=step + 9) for step in (2, 3)],
+                      algorithm="grpo", objective="grpo", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
+    return view.write_page([gspo, other], folder / "page.html")
+
+
+@pytest.fixture
+def opened(driver, page):
+    driver.get(page.as_uri())
+    yield driver
+    assert driver.get_log("browser") == []                   # no error, nothing blocked, nothing loaded
+
+
+def press(driver, keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+    ActionChains(driver).send_keys(keys).perform()
+
+
+def shown(driver, panel):
+    """[(push, removed, struck)] of a panel's tokens, answer by answer."""
+    return driver.execute_script(
+        "return [...document.querySelectorAll('.panel')[arguments[0]].querySelectorAll('.token')]"
+        ".map(t => [Number(t.dataset.push), t.dataset.removed, t.classList.contains('struck')])", panel)
+
+
+def on_screen(driver, panel):
+    """(objective, batch, epsilon, epsilon_high) as the page says."""
+    return driver.execute_script("const p = state.panels[arguments[0]]; return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+
+
+def reference(group, name, epsilon, epsilon_high, dual_clip):
+    """(push, struck, stats) of every saved token by autograd through policy_loss, in float64."""
+    width = max(map(len, group["mask"]))
+    pad = lambda rows, fill=0.0: torch.tensor([[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows],
+                                              dtype=torch.float64)
+    mask, old, new = pad(group["mask"]).bool(), pad(group["old_logp"]), pad(group["new_logp"]).requires_grad_()      # [G, T]
+    A = torch.tensor(group["advantages"], dtype=torch.float64)                                                      # [G]
+    token_min = (OBJECTIVES[name].ratio, OBJECTIVES[name].clip) == ("token", "min")
+    loss, stats = policy_loss(name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high, group_size=len(A), max_length=16,
+                              router_shift=pad(group["router_shift"], 1.0) if name == "rspo" else None,
+                              dual_clip=dual_clip if token_min else None)
+    push = -torch.autograd.grad(loss, new)[0]                                                                       # [G, T]
+    flat = lambda x: [value for row, saved in zip(x.tolist(), group["mask"]) for value in row[:len(saved)]]
+    return flat(push), flat((push == 0) & mask & (A[:, None] != 0)), stats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
+    runs = json.loads(next(text for tag, text in Elements(page.read_text()).text if tag == "script"))["runs"]
+    seen = set()
+    for step in (2, 3):
+        opened.execute_script("RUNS.forEach((_, p) => choose(p, arguments[0])); goTo(arguments[1])", name, step)
+        for band in (None, 0.05):                            # its own, and one that is set by hand
+            if band and OBJECTIVES[name].epsilon is not None:
+                opened.execute_script("state.panels.forEach(p => { p.epsilon = p.epsilonHigh = arguments[0]; }); redraw()", band)
+            for panel, run in enumerate(runs):
+                group = next(group for group in run["groups"] if group["step"] == step)
+                _, _, epsilon, epsilon_high = on_screen(opened, panel)
+                push, struck, stats = reference(group, name, epsilon, epsilon_high, run["dual_clip"])
+                tokens = shown(opened, panel)
+                assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
+                assert [t[2] for t in tokens] == struck
+                for side in ("low", "high"):
+                    assert sum(t[1] == side for t in tokens) == round(float(stats[f"clip_{side}"] * stats["tokens"]))
+                seen |= {t[1] for t in tokens}
+    assert seen == ({"", "low", "high"} if OBJECTIVES[name].clip in ("min", "log-min") else {""})
+
+
+@pytest.mark.slow
+def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
+    assert on_screen(opened, 0)[0] == "gspo" and on_screen(opened, 1)[0] == "grpo"
+    press(opened, "g")
+    assert on_screen(opened, 0)[0] == "grpo" and on_screen(opened, 1) == ["gspo", on_screen(opened, 0)[1], 3e-4, 4e-4]
+    before = on_screen(opened, 0)[2]
+    press(opened, "]")
+    assert on_screen(opened, 0)[2] == pytest.approx(1.5 * before)
+    press(opened, "r")
+    assert on_screen(opened, 0)[2] == before
+    press(opened, "pppp")
+    assert on_screen(opened, 0)[1] == 1
+    assert "saved no tokens of batch 1" in opened.find_elements("css selector", ".panel")[1].text
+    press(opened, "n")
+    assert on_screen(opened, 0)[1] == 2
+    press(opened, "a")
+    assert on_screen(opened, 0)[0] == opened.find_element("id", "objective0").get_attribute("value") != "grpo"
+    press(opened, "e")
+    assert len(opened.find_elements("css selector", ".layers")) == 2 * G
+    dark = opened.execute_script("return document.documentElement.dataset.theme")
+    press(opened, "d")
+    assert {dark, opened.execute_script("return document.documentElement.dataset.theme")} == {"dark", "light"}
+
+
+@pytest.mark.slow
+def test_sliders_lists_and_tokens_work_from_the_keyboard(opened):
+    from selenium.webdriver.common.keys import Keys
+    slider = opened.find_element("id", "epsilon0")
+    before = on_screen(opened, 0)[2]
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert on_screen(opened, 0)[2] > before
+    assert opened.execute_script("return document.activeElement.id") == "epsilon0"       # kept while the page is drawn anew
+    opened.find_element("id", "batch").send_keys(Keys.HOME)
+    assert on_screen(opened, 0)[1] == 1
+    opened.execute_script("document.getElementById('token0-0-0').focus()")
+    press(opened, Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
+    assert opened.execute_script("return document.activeElement.id") == "token0-1-1"
+    spoken = opened.find_element("id", "inspector").text
+    assert spoken == opened.find_element("id", "token0-1-1").get_attribute("aria-label") and "first wrong step" in spoken
+    unnamed = opened.execute_script("return [...document.querySelectorAll('select, input, [role=img]')].filter("
+                                    "e => !e.labels?.length && !e.getAttribute('aria-label')).map(e => e.outerHTML)")
+    assert unnamed == []
+
+
+@pytest.mark.slow
+def test_a_hostile_answer_is_shown_and_not_run(opened):
+    assert opened.title == "Under the microscope"
+    assert opened.find_elements("css selector", "img") == []
+    assert HOSTILE in opened.find_element("css selector", ".panel .box").text.replace("␣", " ")
+    assert "onerror=alert(1)" in opened.find_element("id", "run1").text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_fits_its_window_in_light_and_dark(opened, width):
+    for dark in ("light", "dark"):
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": dark}]})
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        opened.refresh()
+        assert opened.execute_script("return document.documentElement.dataset.theme") == dark
+        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
