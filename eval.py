@@ -3,6 +3,7 @@
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k; of two, also the difference
     python eval.py claims [NAME …] [--quick]              measure the papers' claims
     python eval.py dashboard runs/gspo [runs/grpo …]      one page of panels, a PNG
+    python eval.py view runs/gspo [runs/grpo]             their tokens and what the clip removes, HTML
 
 passk takes train.py's flags too (--dataset_name, --verifier, --temperature …), with one meaning.
 """
@@ -224,7 +225,18 @@ def dashboard(argv):
     print(output)
 
 
-COMMANDS = {"passk": passk, "claims": claims, "dashboard": dashboard}
+def view(argv):
+    """One run under the microscope, or two side by side: an HTML file of its own tokens."""
+    from plumbing.view import write_page                              # it imports this file
+    parser = quiet_parser("view")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="one or two run folders")
+    parser.add_argument("--output", help="the HTML file (default: view.html in the first folder)")
+    args = parser.parse_args(argv)
+    page = write_page(args.runs, args.output)
+    print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
+
+
+COMMANDS = {"passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
 
 
 def quiet_parser(command):

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+from eval import main
 from losses import OBJECTIVES, policy_loss
 from plumbing import view
 from rollout import Rollout
@@ -163,6 +164,15 @@ def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path):
         view.read_run(run)
     with pytest.raises(ValueError, match="two side by side"):
         view.write_page([run] * 3)
+
+
+def test_the_command_writes_the_page_into_the_runs_folder(tmp_path, capsys):
+    run = write_run(tmp_path / "run", [record()])
+    main(["view", str(run)])
+    assert str(run / "view.html") in capsys.readouterr().out and (run / "view.html").is_file()
+    with pytest.raises(SystemExit) as stop:
+        main(["view", str(tmp_path / "none")])
+    assert stop.value.code == 2 and "there is no run folder" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------- in a browser
