@@ -1,9 +1,15 @@
-"""The measured parts of README.md, from results/*.json: `python experiments/readme.py` rewrites what stands between its markers.
+"""Writes every measured figure of README.md and docs/*.md from results/*.json.
 
-`<!-- claims -->` … `<!-- /claims -->` and so on; tests/test_readme.py keeps README and results equal.
+    python experiments/readme.py
+
+What stands between `<!-- NAME -->` and `<!-- /NAME -->` is one of BLOCKS; a figure inside a
+sentence stands between `<!-- =NAME -->` and `<!-- / -->` and is one of FIGURES. A test keeps the
+documents and the results equal.
 """
 
+import ast
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -11,119 +17,362 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from plumbing.memory import table                                                             # noqa: E402
-
-mean = lambda values: sum(values) / len(values)
+from experiments.run_claims import GROUPS                                               # noqa: E402
+from losses import OBJECTIVES                                                           # noqa: E402
+from plumbing import memory as footprint                                                # noqa: E402
+from plumbing.arguments import PRESETS, TRL_LOSS                                        # noqa: E402
 
 
 def load(name):
-    path = ROOT / "results" / f"{name}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads((ROOT / f"results/{name}.json").read_text())
 
 
-def default_run():
-    runs = load("reference_runs")["default"]["runs"]
-    column = lambda key: mean([r[key] for r in runs])
-    rows = "\n".join(f"| {i} | {r['pass_at_1_before']:.3f} | {r['pass_at_1_after']:.3f} [{r['interval_after'][0]:.3f}, "
-                     f"{r['interval_after'][1]:.3f}] | {r['greedy_before']:.3f} | {r['greedy_after']:.3f} | {r['seconds']:.0f} s |"
-                     for i, r in enumerate(runs))
-    return ("| seed | held-out pass@1 before | after [95 %] | greedy before | after | time, cold start included |\n"
-            "| --- | --- | --- | --- | --- | --- |\n" + rows
-            + f"\n| mean | {column('pass_at_1_before'):.3f} | **{column('pass_at_1_after'):.3f}** | {column('greedy_before'):.3f} | "
-            f"**{column('greedy_after'):.3f}** | **{column('seconds'):.0f} s** |\n\n({load('reference_runs')['default']['machine']}; "
-            "256 queries × 4 samples; `python experiments/reference_runs.py default`)")
+def data(name):
+    return load(name)["data"]
 
 
-def smollm2():
-    entry = load("reference_runs")["smollm2"]
-    r = entry["runs"][0]
-    low, high = r["interval_after"]
-    return (f"Held-out pass@1 {r['pass_at_1_before']:.3f} → **{r['pass_at_1_after']:.3f}** [{low:.3f}, {high:.3f}] "
-            f"(greedy {r['greedy_before']:.3f} → {r['greedy_after']:.3f}) in {r['steps']} rollout batches, {r['seconds']:.0f} s with both "
-            f"evaluations on {entry['machine']}; the curve is in `results/reference_runs.json` (`python experiments/reference_runs.py smollm2`).\n\n"
-            "![pass rate over rollout batches of the two reference runs](docs/figures/reference_runs.png)")
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def table(head, *rows):
+    """A markdown table; a | inside a cell is escaped."""
+    line = lambda cells: "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
+
+
+# ------------------------------------------------------------------------------ single figures
+
+def perplexity_start(name):
+    """A perplexity of the first rollout batch, averaged over cold starts."""
+    return mean(curve[0] for curve in data("perplexity_dynamics")[name])
+
+
+def moved():
+    """(tokens of a long answer, s - 1 if one of them moved by 3 nats)."""
+    rows = data("hidden_divergence")["rows"]
+    length = round(mean(row["length"] for row in rows if row["length"] > 200))
+    return length, math.expm1(3 / length)
+
+
+def hidden():
+    """Share of the answers inside GSPO's band that hold a token beyond GRPO's, all lengths."""
+    rows = data("hidden_divergence")["rows"]
+    return sum(r["hidden"] * r["calm"] for r in rows) / sum(r["calm"] for r in rows)
+
+
+def clipped(name):
+    rows = data("clipped_tokens")[name]
+    return mean(a + b for a, b in zip(rows["low"], rows["high"]))
+
+
+def noise_slope(name):
+    return f"{mean(data('gradient_noise')['slopes'][name]):.2f}".replace("-", "−")
+
+
+def default_run(key):
+    return mean(run[key] for run in load("reference_runs")["default"]["runs"])
+
+
+def collapsed(arm):
+    """k of n runs of the stability experiment's main setting, its first rows."""
+    row = next(row for row in load("moe_stability")["table"] if row["arm"] == arm)
+    return f"{row['collapsed']} of {row['runs']}"
+
+
+def smollm2(key):
+    return load("reference_runs")["smollm2"]["runs"][0][key]
+
+
+FIGURES = {
+    "bands": lambda: f"{OBJECTIVES['grpo'].epsilon / OBJECTIVES['gspo'].epsilon:.0f}",
+    "outside": lambda: f"{mean(data('product_ratio')['outside']['s']):.0%}",
+    "outside_w": lambda: f"{mean(data('product_ratio')['outside']['w_grpo']):.2%}",
+    "slope_grpo": lambda: noise_slope("GRPO"),
+    "slope_gspo": lambda: noise_slope("GSPO"),
+    "slope_none": lambda: noise_slope("no ratio"),
+    "slope_product": lambda: noise_slope("sequence IS, ∏w"),
+    "moved_length": lambda: f"{moved()[0]}",
+    "moved_by": lambda: f"{moved()[1]:.1%}",
+    "moved_bands": lambda: f"{moved()[1] / OBJECTIVES['gspo'].epsilon_high:.0f}",
+    "fits_from": lambda: f"{math.ceil(3 / math.log1p(OBJECTIVES['gspo'].epsilon_high)):,}",
+    "hidden": lambda: f"{hidden():.0%}",
+    "ppl_mean_of_exp": lambda: f"{perplexity_start('mean_of_exp'):.3f}",
+    "ppl_exp_of_mean": lambda: f"{perplexity_start('exp_of_mean'):.3f}",
+    "identity_float32": lambda: f"{max(data('perplexity_identity')['float32']['max']):.1e}",
+    "identity_float64": lambda: f"{max(data('perplexity_identity')['float64']['max']):.1e}",
+    "identity_batch": lambda: f"{mean(data('perplexity_identity')['batch']['mean']):.1e}",
+    "identity_batch_h": lambda: f"{mean(data('perplexity_identity')['batch_h']['mean']):.1e}",
+    "identity_bfloat16": lambda: f"{mean(data('perplexity_identity')['bfloat16']['mean']):.1e}",
+    "clipped_gspo": lambda: f"{clipped('gspo'):.0%}",
+    "clipped_grpo": lambda: f"{clipped('grpo'):.2%}",
+    "default_before": lambda: f"{default_run('pass_at_1_before'):.3f}",
+    "default_after": lambda: f"{default_run('pass_at_1_after'):.3f}",
+    "default_greedy": lambda: f"{default_run('greedy_after'):.3f}",
+    "default_seconds": lambda: f"{default_run('seconds'):.0f} s",
+    "smollm2_before": lambda: f"{smollm2('pass_at_1_before'):.3f}",
+    "smollm2_after": lambda: f"{smollm2('pass_at_1_after'):.3f}",
+    "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
+    "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
+    "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
+    "gspo_minus_grpo": lambda: number("family_rewards", load("family_rewards")).split("GRPO ")[1],
+    "collapsed_gspo": lambda: collapsed("gspo"),
+    "collapsed_grpo": lambda: collapsed("grpo"),
+    "plain": lambda: f"{load('scaling')['algorithms']['gspo, plain path']['relative']:.2f}",
+}
+
+
+# ---------------------------------------------------------------------------------- the claims
+
+def result(name):
+    """A claim's committed result, None if it is not measured."""
+    return load(name) if (ROOT / f"results/{name}.json").is_file() else None
+
+
+def verdict(found):
+    """A verdict in a word or two; a result with several says how many."""
+    parts = found["verdict"].split("; ")
+    return found["verdict"] if len(parts) == 1 else f"{len(parts)} answers"
+
+
+def number(name, found):
+    """The one figure by which a claim is told."""
+    if found.get("number"):
+        return found["number"]
+    return NUMBERS[name](found)
+
+
+NUMBERS = {
+    "perplexity_identity": lambda r: f"equal to {FIGURES['identity_float32']()}, answer by answer",
+    "clipped_tokens": lambda r: f"{clipped('gspo'):.1%} against {clipped('grpo'):.2%} of tokens",
+    "product_ratio": lambda r: f"{FIGURES['outside']()} of answers stand outside GSPO's band",
+    "off_policyness": lambda r: "Var[log w] grows from {:.0e} to {:.0e}".format(
+        *(mean(row[i] for row in r["data"]["log_w_var"]) for i in (0, -1))),
+    "perplexity_dynamics": lambda r: f"mean of exp(H) {FIGURES['ppl_mean_of_exp']()} at the start",
+    "variance_length": lambda r: f"log-log slope {mean(r['data']['slopes']):.2f} (law: −1)",
+    "gradient_noise": lambda r: f"slopes with length: GRPO {noise_slope('GRPO')}, "
+                                f"GSPO {noise_slope('GSPO')}",
+    "length_band": lambda r: f"std of log s falls as L^{mean(r['data']['slopes']):.2f}",
+    "hidden_divergence": lambda r: f"{hidden():.0%} of answers in the band hide a token past 1.27",
+    "token_credit": lambda r: r["measured"].split(" with ")[0],
+    "expert_flips": lambda r: f"old routes remove {mean(r['data']['explained']):.0%} of Var[log w]",
+    "moe_stability": lambda r: f"collapsed: GRPO {collapsed('grpo')}, GSPO {collapsed('gspo')}, "
+                               f"GRPO + replay {collapsed('grpo_replay')}",
+    "replay_cost": lambda r: f"{mean(r['data']['times']):.2f} times the seconds",
+    "sampler_numerics": lambda r: re.search(r"GSPO [^,]*\[[^]]*\]", r["measured"]).group(),
+    "family_rewards": lambda r: r["measured"].split(" after ")[0],
+}
 
 
 def claims():
-    cell = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
-    rows = load("claims")
-    return ("| claim | reported | measured here | seeds | verdict |\n| --- | --- | --- | --- | --- |\n"
-            + "\n".join(f"| {cell(r['claim'])} ({cell(r['source'])}) | {cell(r['reported'])} | {cell(r['measured'])}; "
-                        f"spread {cell(r['spread'])} | {r['seeds']} | [{cell(r['verdict'])}]({r['figure']}) |" for r in rows))
+    """The README's six rows: a group of claims each, told by its first one that is measured."""
+    rows = []
+    for group, (question, names) in GROUPS.items():
+        name = next(name for name in names if result(name))
+        found = result(name)
+        link = f"[{verdict(found)}](docs/claims.md#{group.replace(' ', '-')})"
+        rows.append((question, found["reported"].split(";")[0][:88], number(name, found), link))
+    return table(("question", "the sources", "here", "verdict"), *rows)
 
 
-def figures():
-    rows = load("claims")
-    return "\n\n".join(f"![{r['claim']}]({r['figure']})\n`{r['command']}`" for r in rows if (ROOT / r["figure"]).is_file())
+def rule(name):
+    """What the experiment's docstring said beforehand: its indented lines."""
+    doc = ast.get_docstring(ast.parse((ROOT / f"experiments/{name}.py").read_text()))
+    after = doc[re.search("beforehand|before the", doc).start():]
+    lines = [line for line in after.splitlines() if line.startswith("  ")]
+    return "\n".join(line[2:] for line in lines)
 
 
-TARGETS = {"tiny_moe": 2, "tiny_moe_sampler": 2.5, "default_run": 3, "smollm2_max": 8, "smollm2": 3}
+def all_claims():
+    """docs/claims.md: every claim with its figure, number, verdict, rule and measurement."""
+    parts = []
+    for group, (question, names) in GROUPS.items():
+        parts.append(f"## {group.capitalize()}\n\n{question}")
+        parts += [one_claim(name, result(name)) for name in names if result(name)]
+    return "\n\n".join(parts)
+
+
+def one_claim(name, r):
+    spread = r["spread"] if isinstance(r["spread"], str) else ", ".join(
+        f"{arm} {value}" for arm, value in r["spread"].items())
+    takeaway = f"\n\n{r['takeaway']}" if r.get("takeaway") else ""
+    return (f"### {r['claim']}\n\n"
+            f"**{number(name, r)}.** Verdict: **{r['verdict']}** ({r['seeds']} cold starts). "
+            f"{r['source']} reports: {r['reported']}.{takeaway}\n\n"
+            f"![{r['claim']}]({r['figure'].removeprefix('docs/')})\n\n"
+            f"<details><summary>the rule, written beforehand, and the measurement</summary>\n\n"
+            f"```\n{rule(name)}\n```\n\n"
+            f"Measured: {r['measured']}.\n\nSpread: {spread}.\n\n"
+            f"`{r['command']}`; data: [results/{name}.json](../results/{name}.json)\n\n</details>")
+
+
+# ------------------------------------------------------------- the family, the reference runs
+
+PAPERS = {
+    "reinforce": "Williams 1992", "ppo": "1707.06347 eq. 7, with GAE and a critic",
+    "grpo": "2402.03300 eq. 3", "dr_grpo": "2503.20783, advantages without std",
+    "dapo": "2503.14476, as implemented everywhere", "dapo_paper": "2503.14476 eq. 8, as printed",
+    "gspo": "2507.18071 eq. 5, 7", "gspo_token": "2507.18071 eq. 13, 14", "gmpo": "2507.20673",
+    "rspo": "2510.23027 v2", "cispo": "2506.13585 eq. 4, 5", "sapo": "2511.20347",
+    "luspo": "2602.05261", "vespo": "2602.10693", "sequence_is": "textbook importance sampling",
+    "dppo": "2602.04879", "dppo_tv": "2602.04879", "dppo_kl": "2602.04879", "minirl": "2512.01374",
+}
+TOLD_OTHERWISE = {"sapo": "τ 1, 1.05", "vespo": "(k, λ) (2, 3), (3, 2)"}
+SHOWN_AS = {"GSPO": "gspo", "GRPO": "grpo", "GMPO": "gmpo", "RSPO": "rspo", "DAPO": "dapo",
+            "Dr. GRPO": "dr_grpo", "CISPO": "cispo", "SAPO": "sapo", "PPO": "ppo",
+            "REINFORCE": "reinforce", "LUSPO": "luspo", "VESPO": "vespo",
+            "sequence IS": "sequence_is"}
+
+
+def family():
+    """One row per objective: its choices, the paper, TRL's name, a first result."""
+    found, rows = data("family_rewards"), []
+    after = {SHOWN_AS[n]: mean(values) for n, values in found["after"].items() if n in SHOWN_AS}
+    for name, row in OBJECTIVES.items():
+        if name not in PAPERS:
+            raise ValueError(f"objective {name} has no paper in experiments/readme.py PAPERS")
+        band = "–" if row.epsilon is None else f"{row.epsilon:g}, {row.epsilon_high:g}"
+        score = f"{after[name]:.3f}" if name in after else "–"
+        rows.append((f"`{name}`", row.ratio, row.clip, TOLD_OTHERWISE.get(name, band),
+                     row.reduction, PAPERS[name], trl_name(name), score))
+    return table(("name", "ratio", "clip", "ε low, high", "reduction", "paper", "TRL 1.16",
+                  f"pass@1, {found['steps']} batches"), *rows)
+
+
+def trl_name(name):
+    """The flags of trl.GRPOConfig that mean this objective."""
+    if name == "gmpo":
+        return "`trl.experimental.gmpo`"
+    if name not in TRL_LOSS or name == "ppo":
+        return "–"
+    loss_type, level = TRL_LOSS[name]
+    level = "" if level == "token" else f', importance_sampling_level="{level}"'
+    return f'`loss_type="{loss_type}"{level}`'
+
+
+def presets():
+    """What --algorithm NAME fills in."""
+    flags = lambda row: " ".join(f"--{k}" if v is True else f"--{k} {v}" for k, v in row.items())
+    rows = [(f"`{name}`", f"`{flags(row)}`") for name, row in PRESETS.items()]
+    return table(("--algorithm", "fills in"), *rows)
+
+
+def headline():
+    runs = load("reference_runs")["default"]
+    after = mean(r["pass_at_1_after"] for r in runs["runs"])
+    head = ("held-out pass@1 before", "after 50 rollout batches", "greedy after", "time, all in")
+    row = (FIGURES["default_before"](), f"**{after:.3f}**", FIGURES["default_greedy"](),
+           f"**{FIGURES['default_seconds']()}**")
+    return (table(head, row)
+            + f"\n\nMean of {len(runs['runs'])} cold starts on {runs['machine']}.")
+
+
+# ------------------------------------------------------------------------ speed, memory, scaling
+
+CASES = {"tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed", 2),
+         "tiny_moe_sampler": ("the same, log-probs of sampling reused", 2.5),
+         "default_run": ("the default run, natural ends", 3),
+         "tiny_moe_long": ("tiny MoE, 256 × 128", "–"),
+         "tiny_dense": ("tiny dense, 256 × 24", "–"),
+         "smollm2_max": ("SmolLM2-135M, 4-shot `max`, 64 answers", 8),
+         "smollm2": ("SmolLM2-135M, 64 + 64 tokens, G 8", 3)}
 
 
 def speed():
-    results = load("versus_trl")["cpu"]
-    what = {"tiny_moe": "tiny MoE, 256 answers × 24 tokens, old log-probs recomputed", "tiny_moe_sampler": "the same, log-probs of sampling reused",
-            "tiny_moe_long": "tiny MoE, 256 × 128", "tiny_dense": "tiny dense, 256 × 24", "default_run": "the default run, natural ends",
-            "smollm2_max": "SmolLM2-135M, 4-shot `max`, 64 answers", "smollm2": "SmolLM2-135M, 64 prompt tokens, 64 new, G 8"}
-    rows = [f"| {what[name]} | {r['trl']['total']['median']:.2f} | {r['ours']['total']['median']:.2f} | **{r['ratio_median']:.2f}** "
-            f"[{r['ratio']['min']:.2f}, {r['ratio']['max']:.2f}] | {TARGETS.get(name, '–')} | {r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f} | "
-            + " / ".join(f"{r[side]['share_of_limit']:.0%}" if "share_of_limit" in r[side] else "–" for side in ("trl", "ours")) + " |"
-            for name, r in results.items() if name in what]
-    machine = results["machine"]
-    return ("| same work, same process, in turns | TRL s | ours s | TRL ÷ ours, median [min, max] | target | peak MB TRL / ours | "
-            "share of matmul limit |\n| --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows)
-            + f"\n\n{machine['threads']} threads, TRL 1.16.0, torch {machine['torch']}, limit {machine['limit_gflops']:.0f} GFLOP/s; "
-            "`python benchmarks/versus_trl.py`. On a GPU: not measured.\n\n"
-            "| one technique off: seconds of our batch relative to all on | the default run | SmolLM2, 4-shot `max` |\n| --- | --- | --- |\n"
-            + "\n".join(f"| {name} | {ratio:.2f} | {results['smollm2_max']['one_off'][name]:.2f} |"
-                        for name, ratio in results["default_run"]["one_off"].items()))
+    found = load("versus_trl")["cpu"]
+    rows, machine = [], found["machine"]
+    for name, (what, target) in CASES.items():
+        r = found[name]
+        share = [f"{r[s]['share_of_limit']:.0%}" if "share_of_limit" in r[s] else "–"
+                 for s in ("trl", "ours")]
+        seconds = [f"{r[side]['total']['median']:.2f}" for side in ("trl", "ours")]
+        times = f"**{r['ratio_median']:.2f}** [{r['ratio']['min']:.2f}, {r['ratio']['max']:.2f}]"
+        peak = f"{r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f}"
+        rows.append((what, *seconds, times, target, peak, " / ".join(share)))
+    off = [(name, f"{ratio:.2f}", f"{found['smollm2_max']['one_off'][name]:.2f}")
+           for name, ratio in found["default_run"]["one_off"].items()]
+    return (table(("same work, same process, in turns", "TRL s", "ours s", "TRL ÷ ours [min, max]",
+                   "target", "peak MB TRL / ours", "share of matmul limit"), *rows)
+            + f"\n\n{machine['threads']} threads, TRL 1.16.0, torch {machine['torch']}, limit "
+            f"{machine['limit_gflops']:.0f} GFLOP/s; `python benchmarks/versus_trl.py`.\n\n"
+            + table(("one technique off: seconds relative to all on", "the default run",
+                     "SmolLM2, 4-shot `max`"), *off))
 
 
 def memory():
     found = load("memory")
     cell = lambda sides, name, i: f"{sides[name][i]:,}" if name in sides else "–"
-    rows = "\n".join(f"| {int(T):,} | " + " | ".join(cell(sides, name, i) for i in (0, 1) for name in ("ours", "at once", "trl")) + " |"
-                     for T, sides in found["vocabulary"].items())
-    checks = "; ".join(f"{name} {r['estimated_mb'] / r['measured_mb']:.2f}" for name, r in found["estimate"].items())
-    return ("| response tokens | log-probs: ours | all logits at once | TRL | update: ours | all logits at once | TRL |\n"
-            "| --- | --- | --- | --- | --- | --- | --- |\n" + rows
-            + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of width 64 (`python benchmarks/memory.py`).\n\n"
-            + "What fits on a GPU, computed by `plumbing/memory.py` (`python -m plumbing.memory` prints it):\n\n```\n" + table() + "\n```\n\n"
-            + f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
+    both = [(side, i) for i in (0, 1) for side in ("ours", "at once", "trl")]
+    rows = [(f"{int(T):,}", *(cell(sides, side, i) for side, i in both))
+            for T, sides in found["vocabulary"].items()]
+    checks = "; ".join(f"{name} {r['estimated_mb'] / r['measured_mb']:.2f}"
+                       for name, r in found["estimate"].items())
+    return (table(("response tokens", "log-probs: ours", "all logits at once", "TRL",
+                   "update: ours", "all logits at once", "TRL"), *rows)
+            + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
+            "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
+            "`plumbing/memory.py` (`python -m plumbing.memory` prints it):\n\n```\n"
+            + footprint.table() + "\n```\n\n"
+            f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 
 def scaling():
     found = load("scaling")
-    rows = "\n".join(f"| {name} | {', '.join(f'{x:,}' for x in r['sizes'])} | {r['slope_seconds']:.2f} | {r['slope_last']:.2f} | "
-                     f"{r['slope_memory']:.2f} | {r['why']} |" for name, r in found["growth"].items())
+    rows = [(name, ", ".join(f"{x:,}" for x in r["sizes"]), f"{r['slope_seconds']:.2f}",
+             f"{r['slope_last']:.2f}", f"{r['slope_memory']:.2f}")
+            for name, r in found["growth"].items()]
     costs = ", ".join(f"{name} {r['relative']:.2f}" for name, r in found["algorithms"].items())
-    return ("| what grows | sizes | slope of seconds | between the last two | of memory | why |\n| --- | --- | --- | --- | --- | --- |\n" + rows
-            + "\n\nLog-log slopes of a rollout batch of the tiny MoE (`python benchmarks/scaling.py`). "
-            f"Seconds of a rollout batch relative to GSPO's: {costs}.")
+    return (table(("what grows", "sizes", "slope of seconds", "between the last two", "of memory"),
+                  *rows)
+            + "\n\nLog-log slopes of a rollout batch of the tiny MoE "
+            "(`python benchmarks/scaling.py`).\n\n"
+            + "\n".join(f"* {name}: {r['why']}." for name, r in found["growth"].items())
+            + f"\n\nSeconds of a rollout batch relative to GSPO's: {costs}.")
 
 
-def file_map(text):
-    """The line counts of the file map."""
-    def count(match):
-        files = re.findall(r"`([\w/]+\.py)`", match[2])
-        return f"| {match[1]} |{match[2]}| {sum(len((ROOT / f).read_text().splitlines()) for f in files)} |"
-    head, body = text.split("| read | file |", 1)
-    table, rest = body.split("\n\n", 1)
-    return head + "| read | file |" + re.sub(r"^\| (\d) \|([^|]*)\|[^|]*\|", count, table, flags=re.M) + "\n\n" + rest
+def stability():
+    """The rows of results/moe_stability.json: every arm with its collapses and its endpoint."""
+    rows = []
+    for r in load("moe_stability")["table"]:
+        flips = " ".join(f"{100 * x:.1f}" for x in r["flips_per_layer"] or ())
+        rows.append((r["policy"], r["answers"], f"{r['optim']} {r['rate']:g}", r["minibatches"],
+                     r["arm"], f"{r['collapsed']} of {r['runs']}",
+                     "{:.2f}–{:.2f}".format(*r["interval"]), f"{mean(r['last']):.2f}",
+                     f"{mean(r['held_out']):.2f}", flips or "–", f"{r['w_negative']:.3g}",
+                     f"{r['grad_norm']:.3g}"))
+    return table(("policy", "answers", "optimiser, rate", "mini-batches", "arm", "collapsed",
+                  "95 %", "pass rate, last 4", "held out", "flips per layer (%)", "max w, A < 0",
+                  "max |g|"), *rows)
 
 
-BLOCKS = {"default run": default_run, "smollm2": smollm2, "claims": claims, "figures": figures, "speed": speed, "memory": memory,
-          "scaling": scaling}
+BLOCKS = {"headline": headline, "claims": claims, "all claims": all_claims, "family": family,
+          "presets": presets, "speed": speed, "memory": memory, "scaling": scaling,
+          "stability": stability}
+
+
+# --------------------------------------------------------------------------------- the documents
+
+def documents():
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def build(text):
-    for name, block in BLOCKS.items():
-        pattern = re.compile(rf"<!-- {name} -->.*?<!-- /{name} -->", re.S)
-        assert pattern.search(text), f"README.md has no <!-- {name} --> … <!-- /{name} -->"
-        text = pattern.sub(lambda _: f"<!-- {name} -->\n{block()}\n<!-- /{name} -->", text)
-    return file_map(text)
+    """A document's text, its marked parts made anew. Raises ValueError for an unknown mark."""
+    def block(match):
+        if match[1] not in BLOCKS:
+            raise ValueError(f"<!-- {match[1]} --> is no block of experiments/readme.py")
+        return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- /{match[1]} -->"
+
+    def figure(match):
+        if match[1] not in FIGURES:
+            raise ValueError(f"<!-- ={match[1]} --> is no figure of experiments/readme.py")
+        return f"<!-- ={match[1]} -->{FIGURES[match[1]]()}<!-- / -->"
+
+    text = re.sub(r"<!-- ([a-z][\w ]*) -->.*?<!-- /\1 -->", block, text, flags=re.S)
+    return re.sub(r"<!-- =(\w+) -->.*?<!-- / -->", figure, text, flags=re.S)
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(build(readme.read_text()))
+    for file in documents():
+        file.write_text(build(file.read_text()))

@@ -20,13 +20,27 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-# The experiments in the order in which they are started, the longest first, with their place in the
-# table of claims.
-CLAIMS = {"family_rewards": 15, "sampler_numerics": 10, "gradient_noise": 6, "clipped_tokens": 3,
-          "expert_flips": 8, "token_credit": 14, "perplexity_identity": 1, "variance_length": 2,
-          "off_policyness": 4, "perplexity_dynamics": 5, "product_ratio": 7, "replay_cost": 11,
-          "length_band": 12, "hidden_divergence": 13}
-MAPS = {"moe_stability": 9}                       # hours; without --maps the committed result
+# The experiments in the order in which they are started, the longest first. The maps take hours:
+# without --maps the table shows their committed result.
+CLAIMS = ["family_rewards", "sampler_numerics", "gradient_noise", "clipped_tokens", "expert_flips",
+          "token_credit", "perplexity_identity", "variance_length", "off_policyness",
+          "perplexity_dynamics", "product_ratio", "replay_cost", "length_band", "hidden_divergence"]
+MAPS = ["moe_stability"]
+
+# The table of claims: six groups, each with its question and its claims, the leading one first.
+GROUPS = {
+    "identity": ("Is GSPO's s a ratio of perplexities?",
+                 ["perplexity_identity", "perplexity_dynamics"]),
+    "clipping": ("Does GSPO clip a hundred times more tokens?",
+                 ["clipped_tokens", "product_ratio", "off_policyness"]),
+    "noise and length": ("Does GRPO's noise grow with length, and GSPO's not?",
+                         ["gradient_noise", "variance_length", "length_band", "hidden_divergence"]),
+    "mixtures of experts": ("Does GRPO collapse on a MoE, as experts flip?",
+                            ["moe_stability", "expert_flips"]),
+    "infrastructure": ("May GSPO trust the sampler's log-probs?",
+                       ["sampler_numerics", "replay_cost"]),
+    "speed of learning": ("Does GSPO learn faster than GRPO?", ["family_rewards", "token_credit"]),
+}
 COLUMNS = ("claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure",
            "command")
 
@@ -48,10 +62,10 @@ def parse(argv):
     parser.error = refuse
     args = parser.parse_args(argv)
     for name in args.names:
-        if name not in CLAIMS | MAPS:
-            close = difflib.get_close_matches(name, [*CLAIMS, *MAPS], n=1)
+        if name not in CLAIMS + MAPS:
+            close = difflib.get_close_matches(name, CLAIMS + MAPS, n=1)
             guess = f", did you mean {close[0]}?" if close else ""
-            raise ValueError(f"no claim is called {name}{guess}; known: {', '.join(CLAIMS | MAPS)}")
+            raise ValueError(f"no claim is called {name}{guess}; known: {', '.join(CLAIMS + MAPS)}")
         if name in MAPS and not args.maps:
             raise ValueError(f"{name} takes hours: say --maps too")
     if args.jobs < 1 or args.seeds is not None and args.seeds < 1:
@@ -64,7 +78,7 @@ def measure(args, folder):
     marks = Path("runs/claims/done.json")
     done = [] if args.again or not marks.is_file() else json.loads(marks.read_text())
     key = lambda name: f"{name} quick={args.quick} seeds={args.seeds}"
-    wanted = args.names or [*CLAIMS, *(MAPS if args.maps else ())]
+    wanted = args.names or CLAIMS + MAPS * args.maps
     fresh = lambda name: key(name) in done and (folder / f"{name}.json").is_file()
     pending = [name for name in wanted if not fresh(name)]
     if len(pending) < len(wanted):
@@ -132,8 +146,8 @@ def write(file, data):
 
 def tabulate(folder):
     """Print each claim and its verdict; returns the rows of claims.json, in the table's order."""
-    rows, missing, places = [], [], CLAIMS | MAPS
-    for name in sorted(places, key=places.get):
+    rows, missing = [], []
+    for name in (name for _, names in GROUPS.values() for name in names):
         file = (Path("results") if name in MAPS else folder) / f"{name}.json"
         if file.is_file():
             rows.append(row_of(json.loads(file.read_text())))
