@@ -6,7 +6,7 @@ import runpy
 import pytest
 import torch
 
-from advantages import (ValueHead, gae, group_advantages, has_signal, leave_one_out, not_all_correct, overlong_penalty,
+from advantages import (ValueHead, gae, gdpo, group_advantages, has_signal, leave_one_out, not_all_correct, overlong_penalty,
                         reinforce_plus_plus, value_loss, whiten)
 
 
@@ -36,15 +36,57 @@ def test_the_papers_example_is_plus_minus_one():
 def test_group_advantages_equal_a_loop(group_size):
     rewards = random_rewards()
     values = rewards.tolist()
-    for scale in ("group", "batch", "none"):
+    for scale in ("group", "batch", "none", "mean"):
         for unbiased in (False, True):
             expected = []
             for start in range(0, len(values), group_size):
                 group = values[start:start + group_size]
-                divisor = {"group": std(group, unbiased) + 1e-6, "batch": std(values, unbiased) + 1e-6, "none": 1.0}[scale]
+                divisor = {"group": std(group, unbiased) + 1e-6, "batch": std(values, unbiased) + 1e-6, "none": 1.0,
+                           "mean": sum(group) / group_size if sum(group) > 0 else math.inf}[scale]
                 expected += [(r - sum(group) / group_size) / divisor for r in group]
             got = group_advantages(rewards, group_size, scale=scale, unbiased=unbiased)
             assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_maxrl_is_the_gradient_of_the_log_pass_rate():
+    """log p = -Σ_k (1 - p)^k / k (2602.02710): enumerated over all groups of G answers, 0/1 rewards, (r - r̄)/r̄ has the
+    gradient of this series up to k = G - 1, where (r - r̄) has that of p, its first term, alone."""
+    G, p, expected = 6, 0.3, {"mean": 0.0, "none": 0.0}
+    for right in range(G + 1):
+        chance = math.comb(G, right) * p ** right * (1 - p) ** (G - right)
+        rewards = torch.tensor([1.0] * right + [0.0] * (G - right), dtype=torch.float64)
+        scores = torch.where(rewards > 0, 1 - p, -p)                           # d log π / d logit of being right
+        for scale in expected:
+            expected[scale] += chance * (group_advantages(rewards, G, scale=scale) * scores).mean().item()
+    assert expected["mean"] == pytest.approx(sum(p * (1 - p) ** k for k in range(1, G)))
+    assert expected["none"] == pytest.approx(p * (1 - p) * (G - 1) / G)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_gdpo_equals_a_loop(unbiased):
+    """As TRL's multi_objective_aggregation="normalize_then_sum" (its unbiased std) and the paper."""
+    parts, weights, G = random_rewards(48).view(24, 2) * torch.tensor([1.0, 50.0]), [1.0, 0.5], 4
+    total = []
+    for i in range(24):
+        start = i // G * G
+        total.append(0.0)
+        for k, weight in enumerate(weights):
+            group = parts[start:start + G, k].tolist()
+            total[i] += weight * (parts[i, k].item() - sum(group) / G) / (std(group, unbiased) + 1e-6)
+    mean = sum(total) / 24
+    expected = [(x - mean) / (std(total, unbiased) + 1e-6) for x in total]
+    assert gdpo(parts, weights, G, unbiased=unbiased).tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def test_gdpo_ignores_the_size_of_a_part_and_a_dead_group_is_exactly_zero():
+    parts = random_rewards(24).view(12, 2)
+    parts[4:8] = parts[4]                                                      # equal answers, in every part
+    small, large = gdpo(parts, [1, 1], 4, eps=0.0), gdpo(parts * torch.tensor([1.0, 1e3]), [1, 1], 4, eps=0.0)
+    torch.testing.assert_close(small, large)
+    assert (small[4:8] == 0).all() and (small[:4] != 0).all()
+    assert (gdpo(parts[4:8], [1, 1], 4) == 0).all()
+    one = gdpo(parts, [1.0, 0.0], 4)
+    torch.testing.assert_close(one / one[0], group_advantages(parts[:, 0], 4) / group_advantages(parts[:, 0], 4)[0])
 
 
 def test_leave_one_out_equals_a_loop():
@@ -72,7 +114,7 @@ def test_leave_one_out_is_an_unbiased_baseline():
 @pytest.mark.parametrize("group_size", [2, 3, 7, 8])
 def test_equal_rewards_are_exactly_zero(value, group_size):
     rewards = torch.cat([torch.full((group_size,), value), torch.arange(group_size) / 3, torch.full((group_size,), value)])
-    for scale in ("group", "batch", "none"):
+    for scale in ("group", "batch", "none", "mean"):
         for eps in (1e-6, 0.0):
             got = group_advantages(rewards, group_size, scale=scale, eps=eps).view(3, -1)
             assert (got[[0, 2]] == 0).all() and got.isfinite().all() and (got[1] != 0).any()
@@ -224,11 +266,13 @@ def test_bad_input_is_named():
             function(rewards, 1)
         with pytest.raises(ValueError, match=r"rewards is \[6, 1\]"):
             function(rewards[:, None], 2)
+    with pytest.raises(ValueError, match=r"parts is \[6, 2\]: \[B, 3\], a column per weight"):
+        gdpo(torch.rand(6, 2), [1, 1, 1], 3)
     with pytest.raises(ValueError, match="group_size is 1"):
         reinforce_plus_plus(rewards, mask, baseline_group_size=1)
     with pytest.raises(ValueError, match="finite"):
         group_advantages(torch.tensor([1.0, float("nan")]), 2)
-    with pytest.raises(ValueError, match="scale 'groups' is unknown"):
+    with pytest.raises(ValueError, match="scale 'groups' is unknown; known: group, batch, none, mean"):
         group_advantages(rewards, 2, scale="groups")
     with pytest.raises(ValueError, match=r"mask is torch.float32 \[6, 3\]"):
         reinforce_plus_plus(rewards, mask.float())
