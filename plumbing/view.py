@@ -22,7 +22,7 @@ from plumbing.metrics import read_metrics
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in plumbing/viewer/
 LARGEST_PAGE = 3_000_000         # bytes; of longer runs fewer batches are shown, evenly spaced
 KEPT_ARGUMENTS = ("algorithm", "objective", "epsilon", "epsilon_high", "dual_clip",
-                  "max_completion_length")
+                  "off_policy_mask", "max_completion_length")
 CURVES = ("pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
 
 

@@ -61,7 +61,7 @@ def write_run(folder, groups, **arguments):
     """A run folder with these groups."""
     folder.mkdir()
     arguments = {"algorithm": "gspo", "objective": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4, "dual_clip": None,
-                 "max_completion_length": 16, **arguments}
+                 "off_policy_mask": None, "max_completion_length": 16, **arguments}
     (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
     (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4, "flip_rate": None}
@@ -197,7 +197,7 @@ def driver(tmp_path_factory):
 def page(tmp_path_factory):
     """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
     folder = tmp_path_factory.mktemp("runs")
-    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)])
+    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)], off_policy_mask=0.2)
     other = write_run(folder / "<img src=x onerror=alert(1)>", [record(step, seed=step + 9) for step in (2, 3)],
                       algorithm="grpo", objective="grpo", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
     return view.write_page([gspo, other], folder / "page.html")
@@ -227,7 +227,7 @@ def on_screen(driver, panel):
     return driver.execute_script("const p = state.panels[arguments[0]]; return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
 
 
-def reference(group, name, epsilon, epsilon_high, dual_clip):
+def reference(group, name, epsilon, epsilon_high, run):
     """(push, struck, stats) of every saved token by autograd through policy_loss, in float64."""
     width = max(map(len, group["mask"]))
     pad = lambda rows, fill=0.0: torch.tensor([[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows],
@@ -237,7 +237,8 @@ def reference(group, name, epsilon, epsilon_high, dual_clip):
     token_min = (OBJECTIVES[name].ratio, OBJECTIVES[name].clip) == ("token", "min")
     loss, stats = policy_loss(name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high, group_size=len(A), max_length=16,
                               router_shift=pad(group["router_shift"], 1.0) if name == "rspo" else None,
-                              dual_clip=dual_clip if token_min else None)
+                              dual_clip=run["dual_clip"] if token_min else None,
+                              off_policy_mask=run["off_policy_mask"])
     push = -torch.autograd.grad(loss, new)[0]                                                                       # [G, T]
     flat = lambda x: [value for row, saved in zip(x.tolist(), group["mask"]) for value in row[:len(saved)]]
     return flat(push), flat((push == 0) & mask & (A[:, None] != 0)), stats
@@ -256,14 +257,15 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
             for panel, run in enumerate(runs):
                 group = next(group for group in run["groups"] if group["step"] == step)
                 _, _, epsilon, epsilon_high = on_screen(opened, panel)
-                push, struck, stats = reference(group, name, epsilon, epsilon_high, run["dual_clip"])
+                push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
                 tokens = shown(opened, panel)
                 assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
                 assert [t[2] for t in tokens] == struck
                 for side in ("low", "high"):
                     assert sum(t[1] == side for t in tokens) == round(float(stats[f"clip_{side}"] * stats["tokens"]))
                 seen |= {t[1] for t in tokens}
-    assert seen == ({"", "low", "high"} if OBJECTIVES[name].clip in ("min", "log-min") else {""})
+    cuts = OBJECTIVES[name].clip in ("min", "log-min", "tv", "kl")
+    assert seen == ({"", "low", "high"} if cuts else {"", "low"})     # low: the first run's off_policy_mask
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ function drawPanel(p) {
   const group = groups[Math.min(here.group, groups.length - 1)];
   make("div", "query", `query  ${group.prompt.trim()}`, panel);
   const results = group.mask.map(
-    (_, i) => weigh(row, group, i, here.epsilon, here.epsilonHigh, run.dual_clip));
+    (_, i) => weigh(row, group, i, here.epsilon, here.epsilonHigh, run));
   const tokens = results.flat(), below = tokens.filter(r => r.removed === "low").length;
   const above = tokens.filter(r => r.removed === "high").length, all = count(group.mask.flat());
   make("p", "sum", isDead(group)
@@ -102,7 +102,8 @@ function drawPlace(p, group, i, answer) {
   const name = product ? "∏w" : log ? "log s" : "s";
   const value = product ? Math.exp(sum) : log ? logs : Math.exp(logs);
   const place = make("div", "place", null, answer);
-  const band = bandOf(row, here.epsilon, here.epsilonHigh);
+  const probability = ["tv", "kl"].includes(row.clip);       // its band is not one of s
+  const band = probability ? null : bandOf(row, here.epsilon, here.epsilonHigh);
   const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
   const digits = Math.abs(value) < 100 ? value.toFixed(5) : value.toExponential(1);
   make("div", "", `${name} ${digits} ${where}`, place);

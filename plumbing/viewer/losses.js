@@ -5,15 +5,16 @@
 
 // The ratios and clips of losses.OBJECTIVES that are known here.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];
-const CLIPS = ["none", "min", "log-min", "weight", "sigmoid", "gamma"];
+const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma"];
+const AROUND_0 = ["log-min", "tv", "kl"];  // the band bounds log w or a change of probability, not w
 
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const count = mask => mask.reduce((a, b) => a + b, 0);
 
-// [low, high] of an objective's ratio (of its logarithm for log-min), null if it has no band.
+// [low, high] of what an objective's clip looks at, null if it has no band.
 function bandOf(row, epsilon, epsilonHigh) {
   if (row.epsilon === null) return null;
-  return row.clip === "log-min" ? [-epsilon, epsilonHigh] : [1 - epsilon, 1 + epsilonHigh];
+  return AROUND_0.includes(row.clip) ? [-epsilon, epsilonHigh] : [1 - epsilon, 1 + epsilonHigh];
 }
 
 // Answer i: log w per token (0 outside the mask), their sum and mean log s, |y|.
@@ -42,13 +43,29 @@ function ratioAt(row, group, i) {
   }[row.ratio];
 }
 
+// DPPO: by how much the probability of a token has moved, signed; "kl" as KL(old || new) of this
+// token against any other.
+function probabilityChange(clip, logp, oldLogp) {
+  const change = Math.exp(logp) - Math.exp(oldLogp);
+  if (clip === "tv") return change;
+  const rest = x => -Math.expm1(Math.min(x, -1e-8));
+  const others = rest(oldLogp) * Math.log(rest(oldLogp) / rest(logp));
+  return (Math.exp(oldLogp) * (oldLogp - logp) + others) * Math.sign(change);
+}
+
 // Per token of answer i {factor, removed}: what multiplies Â·∇log π before the reduction, and
 // whether the clip removed the gradient below ("low") or above the band ("high"), else null.
-function weigh(row, group, i, epsilon, epsilonHigh, dualClip) {
-  const mask = group.mask[i], ratio = ratioAt(row, group, i), {length} = logRatios(group, i);
+// options are the run's: dual_clip and off_policy_mask, null or numbers.
+function weigh(row, group, i, epsilon, epsilonHigh, options) {
+  const mask = group.mask[i], ratio = ratioAt(row, group, i), {logs, length} = logRatios(group, i);
   const [low, high] = bandOf(row, epsilon, epsilonHigh) || [NaN, NaN];
-  const stop = dualClip && row.ratio === "token" && row.clip === "min" ? dualClip : Infinity;
-  const cuts = row.clip === "min" || row.clip === "log-min";
+  const stops = options.dual_clip && row.ratio === "token" && row.clip === "min";
+  const stale = options.off_policy_mask && -logs > options.off_policy_mask;
+  const looks = {                          // what the clip compares with the band
+    "min": ratio, "log-min": ratio,
+    "tv": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
+    "kl": t => probabilityChange("kl", group.new_logp[i][t], group.old_logp[i][t]),
+  }[row.clip];
   let geometric = 0;                       // GMPO, RSPO: the mean of log-ratios, cut ones included
   if (row.clip === "log-min") {
     const held = mask.map((m, t) => !m ? 0
@@ -58,9 +75,9 @@ function weigh(row, group, i, epsilon, epsilonHigh, dualClip) {
   return mask.map((m, t) => {
     const A = advantage(group, i, t), r = ratio(t);
     if (!m) return {factor: 0, removed: null};
-    if (cuts && A > 0 && r > high) return {factor: 0, removed: "high"};
-    if (cuts && A < 0 && r < low) return {factor: 0, removed: "low"};
-    if (A < 0 && r > stop) return {factor: 0, removed: "high"};
+    if (A > 0 && looks && looks(t) > high) return {factor: 0, removed: "high"};
+    if (A < 0 && (stale || looks && looks(t) < low)) return {factor: 0, removed: "low"};
+    if (A < 0 && stops && r > options.dual_clip) return {factor: 0, removed: "high"};
     return {factor: slope(row, r, A, length, geometric, low, high), removed: null};
   });
 }
@@ -69,6 +86,7 @@ function weigh(row, group, i, epsilon, epsilonHigh, dualClip) {
 function slope(row, r, A, length, geometric, low, high) {
   if (row.clip === "log-min") return geometric;
   if (row.clip === "weight") return clamp(r, low, high);
+  if (row.clip === "tv" || row.clip === "kl") return Math.min(r, 20);
   if (row.clip === "none") return 1;
   if (row.clip === "sigmoid") {
     const p = 1 / (1 + Math.exp(-(A > 0 ? 1 : 1.05) * (r - 1)));

@@ -73,7 +73,7 @@ function firstStep() {
   const run = RUNS[0], row = DATA.objectives[run.objective];
   const fromHalf = group => {
     const results = group.mask.flatMap(
-      (_, i) => weigh(row, group, i, run.epsilon, run.epsilon_high, run.dual_clip));
+      (_, i) => weigh(row, group, i, run.epsilon, run.epsilon_high, run));
     const removed = results.filter(r => r.removed).length / count(group.mask.flat());
     return Math.abs(removed - 0.5) + isDead(group);
   };
