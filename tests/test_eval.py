@@ -169,7 +169,7 @@ def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
     run_claims.main(["--quick", "replay_cost", "length_band"])
     assert "1 of 2 were measured before" in capsys.readouterr().out
     assert ((tmp_path / "replay_cost.count").read_text(), (tmp_path / "length_band.count").read_text()) == ("x", "xx")
-    assert [row["claim"] for row in json.loads((tmp_path / "runs/quick/claims.json").read_text())] == ["replay_cost", "length_band"]
+    assert [row["claim"] for row in json.loads((tmp_path / "runs/quick/claims.json").read_text())] == ["length_band", "replay_cost"]
 
 
 def test_claims_is_a_command_of_eval(capfd):

@@ -107,8 +107,12 @@ def test_worked_example_of_an_objective():
     source = {"losses": (ROOT / "losses.py").read_text(), "arguments": (ROOT / "plumbing/arguments.py").read_text()}
     for anchor, *added in (part.split("\n+") for part in re.split(r"\n(?= )", "\n".join(diff))):
         name = next(n for n, text in source.items() if f"\n{anchor[1:]}" in text)
-        anchor = anchor[1:] if not anchor.startswith(" def") else re.search(r"\ndef token_surrogate.*?\n    \"\"\".*?\"\"\"", source[name], re.S).group()[1:]
-        source[name] = source[name].replace(anchor + "\n", "\n".join([anchor, *added]) + "\n", 1)
+        if anchor.startswith(" def"):                       # the first line below its docstring
+            place = r"\ndef token_surrogate.*?\n    \"\"\".*?\"\"\"\n"
+        else:
+            place = rf"\n{re.escape(anchor[1:])}.*?\n"
+        line = re.search(place, source[name], re.S).group()
+        source[name] = source[name].replace(line, line + "\n".join(added) + "\n", 1)
     patched = types.ModuleType("patched")
     sys.modules["patched"] = patched                        # dataclasses look their module up
     exec(compile(source["losses"].split('if __name__')[0], "losses", "exec"), patched.__dict__)
