@@ -231,14 +231,6 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
     return mask & (rho >= low) & (rho <= high)                                   # [B, T]
 
 
-def weight_stats(weights, mask):
-    """What weights w [B, T] cost, over the n loss tokens: mismatch_ess = (Σw)² / (n·Σw²), the share
-    of them that counts, and mismatch_chi2 = mean (w - 1)²; of mean 1, ess = 1 / (1 + chi2)."""
-    n, w = mask.sum().clamp(min=1), weights.masked_fill(~mask, 0.0)              # [B, T]
-    return dict(mismatch_ess=w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30),
-                mismatch_chi2=((w - 1) ** 2 * mask).sum() / n)
-
-
 def high_entropy_mask(entropy, mask, quantile):
     """80/20 (2506.01939): the loss tokens at or above this quantile of their entropies, [B, T]
     bool; as a factor of policy_loss's mismatch it leaves the denominators as they are."""

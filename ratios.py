@@ -1,36 +1,41 @@
-"""Importance ratios: how much more likely is an answer under the new policy than under the policy that wrote it?
+"""Importance ratios: how much likelier is an answer under the new policy than under its author?
 
-    token      w_t = π_new(y_t) / π_old(y_t)                       GRPO: one noisy number per token
-    product    Π_t w_t                                             the textbook's ratio of whole answers: explodes with length
-    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)         GSPO: the geometric mean, one steady number per answer
-    GSPO-token s_t = sg[s] · π_new(y_t) / sg[π_new(y_t)]           the value of s, the gradient of its own token only
+    token      w_t = π_new(y_t) / π_old(y_t)                    GRPO: one noisy number per token
+    product    Π_t w_t                                          the textbook's: explodes with length
+    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)      GSPO: one steady number per answer
+    GSPO-token s_t = sg[s] · π_new(y_t) / sg[π_new(y_t)]        the value of s, a gradient per token
 
-`sg` stops the gradient. s has a second reading ("Rethinking GSPO"): with H = -mean_t log π, the cross-entropy in nats per token,
-and perplexity exp(H), it is s = exp(H_old - H_new) = perplexity_old / perplexity_new: GSPO clips answers whose perplexity moved.
+`sg` stops the gradient. s has a second reading ("Rethinking GSPO"): with the cross-entropy
+H = -mean_t log π in nats per token and perplexity exp(H), it is s = exp(H_old - H_new) =
+perplexity_old / perplexity_new: GSPO clips answers whose perplexity moved.
 
-Everywhere: logp, old_logp [B, T] in nats, float32 (or float64); mask [B, T] bool, True at the loss tokens (the response with its
-EOS, no padding, no tool output). What stands outside the mask, NaN included, changes neither a value nor a gradient. Shapes that
-disagree, a mask that is not boolean and half-precision log-probs raise ValueError: bfloat16 rounds GSPO's whole band to 1.0.
+Everywhere: logp, old_logp [B, T] in nats, float32 (or float64); mask [B, T] bool, True at the loss
+tokens (the response with its EOS, no padding, no tool output). What stands outside the mask, NaN
+included, changes neither a value nor a gradient. Shapes that disagree, a mask that is not boolean
+and half precision raise ValueError: bfloat16 rounds GSPO's whole band to 1.0.
 """
 
 import math
 
 import torch
 
-LARGEST_LOG = 80.0  # exp overflows float32 at 88.7, and the inf would turn the zero gradient of a clipped ratio into NaN
+LARGEST_LOG = 80.0   # exp overflows float32 at 88.7; inf would make a clipped gradient of 0 NaN
 
 
 def check_per_token(mask, **tensors):
-    """Raise ValueError unless mask is bool [B, T] and every named tensor has its shape and is float32 or float64. None passes."""
+    """ValueError unless mask is bool [B, T] and each tensor (or None) float32 or float64, [B, T]."""
     if mask.dtype != torch.bool or mask.dim() != 2:
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T], True at the loss tokens")
+        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T], "
+                         "True at the loss tokens")
     for name, tensor in tensors.items():
         if tensor is None:
             continue
         if tensor.shape != mask.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}: both must be [B, T]")
+            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}: both "
+                             "must be [B, T]")
         if tensor.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name} {list(tensor.shape)} is {tensor.dtype}: it must be float32, in bfloat16 1 ± 4e-4 is 1.0")
+            raise ValueError(f"{name} {list(tensor.shape)} is {tensor.dtype}: it must be float32, "
+                             "in bfloat16 1 ± 4e-4 is 1.0")
 
 
 def mean_over_tokens(x, mask):
@@ -41,95 +46,95 @@ def mean_over_tokens(x, mask):
 def token_log_ratio(logp, old_logp, mask):
     """log w_t = log π_new(y_t) - log π_old(y_t), [B, T], 0 outside the mask."""
     check_per_token(mask, logp=logp, old_logp=old_logp)
-    return (logp - old_logp).masked_fill(~mask, 0.0)                                    # [B, T]
+    return (logp - old_logp).masked_fill(~mask, 0.0)                             # [B, T]
 
 
 def sequence_log_ratio(logp, old_logp, mask):
     """log s = mean over the loss tokens of log w_t, [B], 0 for a row without loss tokens."""
-    return mean_over_tokens(token_log_ratio(logp, old_logp, mask), mask)                # [B]
+    return mean_over_tokens(token_log_ratio(logp, old_logp, mask), mask)         # [B]
 
 
 def token_ratio(logp, old_logp, mask):
-    """w_t, [B, T], 1 outside the mask."""
-    return token_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp()           # [B, T]  GRPO 2402.03300; GSPO eq. 3
+    """w_t, [B, T], 1 outside the mask. GRPO 2402.03300; GSPO 2507.18071 eq. 3."""
+    return token_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp()    # [B, T]
 
 
 def sequence_ratio(logp, old_logp, mask):
-    """s, [B], 1 for a row without loss tokens."""
-    return sequence_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp()        # [B]     GSPO 2507.18071 eq. 7
+    """s, [B], 1 for a row without loss tokens. GSPO 2507.18071 eq. 7."""
+    return sequence_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp() # [B]
 
 
 def gspo_token_ratio(logp, old_logp, mask):
-    """s_t, [B, T]: s in value, but its gradient is s with respect to log π_new(y_t) and 0 with respect to every other token's."""
-    s = sequence_ratio(logp, old_logp, mask).detach()                                   # [B]
-    logp = logp.masked_fill(~mask, 0.0)                                                 # [B, T]
-    return s[:, None] * (logp - logp.detach()).exp()                                    # [B, T]  GSPO 2507.18071 eq. 14
+    """s_t, [B, T]: the value of s; its gradient is s at log π_new(y_t) and 0 at every other token.
+    GSPO 2507.18071 eq. 14."""
+    s = sequence_ratio(logp, old_logp, mask).detach()                            # [B]
+    logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
+    return s[:, None] * (logp - logp.detach()).exp()                             # [B, T]
 
 
 def product_ratio(logp, old_logp, mask):
-    """Π_t w_t, [B]: the unbiased ratio of whole answers. With length its logarithm spreads, where that of s narrows."""
-    return token_log_ratio(logp, old_logp, mask).sum(-1).clamp(max=LARGEST_LOG).exp()   # [B]
+    """Π_t w_t, [B]: the unbiased ratio of whole answers. Its logarithm spreads with length, where
+    that of s narrows."""
+    log_w = token_log_ratio(logp, old_logp, mask)                                # [B, T]
+    return log_w.sum(-1).clamp(max=LARGEST_LOG).exp()                            # [B]
 
 
 def cross_entropy(logp, mask):
     """H = -mean over the loss tokens of log π(y_t), [B], in nats per token."""
     check_per_token(mask, logp=logp)
-    return -mean_over_tokens(logp, mask)                                                # [B]
+    return -mean_over_tokens(logp, mask)                                         # [B]
 
 
 def perplexity(logp, mask):
     """exp(H), [B]. sequence_ratio == perplexity(old) / perplexity(new) == exp(H_old - H_new)."""
-    return cross_entropy(logp, mask).exp()                                              # [B]
+    return cross_entropy(logp, mask).exp()                                       # [B]
 
 
 @torch.no_grad()
 def ratio_stats(logp, old_logp, mask):
-    """How far the new policy is from the old one, as a dict of 0-dim tensors: log_w_mean, log_w_var and ratio_max (the largest w)
-    over the loss tokens, log_s_mean and log_s_var over the answers that have any (population variances), and how many these are:
-    tokens, answers.
-    """
-    log_w = token_log_ratio(logp, old_logp, mask)                                       # [B, T]
-    log_s, answers = mean_over_tokens(log_w, mask), mask.any(-1)                        # [B], [B] bool
-    stats = dict(tokens=mask.sum(), answers=answers.sum(), ratio_max=log_w.masked_fill(~mask, -torch.inf).amax().exp())
+    """How far the new policy is from the old one, 0-dim tensors: log_w_mean, log_w_var, ratio_max
+    (the largest w) over the loss tokens; log_s_mean, log_s_var over the answers that have any
+    (population variances); and how many these are: tokens, answers."""
+    log_w = token_log_ratio(logp, old_logp, mask)                                # [B, T]
+    log_s, answers = mean_over_tokens(log_w, mask), mask.any(-1)                 # [B] each
+    stats = dict(tokens=mask.sum(), answers=answers.sum(),
+                 ratio_max=log_w.masked_fill(~mask, -torch.inf).amax().exp())
     for name, x, counted in (("log_w", log_w, mask), ("log_s", log_s, answers)):
         count = counted.sum().clamp(min=1)
-        mean = x.sum() / count                                                          # x is 0 where it is not counted
-        stats |= {f"{name}_mean": mean, f"{name}_var": ((x - mean) ** 2 * counted).sum() / count}
+        mean = x.sum() / count                                                   # x is 0 elsewhere
+        variance = ((x - mean) ** 2 * counted).sum() / count
+        stats |= {f"{name}_mean": mean, f"{name}_var": variance}
     return stats
 
 
 if __name__ == "__main__":
-    # One answer of 512 tokens; the update changed two of them, one to 1.9 times its old probability and one to 0.4 times.
-    T, band, tokens = 512, (1 - 3e-4, 1 + 4e-4), {137: 1.9, 400: 0.4}
-    mask = torch.ones(1, T, dtype=torch.bool)
-    old_logp = -4 * torch.rand(1, T, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    log_w = torch.zeros(1, T, dtype=torch.float64)
-    for position, w in tokens.items():
-        log_w[0, position] = math.log(w)
+    # One answer of 512 tokens; the update changed two, to 1.9 and 0.4 times their old probability.
+    log_w = torch.zeros(1, 512, dtype=torch.float64)
+    log_w[0, 137], log_w[0, 400] = math.log(1.9), math.log(0.4)
+    mask, generator = torch.ones(1, 512, dtype=torch.bool), torch.Generator().manual_seed(0)
+    old_logp = -4 * torch.rand(1, 512, dtype=torch.float64, generator=generator)
     new_logp = old_logp + log_w
 
     print("An answer of 512 tokens after an update. '·' w = 1,  '▲' w = 1.9,  '▼' w = 0.4\n")
     w = token_ratio(new_logp, old_logp, mask)[0]
     strip = "".join("▲" if x > 1.5 else "▼" if x < 0.5 else "·" for x in w.tolist())
-    print("\n".join("  " + strip[i:i + 128] for i in range(0, T, 128)))
+    print("\n".join("  " + strip[i:i + 96] for i in range(0, 512, 96)))
 
     s = sequence_ratio(new_logp, old_logp, mask).item()
-    print(f"\n  token ratio      w   {w.min():.2f} … {w.max():.2f}     outside GRPO's band [0.8, 1.2] at two tokens of 512")
-    print(f"  product          Πw  {product_ratio(new_logp, old_logp, mask).item():.5f}")
-    print(f"  sequence ratio   s   {s:.5f}         outside GSPO's band [{band[0]:.4f}, {band[1]:.4f}]: below its lower edge")
-    print("\n  which gradient is removed    A = +1                              A = -1")
-    print("  GRPO, clip per token         the token at 1.9 (1.9 > 1.2)        the token at 0.4 (0.4 < 0.8)")
-    print(f"  GSPO, clip per answer        none: {s:.5f} is not above {band[1]:.4f}   all 512 tokens: {s:.5f} < {band[0]:.4f}")
+    print(f"\n  token ratio     w  {w.min():.2f} … {w.max():.2f}   GRPO's band is 0.8 … 1.2"
+          f"\n  product         Πw {product_ratio(new_logp, old_logp, mask).item():.5f}"
+          f"\n  sequence ratio  s  {s:.5f}       GSPO's band is 0.9997 … 1.0004"
+          "\n\n  gradient removed       A = +1                        A = -1"
+          "\n  GRPO, clip per token   the token at 1.9 (> 1.2)      the token at 0.4 (< 0.8)"
+          f"\n  GSPO, clip per answer  none: s is not above 1.0004   all 512: {s:.5f} < 0.9997")
 
-    h_old, h_new = cross_entropy(old_logp, mask).item(), cross_entropy(new_logp, mask).item()
-    ratio = (perplexity(old_logp, mask) / perplexity(new_logp, mask)).item()
-    print("\nThe same number three times: GSPO's ratio is a ratio of perplexities\n")
-    print(f"  old   H = {h_old:.6f} nats per token   perplexity = {perplexity(old_logp, mask).item():.6f}")
-    print(f"  new   H = {h_new:.6f} nats per token   perplexity = {perplexity(new_logp, mask).item():.6f}")
-    print(f"  s = {s:.7f}    perplexity_old / perplexity_new = {ratio:.7f}    exp(H_old - H_new) = "
-          f"{math.exp(h_old - h_new):.7f}")
+    old, new = cross_entropy(old_logp, mask).item(), cross_entropy(new_logp, mask).item()
+    quotient = (perplexity(old_logp, mask) / perplexity(new_logp, mask)).item()
+    print("\nThe same number three times: GSPO's ratio is a ratio of perplexities\n"
+          f"\n  H_old = {old:.6f}, H_new = {new:.6f} nats per token"
+          f"\n  s = {s:.7f}   perplexity_old / perplexity_new = {quotient:.7f}   "
+          f"exp(H_old - H_new) = {math.exp(old - new):.7f}")
 
-    print("\nWhy float32: the two edges of GSPO's band and what they become\n")
-    for dtype in (torch.float32, torch.bfloat16):
-        low, high = (torch.tensor(edge).to(dtype).item() for edge in band)
-        print(f"  {str(dtype)[6:]:9}{low:.4f}   {high:.4f}")
+    edges = torch.tensor([1 - 3e-4, 1 + 4e-4])
+    rounded = edges.bfloat16().tolist()
+    print(f"\nWhy float32: GSPO's edges are {edges.tolist()}; in bfloat16 {rounded}")

@@ -66,6 +66,14 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     return (torch.expm1(d) - d).mean().item()
 
 
+def weight_stats(weights, mask):
+    """What importance weights w [B, T] cost, over the n loss tokens: mismatch_ess = (Σw)² / (n·Σw²), the
+    share of the sample that counts, and mismatch_chi2 = mean (w - 1)². Of mean 1, ess = 1 / (1 + chi2)."""
+    n, w = mask.sum().clamp(min=1), weights.masked_fill(~mask, 0.0)              # [B, T]
+    return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
+            "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
+
+
 def collapse(record, best_pass_rate):
     """A word if the run has lost what it had, else ''. Announced, never hidden."""
     if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
