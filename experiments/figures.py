@@ -9,30 +9,43 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from plumbing.style import BLUE, GREY, panels, save                                       # noqa: E402
+from losses import OBJECTIVES                                                            # noqa: E402
+from plumbing.style import GREY, colour, panels, save                                    # noqa: E402
 
-# ------------------------------------------------------------------------------------------------------------ the family
-
-# (name, x, y): x from a ratio per token to one per answer, y from the objective as it was, patched, to another unit. Judged by losses.OBJECTIVES.
-MAP = [("PPO", .10, .10), ("GRPO", .24, .10), ("Dr. GRPO", .13, .24), ("DAPO", .30, .24), ("SRPO", .40, .17), ("GRPO + routing replay", .22, .38),
-       ("CISPO", .12, .66), ("SAPO", .30, .74), ("GMPO", .68, .30), ("RSPO", .84, .22), ("GSPO", .84, .82), ("GSPO-token", .68, .70), ("LUSPO", .86, .66),
-       ("VESPO", .66, .90), ("sequence IS (∏w)", .86, .94)]
+# What a ratio is of, and what is done with it: every kind that losses.py knows, from a token's own
+# to a whole answer's, and from PPO's clip to its replacements.
+RATIOS = {"none": "none", "token": "one per token", "log-token": "per token,\nthen their mean",
+          "log-shifted": "per token,\nthen their mean", "gspo-token": "per answer, gradient\nper token",
+          "sequence": "per answer:\ngeometric mean", "product": "per answer:\nproduct ∏w"}
+CLIPS = {"none": "no clip", "min": "PPO's clip: no gradient\noutside the band",
+         "log-min": "the same, token by token,\nbefore the mean", "tv": "masked by the change\nof probability",
+         "kl": "masked by the change\nof probability", "weight": "weight cut,\nno token dropped",
+         "sigmoid": "a smooth gate", "gamma": "a smooth weight"}
 
 
 def family_map():
-    figure, axes = panels(1, 1, height=4.6, width=7.0)
-    axes.axhline(.5, color=GREY, linewidth=1)
-    axes.axvline(.5, color=GREY, linewidth=1)
-    for name, x, y in MAP:
-        sequence = x > .5
-        axes.text(x, y, name, ha="center", va="center", fontsize=11, color="white" if name == "GSPO" else "black",
-                  bbox=dict(boxstyle="round,pad=0.3", facecolor=BLUE if name == "GSPO" else "#D6E9F5" if sequence else "#FBE8C4", edgecolor="none"))
-    axes.set(xlim=(0, 1), ylim=(0, 1.02), xticks=[.25, .75], yticks=[.25, .75])
-    axes.set_xticklabels(["a ratio per token", "a ratio per answer\n(product or geometric mean of its tokens')"])
-    axes.set_yticklabels(["patches\nPPO's clip", "replaces what\nis clipped"], rotation=90, va="center")
-    axes.tick_params(length=0)
-    axes.grid(False)
-    axes.set_title("The family: what is the ratio of, and is the clip patched or replaced?")
+    """Each objective in the cell of its ratio and its clip, as losses.OBJECTIVES has them."""
+    columns, rows = (list(dict.fromkeys(names.values())) for names in (RATIOS, CLIPS))
+    cells = {}
+    for name, row in OBJECTIVES.items():
+        cells.setdefault((columns.index(RATIOS[row.ratio]), rows.index(CLIPS[row.clip])), []).append(name)
+    figure, axes = panels(1, 1, height=5.4, width=9.4)
+    for (x, y), names in cells.items():
+        for place, name in enumerate(names):
+            column, line = divmod(place, 3)
+            shown = min(3, len(names) - 3 * column)
+            at = (x + 0.24 * (2 * column - (len(names) - 1) // 3), y + 0.27 * (line - (shown - 1) / 2))
+            axes.text(*at, name, ha="center", va="center", fontsize=8.5, color="white",
+                      bbox=dict(boxstyle="round,pad=0.25", facecolor=colour(name), edgecolor="none"))
+    axes.set(xlim=(-.5, len(columns) - .5), ylim=(len(rows) - .5, -.5))
+    axes.set_xticks(range(len(columns)), columns, fontsize=8.5)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8.5)
+    axes.set_xticks([x + .5 for x in range(len(columns) - 1)], minor=True)
+    axes.set_yticks([y + .5 for y in range(len(rows) - 1)], minor=True)
+    axes.grid(False, which="major")
+    axes.grid(True, which="minor", color=GREY, alpha=.25)
+    axes.tick_params(length=0, which="both")
+    axes.set_title("The family: what is the ratio of (across), and what is done with it (down)?")
     return figure
 
 
