@@ -20,15 +20,16 @@ from transformers.utils import logging
 from plumbing import run as checkpoint
 from plumbing import processes as distributed
 from plumbing import tasks
-from advantages import gae, group_advantages, has_signal, leave_one_out, overlong_penalty, reinforce_plus_plus, value_loss
-from plumbing.arguments import parse, trl_config
+from advantages import VALUE_COEF, gae, group_advantages, has_signal, leave_one_out, overlong_penalty, reinforce_plus_plus, value_loss
+from plumbing.arguments import parse
 from eval import evaluate, pass_at_1
 from plumbing.memory import advice
 from plumbing.logprobs import distinct
-from losses import combine_stats, kl_penalty, mismatch_weight, policy_loss, token_weights
+from losses import combine_stats, kl_penalty, mismatch_mask, mismatch_weight, policy_loss, token_weights
 from plumbing.metrics import Clock, line, mismatch_kl, plan, policy_metrics, report, rollout_metrics, samples, scores, update_metrics
 from routes import Routes, flip_rate, has_routers, load_balancing_loss, record_routes, replay_routes, route_bytes, router_shift
 from plumbing.policy import Actor, can_compile, compiled_step, load_policy, sampling_copy
+from plumbing.trl import trl_config
 from rollout import concat, sample
 
 # ------------------------------------------------------------------------------------------------- the steps of the loop
@@ -76,9 +77,9 @@ def score(args, scorer, policy, rollout, record, entropy=False):
         with torch.no_grad(), ExitStack() as stack:
             recorded = stack.enter_context(record_routes(policy)) if record else None
             part, where = rollout.rows(start, min(start + size, own.stop)), slice(None)
-            if record and args.share_prompt and not args.bf16:
+            if record and not args.plain and not args.bf16:
                 part, where = distinct(part)                 # response_logp does it by itself, but not while routes are recorded
-            scores, values = scorer(part, temperature=args.temperature, share_prompt=args.share_prompt, entropy=entropy)
+            scores, values = scorer(part, temperature=args.temperature, share_prompt=not args.plain, entropy=entropy)
         parts.append([x if x is None else x[where] for x in (scores.logp, scores.entropy, values)])
         if record:                                           # the last pass is the one over responses
             routes.append(recorded.rows([slice(None)] * (len(recorded.passes) - 1) + [where]))
@@ -119,9 +120,9 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
     """Rewards [B] -> (advantages [B] or [B, T], returns [B, T] or None), by the estimator that --advantage names."""
     G, mask = args.num_generations, rollout.mask
     if args.advantage == "gae":
-        return gae(rewards, values, mask, args.gamma, args.lam)
+        return gae(rewards, values, mask)
     if args.advantage.startswith("reinforce_plus_plus"):
-        return reinforce_plus_plus(rewards, mask, G if args.advantage.endswith("baseline") else None, gamma=args.gamma), None
+        return reinforce_plus_plus(rewards, mask, G if args.advantage.endswith("baseline") else None), None
     advantages = leave_one_out(rewards, G) if args.advantage == "leave_one_out" else group_advantages(rewards, G, scale=args.scale_rewards)
     if args.token_credit:                                    # what stands before the first wrong step of a wrong answer is not to blame
         errors = [task.first_error(text, problems[i // G]) for i, text in enumerate(rollout.texts)]
@@ -129,6 +130,17 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
         blamed = (torch.arange(mask.shape[1], device=mask.device) >= first) | (advantages[:, None] > 0)           # [B, T]
         return advantages[:, None] * blamed, None                                                                   # [B, T]
     return advantages, None
+
+
+def correction(args, old_logp, sampler_logp, mask):
+    """Weight times rejection, [B, T]: what a token counts for whose sampler was not quite the policy."""
+    weights = mask.float()                                                                                        # [B, T]
+    if args.mismatch:
+        weights = mismatch_weight(old_logp, sampler_logp, mask, args.mismatch, 0.0, args.mismatch_high)
+    if args.mismatch_mask:
+        weights = weights * mismatch_mask(old_logp, sampler_logp, mask, args.mismatch_mask, args.mismatch_mask_low,
+                                          args.mismatch_mask_high)
+    return weights
 
 
 def update(args, scorer, policy, optimizer, rollout, batch, routes):
@@ -153,7 +165,7 @@ def update(args, scorer, policy, optimizer, rollout, batch, routes):
             if args.routing_replay:
                 stack.enter_context(replay_routes(policy, old_routes))
             new_routes = stack.enter_context(record_routes(policy)) if keep_routes else None
-            scores, values = scorer(part, temperature=args.temperature, share_prompt=args.share_prompt, entropy=args.entropy_coef > 0,
+            scores, values = scorer(part, temperature=args.temperature, share_prompt=not args.plain, entropy=args.entropy_coef > 0,
                                     entropy_grad=args.entropy_coef > 0)
             shift = None
             if args.objective == "rspo":
@@ -169,7 +181,7 @@ def update(args, scorer, policy, optimizer, rollout, batch, routes):
                 loss = loss - args.entropy_coef * (b["per_token"] * scores.entropy).sum()
             if values is not None:
                 critic = value_loss(values, b["values"], b["returns"], part.mask, b["per_token"])
-                loss, extra["value_loss"] = loss + args.value_coef * critic, extra["value_loss"] + critic.detach()
+                loss, extra["value_loss"] = loss + VALUE_COEF * critic, extra["value_loss"] + critic.detach()
             if args.router_aux_loss_coef:
                 balance = load_balancing_loss(response_routes(new_routes, part).logits, part.mask, policy.config.num_experts_per_tok)
                 loss = loss + args.router_aux_loss_coef * balance * len(part.mask) / len(rollout.mask)
@@ -215,8 +227,8 @@ def train(args, run, actor, tokenizer, task, device, progress):
         if args.old_logp == "recompute":
             old_logp, _, values, routes = score(args, scorer, policy, rollout, record=routed)                # [B, T]
         batch = {"old_logp": old_logp}
-        if args.mismatch:
-            batch["mismatch"] = mismatch_weight(old_logp, rollout.sampler_logp, mask, args.mismatch, args.mismatch_low, args.mismatch_high)
+        if args.mismatch or args.mismatch_mask:
+            batch["mismatch"] = correction(args, old_logp, rollout.sampler_logp, mask)                       # [B, T]
         if reference is not None:
             # the same way as old_logp, so that policies that are equal differ by exactly 0
             batch["ref_logp"] = score(args, reference, reference.policy, rollout, record=routed)[0]         # [B, T]
@@ -277,8 +289,8 @@ def generator_for(args, step, attempt=0):
 
 def make_optimizer(args, actor):
     if args.optim == "sgd":
-        return torch.optim.SGD(actor.parameters(), lr=args.learning_rate, weight_decay=args.weight_decay)
-    return torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, fused=True)
+        return torch.optim.SGD(actor.parameters(), lr=args.learning_rate)
+    return torch.optim.AdamW(actor.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the script

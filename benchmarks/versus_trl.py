@@ -38,7 +38,8 @@ from plumbing import logprobs  # noqa: E402
 import rollout  # noqa: E402
 from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
-from plumbing.arguments import parse, trl_config  # noqa: E402
+from plumbing.arguments import parse  # noqa: E402
+from plumbing.trl import trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
@@ -279,7 +280,7 @@ def contributions(ours, rounds):
     for group in ours.optimizer.param_groups:
         group["lr"] = 0.0
     twice = [(module, "distinct", lambda rollout: (rollout, slice(None))) for module in (train, logprobs)]
-    off = {"none": [], "prompts shared by their responses": [(args, "share_prompt", False)],
+    off = {"none": [], "prompts shared by their responses": [(args, "plain", True)],
            "what all prompts begin with": [(rollout, "MIN_PREFIX", never)], "packed rows": [(logprobs, "MAX_PACKED", 0)],
            "equal responses once": [(train, "sample", partial(train.sample, drop_every=2)), *twice],
            "the same, and ended rows dropped": [(train, "sample", partial(train.sample, drop_every=never)), *twice],

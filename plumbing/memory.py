@@ -82,7 +82,7 @@ def work_of(args, prompt_tokens):
     """What a run of train.py asks for; prompt_tokens: its longest prompt."""
     rows = args.micro_batch_size or args.prompts_per_step // args.steps_per_generation * args.num_generations
     return Work(args.prompts_per_step, args.num_generations, prompt_tokens, args.max_completion_length or 256, rows, bool(args.bf16),
-                args.gradient_checkpointing, args.share_prompt, bool(args.beta))
+                args.gradient_checkpointing, not args.plain, bool(args.beta))
 
 
 def fits(config, parameters, work, capacity):

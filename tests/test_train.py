@@ -99,7 +99,7 @@ def always_right(make):
 @pytest.mark.parametrize("flags", [
     ["--token_credit", "true", "--algorithm", "gspo_token"], ["--routing_replay", "true"], ["--old_logp", "sampler"],
     ["--sampler_dtype", "bfloat16", "--mismatch", "seq_truncate"], ["--micro_batch_size", "2"], ["--gradient_checkpointing", "true"],
-    ["--share_prompt", "false"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
+    ["--plain"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
     ["--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "4"], ["--bf16", "true"], ["--verbose_answers", "true", "--eval_samples", "0"]])
 def test_options_run(flags, workplace, monkeypatch):
     from plumbing import policy
@@ -157,8 +157,7 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
         tensor = getattr(part, name)
         tensor[1:4], tensor[5:7] = tensor[0].clone(), tensor[4].clone()
     found = []
-    for share in (True, False):
-        args.share_prompt = share
+    for args.plain in (False, True):
         logp, entropy, _, routes = train.score(args, train.Actor(policy, args), policy, part, record=True, entropy=True)
         found.append((logp, entropy, train.response_routes(routes, part)))
     (logp, entropy, ours), (want, want_entropy, theirs) = found
