@@ -197,7 +197,7 @@ def driver(tmp_path_factory):
 def page(tmp_path_factory):
     """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
     folder = tmp_path_factory.mktemp("runs")
-    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)], off_policy_mask=0.2)
+    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)], off_policy_mask=0.002)
     other = write_run(folder / "<img src=x onerror=alert(1)>", [record(step, seed=step + 9) for step in (2, 3)],
                       algorithm="grpo", objective="grpo", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
     return view.write_page([gspo, other], folder / "page.html")
