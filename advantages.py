@@ -105,9 +105,6 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     return advantages, advantages + values
 
 
-VALUE_COEF = 0.5                 # what the critic's loss counts beside the policy's
-
-
 class ValueHead(nn.Module):
     """PPO's critic: a linear layer on the last hidden state [B, T, D] -> values [B, T] float32, at
     first 0. A token is valued from the state that predicts it. A caller may detach that state."""

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from plumbing import dashboard as pictures
 from plumbing import processes, style
 from plumbing.tasks import encode_prompt, from_arguments
-from rollout import sample
+from plumbing.fast import sample
 
 
 # ------------------------------------------------------------------------------------- estimators
@@ -106,6 +106,18 @@ def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temp
     found = {i: row for part in processes.gather(found) for i, row in part.items()}
     return {key: [found[i][key] for i in range(len(problems))]
             for key in ("texts", "rewards", "lengths", "truncated")}
+
+
+def held_out(args, actor, tokenizer, task):
+    """Answers to held-out queries, {"sampled": ..., "greedy": ...} as evaluate returns them."""
+    if not args.eval_samples:
+        return None
+    with processes.gathered(actor) as policy:
+        return {kind: evaluate(policy, tokenizer, task, task.test[:args.eval_prompts],
+                               args.eval_samples, args.max_completion_length,
+                               temperature=temperature, max_prompt_length=args.max_prompt_length,
+                               chat=args.chat_template)
+                for kind, temperature in (("sampled", args.temperature), ("greedy", 0.0))}
 
 
 # ------------------------------------------------------------------------------------------ passk

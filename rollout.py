@@ -1,222 +1,270 @@
-"""Rollout: π_old samples G responses per query. (log π(y|x) of given responses under any policy: logprobs.py.)
+"""Rollout: π_old samples G responses per query; log π(y|x) of given responses under any policy.
 
-One sampling loop serves the tiny MoE and every Hugging Face causal LM. Three ideas make it fast, and each can be skipped by a reader
-who does not care about speed:
+    sample()          query ─► prompt, once per group ─► token by token ─► G responses
+    response_logp()   prompt and response in one forward ─► log π of each token, with gradient
 
-1. What is equal is computed once: the prompt for its G responses, what all prompts begin with (few-shot lines, a system prompt) for all
-   of them, and responses of a group as long as they are equal so far. The prompt is the root of a tree, the responses are its branches.
-2. Rows that have ended leave the batch while the others go on.
-3. A token is drawn by inverting the cumulative distribution at one uniform number per row and position. The numbers may be given, so
-   a rollout does not depend on how its rows are divided over micro-batches or machines.
+Both are the plain way: a row per response, right for every causal LM of transformers, and short
+enough to be read at once. plumbing/fast.py has the same two names, quicker and tested equal.
 
-Left out on purpose: top-p, top-k and repetition penalties. Sampling from anything but softmax(logits / temperature) would make the
-log-probs of the loss belong to another distribution than the one that was sampled.
+A token is drawn by inverting the cumulative distribution at one uniform number per row and
+position. The numbers may be given: a rollout then does not depend on how its rows are divided.
+
+Left out on purpose: top-p, top-k and repetition penalties. Sampling from anything but
+softmax(logits / temperature) would make the log-probs of the loss belong to another distribution.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
 
-from plumbing.caches import has_plain_cache, prompt_inputs, sampling_cache, static_cache
-from plumbing.logprobs import response_logp                           # noqa: F401  also found here
-
-MIN_PREFIX = 16                  # tokens that all prompts must begin with before a pass of their own pays
+MAX_LOGITS = 2**24  # how many logits may exist at once: 64 MB in float32
 
 
 @dataclass
 class Rollout:
     """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
-    prompt_ids: torch.Tensor     # [Q, P] one row per prompt, padded on the left (of what follows the common prefix)
-    prompt_mask: torch.Tensor    # [Q, P] bool
-    response_ids: torch.Tensor   # [B, T] right-padded
-    mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
-    sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
-    truncated: torch.Tensor      # [B] bool: ran into max_new_tokens
+
+    prompt_ids: torch.Tensor                         # [Q, P] one row per prompt, padded on the left
+    prompt_mask: torch.Tensor                                                       # [Q, P] bool
+    response_ids: torch.Tensor                                          # [B, T] padded on the right
+    mask: torch.Tensor                # [B, T] bool: loss tokens, the end-of-sequence token included
+    sampler_logp: torch.Tensor                    # [B, T] float32 log-probs recorded while sampling
+    truncated: torch.Tensor                                      # [B] bool: ran into max_new_tokens
     texts: list                  # B strings, cut before a stop string
     group_size: int
-    prefix: int = 0              # tokens that all prompts begin with, to be computed once; they stand left of the padding
+    prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
         rows = self.rows_of(index)
-        return Rollout(self.prompt_ids[index], self.prompt_mask[index], self.response_ids[rows], self.mask[rows],
-                       self.sampler_logp[rows], self.truncated[rows], [self.texts[i] for i in rows.tolist()], self.group_size, self.prefix)
-
-    def to(self, device):
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)})
+        return replace(self, prompt_ids=self.prompt_ids[index], prompt_mask=self.prompt_mask[index],
+                       response_ids=self.response_ids[rows], mask=self.mask[rows],
+                       sampler_logp=self.sampler_logp[rows], truncated=self.truncated[rows],
+                       texts=[self.texts[i] for i in rows.tolist()])
 
     def rows_of(self, index):
         """Row numbers [q·G] of the groups of the prompts in `index` [q]."""
-        offsets = torch.arange(self.group_size, device=self.mask.device)               # [G]
-        return (index[:, None].to(self.mask.device) * self.group_size + offsets).flatten()   # [q·G]
+        offsets = torch.arange(self.group_size, device=self.mask.device)            # [G]
+        return (index[:, None].to(self.mask.device) * self.group_size + offsets).flatten()
 
     def rows(self, start, stop):
-        """Rows start:stop: whole groups, or part of one group."""
+        """Rows start:stop: whole groups, or part of one group; else ValueError."""
         G = self.group_size
         if (start % G or stop % G) and start // G != (stop - 1) // G:
-            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, or part of one")
-        group, prompts = min(G, stop - start), slice(start // G, (stop - 1) // G + 1)
-        return replace(self, prompt_ids=self.prompt_ids[prompts], prompt_mask=self.prompt_mask[prompts],
-                       response_ids=self.response_ids[start:stop], mask=self.mask[start:stop], group_size=group,
-                       sampler_logp=self.sampler_logp[start:stop], truncated=self.truncated[start:stop], texts=self.texts[start:stop])
+            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, "
+                             "or part of one")
+        prompts, own = slice(start // G, (stop - 1) // G + 1), slice(start, stop)
+        return replace(self, prompt_ids=self.prompt_ids[prompts],
+                       prompt_mask=self.prompt_mask[prompts], mask=self.mask[own],
+                       response_ids=self.response_ids[own], sampler_logp=self.sampler_logp[own],
+                       truncated=self.truncated[own], texts=self.texts[own],
+                       group_size=min(G, stop - start))
 
 
-# ---------------------------------------------------------------------------------------------------------------- sampling
+# ---------------------------------------------------------------------------------------- sampling
 
-def common_prefix(prompts):
-    """How many tokens all prompts (lists of token ids) begin with, each keeping one of its own; 0 if too few to pay."""
-    first, last = min(prompts), max(prompts)                 # as lists are ordered, the others lie between
-    shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
-    shared = min(shared, min(map(len, prompts)) - 1)
-    return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
+@torch.no_grad()
+def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
+           stop=()):
+    """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
+
+    prompts      Q lists of token ids, or Q strings
+    temperature  above 0: softmax(logits / temperature); 0: greedy
+    uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: fresh ones
+    stop         strings that end a response like the end-of-sequence token; both are loss tokens
+    """
+    model.eval()
+    device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
+    prompt_ids, prompt_mask = left_pad(token_ids(tokenizer, prompts), pad, device)  # [Q, P]
+    B = len(prompts) * G
+    uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)
+    is_end = end_test(model, tokenizer, stop)
+
+    response = torch.full((B, T), pad, device=device)                               # [B, T]
+    logp = torch.zeros(B, T, device=device)                                         # [B, T]
+    lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
+    ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
+
+    # Each prompt is computed once; its keys and values serve all G responses.
+    cache = DynamicCache(config=model.config)
+    position = (prompt_mask.cumsum(-1) - 1).clamp(min=0)                            # [Q, P]
+    logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), position_ids=position,
+                   past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+    cache.batch_repeat_interleave(G)
+    logits = logits.repeat_interleave(G, 0)                                         # [B, V]
+    attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
+    position = attention.sum(-1, keepdim=True)                                      # [B, 1]
+
+    for t in range(T):
+        token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
+        response[:, t] = torch.where(ended, pad, token)
+        logp[:, t] = chosen.masked_fill(ended, 0.0)
+        lengths += ~ended
+        ended |= is_end(response[:, :t + 1])
+        if t + 1 == T or ended.all():
+            break
+        attention = F.pad(attention, (0, 1), value=1)                               # [B, P+t+1]
+        logits = model(input_ids=response[:, t:t + 1], attention_mask=attention,
+                       position_ids=position + t, past_key_values=cache,
+                       use_cache=True).logits[:, -1]                                # [B, V]
+    return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended)
 
 
-def left_pad(prompts, pad_id, device, prefix=0):
-    """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left of what follows their common prefix."""
+def token_ids(tokenizer, prompts):
+    """Prompts as lists of token ids, whether they are strings or such lists already."""
+    return [tokenizer(p)["input_ids"] if isinstance(p, str) else p for p in prompts]
+
+
+def pad_token(tokenizer):
+    pad = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if pad is None else pad
+
+
+def left_pad(prompts, pad_id, device):
+    """Lists of token ids -> (ids [Q, P], mask [Q, P] bool), padded on the left."""
     width = max(len(p) for p in prompts)
-    ids = [[*p[:prefix], *[pad_id] * (width - len(p)), *p[prefix:]] for p in prompts]
-    mask = [[True] * prefix + [False] * (width - len(p)) + [True] * (len(p) - prefix) for p in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)           # [Q, P] each
+    ids = [[pad_id] * (width - len(p)) + list(p) for p in prompts]
+    mask = [[False] * (width - len(p)) + [True] * len(p) for p in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)      # [Q, P] each
+
+
+def draw_token(logits, uniform, temperature):
+    """logits [b, V], uniform [b] -> (tokens [b], their log-probs [b]). temperature 0: greedy."""
+    logits = logits.float() if temperature in (0, 1) else logits.float() / temperature  # [b, V]
+    token = draw(logits, uniform) if temperature else logits.argmax(-1)             # [b]
+    chosen = logits.gather(-1, token[:, None]).squeeze(-1)                          # [b]
+    return token, chosen - logits.logsumexp(-1)
 
 
 def draw(logits, uniform):
-    """One token per row at softmax(logits), by inverse CDF. logits [B, V] float32, uniform [B] in [0, 1) -> tokens [B]."""
-    cdf = logits.softmax(-1).cumsum(-1)                                                  # [B, V]
-    target = (uniform * cdf[:, -1])[:, None]                                             # [B, 1]  the sum is 1 only up to rounding
-    return torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)   # [B]
+    """One token per row at softmax(logits), by inverse CDF: logits [b, V], uniform [b] -> [b]."""
+    cdf = logits.softmax(-1).cumsum(-1)                                             # [b, V]
+    target = (uniform * cdf[:, -1])[:, None]                         # [b, 1]  rounding: not quite 1
+    token = torch.searchsorted(cdf, target, right=True).squeeze(-1)                 # [b]
+    return token.clamp(max=logits.shape[-1] - 1)
 
 
 def end_tokens(model, tokenizer):
     """Every token id that ends a response: the tokenizer's and the checkpoint's own."""
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    return sorted({*ids, tokenizer.eos_token_id} - {None})
+    known = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return sorted({*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None})
 
 
-def equal_so_far(row, token):
-    """Responses that read the same row [b] and drew the same token [b] go on as one: (rows to go on [n], which of them each takes [b])."""
-    kind, child = (row * 2 ** 32 + token).unique(return_inverse=True)                    # [n], [b]
-    return kind // 2 ** 32, child
-
-
-@torch.no_grad()
-def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None, stop=(), drop_every=None, compiled=None):
-    """π_old samples G responses to each prompt.
-
-    prompts: Q lists of token ids, or Q strings. temperature: > 0 samples softmax(logits / temperature); 0 is greedy.
-    uniforms: [B, max_new_tokens] numbers in [0, 1) that decide the tokens (None: fresh ones). stop: strings that end a response, as the
-    end-of-sequence token does; both are loss tokens. drop_every: look at the tokens every so many steps, to drop ended responses; if at
-    every one, those of a group that are equal so far share a row of the model (None: every step on a CPU; every 16 on a GPU, where
-    looking means waiting for it). compiled: the model's forward under torch.compile, for the token steps; it gets a static cache, and
-    its rows stay, as every new shape would be compiled again. Returns a `Rollout`; on the model's device.
-    """
-    model.eval()
-    if isinstance(prompts[0], str):
-        prompts = [tokenizer(p)["input_ids"] for p in prompts]
-    device, G, T = model.device, group_size, max_new_tokens
-    B, pad = len(prompts) * G, tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    prefix = common_prefix(prompts) if has_plain_cache(model.config) else 0              # a sliding window would count the padding behind it
-    prompt_ids, prompt_mask = left_pad(prompts, pad, device, prefix)                     # [Q, P]
-    uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)   # [B, T]
-    ends = torch.tensor(end_tokens(model, tokenizer), device=device)
+def end_test(model, tokenizer, stop):
+    """A function of the tokens so far [b, t]: does the last one end its response? -> [b] bool."""
+    ends = torch.tensor(end_tokens(model, tokenizer), device=model.device)
     stops = StopStringCriteria(tokenizer, list(stop)) if stop else None
-    drop_every = drop_every or (16 if device.type == "cuda" or compiled else 1)
 
-    response = torch.full((B, T), pad, device=device)                                    # [B, T]
-    logp = torch.zeros(B, T, device=device)                                              # [B, T]
-    lengths = torch.full((B,), T, device=device)                                         # [B]
-    truncated = torch.ones(B, dtype=torch.bool, device=device)                           # [B]
-    live, ended = torch.arange(B, device=device), torch.zeros(B, dtype=torch.bool, device=device)   # [b] responses still looked at
+    def is_end(ids):
+        found = torch.isin(ids[:, -1], ends)                                        # [b]
+        return found if stops is None else found | stops(ids, None)
+    return is_end
 
-    cache = sampling_cache(model)
-    padded = not bool(prompt_mask.all())
-    logits = model(**prompt_inputs(model, prompt_ids, prompt_mask, prefix, cache), logits_to_keep=1).logits[:, -1]   # [Q, V]
-    tree = drop_every == 1 and not compiled                  # responses that are equal so far share a row of the model:
-    copies = 1 if tree else G                                # one per prompt, until they part
-    position = prompt_mask.sum(-1).repeat_interleave(copies)                             # [n] position of the next token
-    attention = prompt_mask.repeat_interleave(copies, 0).long() if padded else None      # [n, P]
-    row = live // (G // copies)                                                          # [b] the model's row that each reads
-    if compiled:
-        cache = static_cache(cache, model.config, G, prompt_ids.shape[1] + T)
-        attention = F.pad(attention, (0, T), value=1) if padded else None                # [n, P+T]  causality hides what is not there yet
-    elif copies > 1:
-        cache.batch_repeat_interleave(copies)
-    logits = logits.repeat_interleave(copies, 0)                                         # [n, V]
-    step = compiled or torch.inference_mode()(model.__call__)                            # 7 % faster than under no_grad
 
-    for t in range(T):
-        logits = (logits.float() if temperature in (0, 1) else logits.float() / temperature)[row]   # [b, V]
-        token = draw(logits, uniforms[live, t]) if temperature else logits.argmax(-1)    # [b]
-        response[live, t] = torch.where(ended, pad, token)
-        logp[live, t] = (logits.gather(-1, token[:, None]).squeeze(-1) - logits.logsumexp(-1)).masked_fill(ended, 0.0)
-        now = torch.isin(token, ends)                                                    # [b]
-        if stops is not None:
-            now |= stops(response[live, :t + 1], None)
-        now &= ~ended
-        lengths[live] = torch.where(now, t + 1, lengths[live])
-        truncated[live] &= ~now
-        ended |= now
-        if t + 1 == T:
-            break
-        if (t + 1) % drop_every == 0:
-            keep = (~ended).nonzero().squeeze(-1)                                        # [b]
-            if len(keep) == 0:
-                break
-            live, row, token, ended = live[keep], row[keep], token[keep], ended[keep]    # [b]
-            if not compiled:
-                if tree:
-                    parent, child = equal_so_far(row, token)                             # [n], [b]
-                    tree = 2 * len(parent) <= len(live)                                  # most differ by now: from here on
-                if not tree:                                                             # each has a row of its own
-                    parent, child = row, torch.arange(len(live), device=device)          # [b] each
-                if len(parent) > len(parent.unique()) or len(parent) <= 0.9 * len(position):   # copying the cache for a few does not pay
-                    cache.batch_select_indices(parent)
-                    row, position, attention = child, position[parent], attention[parent] if padded else None
-        if padded and not compiled:
-            attention = F.pad(attention, (0, 1), value=1)                                # [n, P+t+1]
-        tokens = torch.full_like(position, pad).scatter(0, row, token)                   # [n]
-        logits = step(input_ids=tokens[:, None], attention_mask=attention, position_ids=position[:, None],
-                      past_key_values=cache, use_cache=True).logits[:, -1]               # [n, V]
-        position = position + 1
-
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, prefix=0):
+    """A Rollout, cut to its longest response, with mask and texts; prompts: (ids, mask) [Q, P]."""
     width = int(lengths.max())
-    mask = torch.arange(width, device=device) < lengths[:, None]                         # [B, T]
-    response, logp = response[:, :width], logp[:, :width]
-    texts = tokenizer.batch_decode([ids[m].tolist() for ids, m in zip(response, mask)], skip_special_tokens=True)
+    mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
+    response, logp = response[:, :width], logp[:, :width]                           # [B, T]
+    rows = zip(response.tolist(), lengths.tolist())
+    texts = tokenizer.batch_decode([row[:n] for row, n in rows], skip_special_tokens=True)
     for string in stop:
         texts = [text.split(string)[0] for text in texts]
-    return Rollout(prompt_ids, prompt_mask, response, mask, logp, truncated, texts, G, prefix)
+    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size, prefix)
 
 
-# ------------------------------------------------------------------------------------------------------------------ batches
+# --------------------------------------------------------------------------------------- log-probs
 
-def concat(rollouts):
-    """Join rollouts of the same group size; narrower ones are padded."""
-    device, T = rollouts[0].mask.device, max(r.mask.shape[1] for r in rollouts)
-    prompts = [ids[mask].tolist() for r in rollouts for ids, mask in zip(r.prompt_ids, r.prompt_mask)]
-    prefix = common_prefix(prompts) if all(r.prefix for r in rollouts) else 0
-    right = lambda name: torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])         # [B, T]
-    return Rollout(*left_pad(prompts, 0, device, prefix), right("response_ids"), right("mask"), right("sampler_logp"),
-                   torch.cat([r.truncated for r in rollouts]), [t for r in rollouts for t in r.texts], rollouts[0].group_size, prefix)
+class Scores(NamedTuple):
+    logp: torch.Tensor            # [B, T] float32 log π(y_t | x, y_<t) in nats, 0 outside the mask
+    entropy: torch.Tensor | None  # [B, T] float32 entropy of the next-token distribution in nats
+    hidden: torch.Tensor          # [B, T, D] last hidden state that predicts token t, for a critic
+    rows: object = slice(None)    # which row of the forward each response read (fast.py shares)
+
+
+def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
+                  max_logits=MAX_LOGITS):
+    """log π(y_t | x, y_<t) of a rollout's tokens, at their sampling temperature -> Scores.
+
+    entropy: compute it. entropy_grad: let gradients flow through it (an entropy bonus needs them).
+    max_logits: how many logits may exist at once; beyond it the LM head runs in chunks.
+    """
+    hidden = response_hidden(model, rollout)                                        # [B, T, D]
+    return token_scores(model, hidden, rollout.response_ids, rollout.mask, temperature, entropy,
+                        entropy_grad, max_logits)
+
+
+def response_hidden(model, rollout):
+    """Prompt and response side by side in one forward, a row per response -> [B, T, D]."""
+    G, T = rollout.group_size, rollout.mask.shape[1]
+    prompt_mask = rollout.prompt_mask.repeat_interleave(G, 0)                       # [B, P]
+    prompt_ids = rollout.prompt_ids.repeat_interleave(G, 0)                         # [B, P]
+    ids = torch.cat([prompt_ids, rollout.response_ids[:, :T - 1]], 1)               # [B, P+T-1]
+    attention = F.pad(prompt_mask.long(), (0, T - 1), value=1)                      # [B, P+T-1]
+    position = (attention.cumsum(-1) - 1).clamp(min=0)                              # [B, P+T-1]
+    hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=position,
+                              use_cache=False).last_hidden_state                    # [B, P+T-1, D]
+    return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
+
+
+def token_scores(model, hidden, ids, mask, temperature, entropy, entropy_grad, max_logits):
+    """The LM head where a loss token is predicted, and nowhere else: no [B, T, V] tensor exists.
+
+    hidden [B, T, D], ids [B, T], mask [B, T] -> Scores. Chunks are computed again in the backward.
+    """
+    head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
+    options = (temperature, entropy, entropy_grad)
+    parts = list(zip(hidden[mask].split(rows), ids[mask].split(rows)))              # [n, D], [n]
+    if len(parts) == 1:
+        values = token_logp(head, *parts[0], *options)                              # [N] each
+    else:
+        parts = [checkpoint(token_logp, head, h, y, *options, use_reentrant=False)
+                 for h, y in parts]
+        values = [torch.cat(part) for part in zip(*parts)]                          # [N] each
+    empty = torch.zeros(mask.shape, device=mask.device)                             # [B, T]
+    values = [empty.masked_scatter(mask, x) for x in values]                        # [B, T] each
+    return Scores(values[0], values[1] if entropy else None, hidden)
+
+
+def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
+    """LM head and log-softmax, in float32 also under bfloat16 autocast: its rounding would be ten
+    times GSPO's band. hidden [N, D], targets [N] -> (log-probs [N],) or (log-probs, entropies)."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits = head(hidden.to(head.weight.dtype)).float()                         # [N, V]
+    logits = logits if temperature == 1 else logits / temperature                   # [N, V]
+    logp = logits.log_softmax(-1)                                                   # [N, V]
+    chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]
+    if not entropy:
+        return (chosen,)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        return chosen, -(logp.exp() * logp).sum(-1)                                 # [N] each
 
 
 if __name__ == "__main__":
-    from plumbing.tasks import builtin_tokenizer
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(3)
-    tokenizer = builtin_tokenizer()
-    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=17, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                         head_dim=16, intermediate_size=128, eos_token_id=tokenizer.eos_token_id))
-    torch.nn.init.normal_(model.lm_head.weight, std=1.0)     # random weights, but sure of themselves
-    rows = []
-    model.register_forward_pre_hook(lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
-    rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=6, max_new_tokens=16)
-    print("a policy with random weights answers two queries six times each; every row ends at its own <eos> or is cut off\n")
+    tokens = {c: i for i, c in enumerate([*"0123456789+=,.", "<eos>"])}
+    characters = Tokenizer(models.WordLevel(tokens))
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=15, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+        num_key_value_heads=2, intermediate_size=128, eos_token_id=14))
+    torch.nn.init.normal_(model.lm_head.weight, std=1.0)  # random weights, but sure of themselves
+    rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=4, max_new_tokens=16)
+    scores = response_logp(model, rollout)
+    print("a policy with random weights answers two queries four times each\n")
     for i, text in enumerate(rollout.texts):
-        length, total = int(rollout.mask[i].sum()), rollout.sampler_logp[i].sum()
-        print(f"  query {i // 6}   |y| {length:2}   log π(y|x) {total:7.2f}   {'cut off' if rollout.truncated[i] else 'ended  '}   {text!r}")
-    print(f"\nrows the model computed, token by token: {' '.join(map(str, rows))}\n"
-          "(the prompts once; then a row for all responses that are equal so far, until most of them differ; ended ones leave)")
+        length, end = int(rollout.mask[i].sum()), "cut off" if rollout.truncated[i] else "ended"
+        print(f"  query {i // 4}   |y| {length:2}   log π(y|x) {scores.logp[i].sum():7.2f}   "
+              f"{end:8} {text.replace(' ', '')}")
+    gap = (scores.logp - rollout.sampler_logp).abs().max()
+    print(f"\nlog-probs of sampling against recomputed ones: largest difference {gap:.1e}\n"
+          "(so the first ratio is 1, its group-normalised loss about 0, and its gradient not)")

@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+import rollout as plain  # noqa: E402
+from plumbing import fast  # noqa: E402
 from plumbing.memory import Work, footprint, table  # noqa: E402
 from rollout import Rollout, response_logp  # noqa: E402
 
@@ -127,7 +129,7 @@ def measured(shape, work):
     rollout = random_rollout(shape[-1], work.rows // work.group_size, work.group_size, work.prompt_tokens, work.new_tokens)
 
     def update():
-        response_logp(model, rollout, entropy=False, share_prompt=work.share_prompt).logp.sum().backward()
+        (fast if work.share_prompt else plain).response_logp(model, rollout, entropy=False).logp.sum().backward()
         optimizer.step()
 
     update()                                                 # AdamW's moments exist from the first step on

@@ -30,23 +30,21 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
-from transformers import AutoTokenizer, DynamicCache, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
-from plumbing import logprobs  # noqa: E402
+from plumbing import batches, fast  # noqa: E402
 import rollout  # noqa: E402
 from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
-from plumbing.arguments import parse  # noqa: E402
-from plumbing.trl import trl_config  # noqa: E402
+from plumbing.arguments import parse, trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from plumbing.metrics import Clock  # noqa: E402
 from moe import TinyMoE  # noqa: E402
-from routes import has_routers  # noqa: E402
-from plumbing.policy import Actor, cold_start, load_policy, tiny_config  # noqa: E402
+from plumbing.policy import Actor, cold_start, load_policy, make_optimizer, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
 PHASES = ("rollout", "logp", "update", "total")
@@ -79,31 +77,29 @@ class Ours:
         self.policy, self.tokenizer = load_policy(args, task, device, folder)
         self.actor = Actor(self.policy, args).to(device)
         self.reference = Actor(load_policy(args, task, device, folder)[0], args) if args.beta else None
-        self.optimizer = train.make_optimizer(args, self.actor)
+        self.optimizer = make_optimizer(args, self.actor)
 
     def batch(self, numbers, step):
         """The task's problems of these numbers -> (seconds per phase, completion tokens, mean reward). Follows the loop of train.train."""
-        args, clock, batch, routes = self.args, Clock(self.device), {}, None
-        routed = has_routers(self.policy) and args.old_logp == "recompute"
+        args, clock, old = self.args, Clock(self.device), None
         stream = SimpleNamespace(next=lambda n: numbers, record=lambda *_: None)
         rollout, problems, rewards = train.collect(args, self.actor, self.tokenizer, self.task, stream, step)
         clock.lap("rollout")
-        batch["old_logp"], values = rollout.sampler_logp, None
+        tensors = {"old_logp": rollout.sampler_logp}
         if args.old_logp == "recompute":
-            batch["old_logp"], _, values, routes = train.score(args, self.actor, self.policy, rollout, record=routed)
+            old = train.score(args, self.actor, self.policy, rollout)
+            tensors["old_logp"] = old.logp
         if args.beta:
-            batch["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout, record=routed)[0]
+            tensors["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout).logp
         clock.lap("logp")
-        batch["advantages"], returns = train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, values)
-        if values is not None:
-            batch |= {"values": values, "returns": returns}
+        tensors |= train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, old and old.values)
+        batch = batches.Batch(rollout, tensors, old and old.routes)
         for prompts in torch.randperm(len(problems)).chunk(args.steps_per_generation):
-            rows = rollout.rows_of(prompts)
-            mini, part = rollout.prompts(prompts), {name: tensor[rows] for name, tensor in batch.items()}
-            train.update(args, self.actor, self.policy, self.optimizer, mini, part, train.cut_routes(routes, rows, rollout))
+            mini = batch.prompts(prompts)
+            train.update(args, self.actor, self.policy, self.optimizer, mini)
         clock.lap("update")
         if args.natural:                                     # the metrics of a real run: the last mini-batch under the new policy
-            train.score(args, self.actor, self.policy, mini, record=routed, entropy=True)
+            train.score(args, self.actor, self.policy, mini.rollout, entropy=True)
             clock.lap("metrics")
         return clock.laps | {"total": sum(clock.laps.values())}, int(rollout.mask.sum()), rewards.mean().item()
 
@@ -256,7 +252,7 @@ def run_case(name, case, device, quick, limit, path=None):
                       "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
     if not args.natural:
         prompts = sides["ours"].tokenizer([p.prompt for p in task.train[:args.prompts_per_step]])["input_ids"]
-        P, prefix = max(map(len, prompts)), rollout.common_prefix(prompts)
+        P, prefix = max(map(len, prompts)), fast.common_prefix(prompts)
         passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
         flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G, args.max_completion_length, prefix)
         record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
@@ -279,13 +275,12 @@ def contributions(ours, rounds):
     args, never = ours.args, 10 ** 9
     for group in ours.optimizer.param_groups:
         group["lr"] = 0.0
-    twice = [(module, "distinct", lambda rollout: (rollout, slice(None))) for module in (train, logprobs)]
-    off = {"none": [], "prompts shared by their responses": [(args, "plain", True)],
-           "what all prompts begin with": [(rollout, "MIN_PREFIX", never)], "packed rows": [(logprobs, "MAX_PACKED", 0)],
-           "equal responses once": [(train, "sample", partial(train.sample, drop_every=2)), *twice],
-           "the same, and ended rows dropped": [(train, "sample", partial(train.sample, drop_every=never)), *twice],
-           "skipping dead groups": [(train, "skips_dead_groups", lambda args: False)],
-           "room in the cache": [(rollout, "sampling_cache", lambda model: DynamicCache(config=model.config))],
+    twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
+    rows = lambda every: (fast, "sample", partial(fast.sample, drop_every=every))
+    off = {"none": [], "all of them (--plain)": [(args, "plain", True), (ours.actor, "response_logp", rollout.response_logp)],
+           "what all prompts begin with": [(fast, "MIN_PREFIX", never)], "packed rows": [(fast, "MAX_PACKED", 0)],
+           "equal responses once": [rows(2), twice], "the same, and ended rows dropped": [rows(never), twice],
+           "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
            "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler")]}
     seconds, stream = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):

@@ -17,7 +17,8 @@ import torch
 from transformers import get_scheduler
 
 from plumbing import run as checkpoint
-from plumbing import policy
+from plumbing import batches, policy
+from plumbing.batches import Batch
 from plumbing import tasks
 import train
 from advantages import group_advantages
@@ -25,7 +26,8 @@ from plumbing.arguments import parse
 from claim import RUNS, say
 from moe import TinyMoE
 from ratios import cross_entropy
-from rollout import Rollout, response_logp, sample
+from plumbing.fast import response_logp, sample
+from rollout import Rollout
 
 GRPO = ("--algorithm", "grpo", "--epsilon_high", "0.27")     # the band of GSPO's own baseline, 2507.18071 §5.1
 TERMS = (1, 2, 4, 8, 16, 32, 43)                             # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259 tokens
@@ -47,7 +49,7 @@ class Lab:
 
     def start(self):
         args = self.args
-        self.optimizer = train.make_optimizer(args, self.actor)
+        self.optimizer = policy.make_optimizer(args, self.actor)
         self.schedule = get_scheduler(args.lr_scheduler_type, self.optimizer, args.warmup_steps, args.steps * args.steps_per_generation)
 
     def twin(self, *flags):
@@ -64,27 +66,30 @@ class Lab:
 
     def rollout(self, step, routes=False):
         """(rollout, {"old_logp" [B, T], "advantages" [B]}, Routes or None): one batch, sampled, verified and scored."""
-        rollout, problems, correct = train.collect(self.args, self.actor, self.tokenizer, self.task, self.stream, step)
-        old_logp, _, _, recorded = train.score(self.args, self.actor, self.policy, rollout, record=routes)
-        return rollout, {"old_logp": old_logp, "advantages": group_advantages(correct, self.args.num_generations)}, recorded
+        rollout, problems, correct = train.collect(self.args, self.actor, self.tokenizer, self.task,
+                                                   self.stream, step)
+        old = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
+        advantages = group_advantages(correct, self.args.num_generations)                   # [B]
+        return rollout, {"old_logp": old.logp, "advantages": advantages}, old.routes
 
     def minibatches(self, step, rollout, batch, routes=None):
         """The batch as train.py cuts it: (rollout, batch, routes) of whole groups."""
         order = torch.randperm(len(rollout.prompt_ids), generator=train.generator_for(self.args, step))
         for prompts in order.chunk(self.args.steps_per_generation):
-            rows = rollout.rows_of(prompts)
-            yield rollout.prompts(prompts), {k: v[rows] for k, v in batch.items()}, train.cut_routes(routes, rows, rollout)
+            mini = Batch(rollout, batch, routes).prompts(prompts)
+            yield mini.rollout, mini.tensors, mini.routes
 
     def update(self, rollout, batch, routes=None):
         """One optimiser step. -> its stats: clip shares and ratios as they were before it."""
-        stats = train.update(self.args, self.actor, self.policy, self.optimizer, rollout, batch, routes)
+        stats = train.update(self.args, self.actor, self.policy, self.optimizer,
+                             Batch(rollout, batch, routes))
         self.schedule.step()
         return stats
 
     def logp(self, rollout, routes=False):
         """log π [B, T] as the policy is now, with routes=True also its Routes."""
-        logp, _, _, recorded = train.score(self.args, self.actor, self.policy, rollout, record=routes)
-        return (logp, recorded) if routes else logp
+        found = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
+        return (found.logp, found.routes) if routes else found.logp
 
 
 def journey(seed, batches):

@@ -17,7 +17,8 @@ import claim
 import drift
 import train
 from plumbing.style import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
-from plumbing.logprobs import response_logp
+from plumbing.batches import response_routes
+from plumbing.fast import response_logp
 from routes import flip_rate, replay_routes
 
 
@@ -33,7 +34,7 @@ def measure(seeds, quick):
                 lab.update(one, its)
                 if k in (0, 3):
                     logp, new = lab.logp(mini, routes=True)                                                  # [B, T]
-                    rates = flip_rate(*(train.response_routes(r, mini).indices for r in (old, new)), mini.mask).tolist()
+                    rates = flip_rate(*(response_routes(r, mini).indices for r in (old, new)), mini.mask).tolist()
                     (first if k == 0 else flips).append(rates)
             with torch.no_grad(), replay_routes(lab.policy, old):
                 forced = response_logp(lab.policy, mini, lab.args.temperature, entropy=False).logp           # [B, T]

@@ -35,6 +35,7 @@ from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from plumbing import style  # noqa: E402
 from plumbing.policy import Actor, load_policy  # noqa: E402
+from plumbing.run import Saver  # noqa: E402
 
 RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")
 BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 6e-4, 3e-4, 0.5, 4
@@ -44,7 +45,7 @@ POLICIES = {"top2": "", "top1": "--num_experts 16 --num_experts_per_tok 1 --moe_
             "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
 NAMES = {"top2": "MoE", "top1": "top-1 MoE", "dense": "dense"}
 ANSWERS = {"plain": "", "verbose": "--verbose_answers",       # about 21 and 60 tokens
-           "long": "--verbose_answers --min_terms 20 --max_terms 24"}                # about 130; their teacher has a weaker habit
+           "long": "--verbose_answers --min_terms 20 --max_terms 24 --habit 0.2"}    # about 130; habit 0.6 would leave few right
 GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline
 ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay"),
         "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"), "grpo_matched": ("GRPO, GSPO's step", GRPO),   # see one_run
@@ -115,14 +116,12 @@ def one_run(c, done, batches=BATCHES):
     args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
     began, run, seen = time.perf_counter(), Path("runs/moe_stability") / "-".join(map(str, c.values())), []
     task, device = tasks.from_arguments(args), torch.device("cpu")
-    if c["answers"] == "long":                               # the default habit of 0.6 would leave few answers right
-        task = tasks.running_sum(args.min_terms, args.max_terms, args.verbose_answers, habit=0.2)
     policy, tokenizer = load_policy(parse(f"{shape} --seed {cold}".split()), task, device)
     actor = Actor(policy, args)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen):
-        step, _ = train.train(args, run, actor, tokenizer, task, device, {})
+        step, _ = train.train(args, Saver(args, run), actor, tokenizer, task, device, {})
     if step < batches:                                       # Ctrl-C: train.py let the batch end
         raise SystemExit("stopped; the same command goes on with this run's beginning")
     held_out = pass_at_1(train.held_out(args, actor, tokenizer, task)["sampled"]["rewards"])[0]

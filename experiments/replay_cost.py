@@ -8,7 +8,7 @@ Written down beforehand, seconds of one rollout batch's old log-probs and four u
   refuted     less of both
 
 Both sides compute every response in the same shapes: that equal responses are skipped and short ones packed where no routes are kept
-is a convenience of this code (logprobs.py), not a cost of replay. The routes are held whole, indices and logits; the indices alone, one byte each, are what an engine would ship. Nothing here measures
+is a convenience of this code (plumbing/fast.py), not a cost of replay. The routes are held whole, indices and logits; the indices alone, one byte each, are what an engine would ship. Nothing here measures
 communication: that is the cost of many devices.
 """
 
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import claim
 import drift
-from plumbing import logprobs
+from plumbing import fast
 from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
 from routes import route_bytes
 
@@ -33,7 +33,7 @@ def one_batch(lab, rollout, batch, replay):
     return middle - began, time.perf_counter() - middle, route_bytes(routes) if replay else 0
 
 
-@patch.object(logprobs, "must_keep_shapes", lambda model: True)
+@patch.object(fast, "keeps_shapes", lambda model: True)
 def measure(seeds, quick):
     data = dict(logp={"GSPO": [], "GRPO + replay": []}, update={"GSPO": [], "GRPO + replay": []}, times=[])
     for seed in seeds:

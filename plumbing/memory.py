@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plumbing.logprobs import MAX_LOGITS
+from rollout import MAX_LOGITS
 from plumbing.policy import tiny_config
 from plumbing.tasks import builtin_tokenizer
 

@@ -12,7 +12,12 @@ import torch
 
 from plumbing import run as checkpoint
 from eval import pass_at_1
+from losses import kl_penalty
+from plumbing.batches import old_and_new
+from plumbing.compiled import can_compile
+from plumbing.processes import rank
 from ratios import cross_entropy, perplexity, sequence_ratio
+from routes import flip_rate, route_bytes
 
 
 class Clock:
@@ -146,7 +151,9 @@ def scores(answers):
 
 
 def report(args, run, task, before, after, seconds):
-    """Before and after, two transcripts, and what to try next; summary.json."""
+    """Before and after, two transcripts, and what to try next; summary.json. The first process only."""
+    if rank():
+        return
     summary = {"seconds": seconds, "steps": args.steps}
     if after:
         for when, answers in (("before", before), ("after", after)):
@@ -165,3 +172,38 @@ def report(args, run, task, before, after, seconds):
           f"  {f'python eval.py dashboard {run}':<50}# the run in pictures\n"
           f"  {grpo:<50}# the token-level relative, from the same start\n"
           f"  {band:<50}# GSPO with GRPO's band: what does the narrow one do?")
+
+
+def batch_record(args, step, correct, rewards, updates, batch, mini, new, clock):
+    """What metrics.jsonl says of one rollout batch. correct, rewards [B]: the verifier's, and what became
+    of them. mini: the last mini-batch, `new` its Forward under the new policy."""
+    rollout, mask, flips, route_cost = batch.rollout, batch.rollout.mask, None, None
+    if new.routes is not None and mini.routes is not None:
+        old_routes, new_routes = old_and_new(mini, new.routes)
+        flips = flip_rate(old_routes.indices, new_routes.indices, mini.rollout.mask).tolist()
+    if args.routing_replay:
+        route_cost = route_bytes(batch.routes) / int(mask.sum())
+    old_logp, ref_logp, compared = batch["old_logp"], batch["ref_logp"], args.old_logp == "recompute"
+    return {"step": step, **rollout_metrics(rollout, correct, rewards.cpu(), args.num_generations),
+            **update_metrics(updates), **policy_metrics(mini["old_logp"], new.logp, mini.rollout.mask),
+            "entropy": new.entropy[mini.rollout.mask].mean().item(),
+            "kl": None if ref_logp is None else kl_penalty(old_logp, ref_logp, mask)[mask].mean().item(),
+            "mismatch_kl": mismatch_kl(old_logp, rollout.sampler_logp, mask) if compared else None,
+            "compiled": args.torch_compile and can_compile(mask.device.type),
+            "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
+            "route_bytes_per_token": route_cost, **clock.laps,
+            "tokens_per_second": int(mask.sum()) / (time.perf_counter() - clock.began)}
+
+
+def log(args, run, record, rollout, problems, correct, progress, seconds_left):
+    """The record to metrics.jsonl, some responses to samples.jsonl, a line to the screen."""
+    if rank() == 0:
+        checkpoint.append(run / "metrics.jsonl", record)
+        checkpoint.append(run / "samples.jsonl", {"step": record["step"], "samples": samples(rollout, problems, correct)})
+        print(line(record, args.steps, seconds_left, progress["best_pass_rate"]), flush=True)
+
+
+def say(text):
+    """To the screen, from one process."""
+    if rank() == 0:
+        print(text)

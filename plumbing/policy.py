@@ -12,9 +12,10 @@ import json
 import os
 import random
 import shutil
-import sys
+from contextlib import nullcontext
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -26,30 +27,76 @@ from plumbing import run as checkpoint
 from plumbing import tasks
 from advantages import ValueHead
 from eval import evaluate, pass_at_1
-from plumbing.logprobs import plain_hidden, response_logp, shared_hidden
+from plumbing import fast
 from moe import TinyMoE
-from routes import load_balancing_loss, record_routes
-from rollout import Rollout, left_pad
+from routes import Routes, has_routers, load_balancing_loss, record_routes
+import rollout
+from rollout import Rollout, left_pad, response_logp
 
 CACHE = Path("runs/cold_start")
 BATCH, WARMUP, BALANCE = 32, 30, 0.01            # rows per step, steps of warm-up, load-balancing coefficient
-INIT_STD = 0.08                                  # of random weights
 MUST_PASS = 0.3                                  # below this pass@1 the phase transition has not happened, and RL has nothing to work with
 
 
+class Forward(NamedTuple):
+    logp: torch.Tensor            # [B, T] float32
+    entropy: torch.Tensor | None  # [B, T] float32
+    values: torch.Tensor | None   # [B, T] float32, the critic's
+    routes: Routes | None         # of the forwards of the policy, a row per response
+
+
 class Actor(nn.Module):
-    """The policy and, for PPO, its critic: all that is trained, and the one module that DDP or FSDP2 wraps."""
+    """The policy and, for PPO, its critic: all that is trained, and the one module that DDP or FSDP2
+    wraps."""
 
     def __init__(self, policy, args):
         super().__init__()
         self.policy, self.bf16 = policy, args.bf16
         self.critic = ValueHead(policy.config.hidden_size) if args.advantage == "gae" else None
+        self.response_logp = rollout.response_logp if args.plain else fast.response_logp
+        self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
+        routed = args.objective == "rspo" or args.routing_replay or args.router_aux_loss_coef
+        if routed and not has_routers(policy):
+            raise ValueError(f"--model_name_or_path {args.model_name_or_path} is dense: rspo, "
+                             "--routing_replay and --router_aux_loss_coef need a mixture of experts")
 
-    def forward(self, rollout, **options):
-        """-> (Scores, values [B, T] or None)"""
-        with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.bf16):
-            scores = response_logp(self.policy, rollout, **options)
-        return scores, None if self.critic is None else self.critic(scores.hidden)
+    def forward(self, batch, record=False, **options):
+        """A rollout under the policy -> Forward. record: its routes too."""
+        for layer in self.checkpointed:
+            layer.training = torch.is_grad_enabled()  # what is inside stays in eval mode: no dropout
+        with record_routes(self.policy) if record else nullcontext() as routes:
+            with torch.autocast(self.policy.device.type, torch.bfloat16, enabled=self.bf16):
+                scores = self.response_logp(self.policy, batch, **options)
+        if record and routes.passes[-1].indices.shape[1] != len(batch.prompt_ids):
+            # equal responses shared a row of the last forward: a row for each
+            routes = routes.rows([slice(None)] * (len(routes.passes) - 1) + [scores.rows])
+        values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
+        return Forward(scores.logp, scores.entropy, values, routes)
+
+
+def checkpoint_layers(policy):
+    """Let backward compute the layers again -> the modules that do so while in training mode."""
+    policy.activation_checkpointing_enable()
+    layers = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False)]
+    for layer in layers:
+        for name, value in list(vars(layer).items()):
+            if "dropout" in name and isinstance(value, float):
+                setattr(layer, name, 0.0)  # some layers call dropout as a function, not as a module
+    return layers
+
+
+def make_optimizer(args, actor):
+    if args.optim == "sgd":
+        return torch.optim.SGD(actor.parameters(), args.learning_rate, weight_decay=args.weight_decay)
+    return torch.optim.AdamW(actor.parameters(), args.learning_rate, betas=(0.9, 0.95),
+                             weight_decay=args.weight_decay, fused=True)
+
+
+def reference_of(args, task, device):
+    """The frozen starting policy that --beta holds on to, or None."""
+    if not args.beta:
+        return None
+    return Actor(load_policy(args, task, device)[0], args).to(device).requires_grad_(False)
 
 
 def sampling_copy(policy, dtype, keep=False):
@@ -88,24 +135,6 @@ def rounded(weight, dtype):
     return (weight / largest * levels).round() * (largest / levels)
 
 
-@lru_cache(maxsize=1)
-def compiled_step(model):
-    """model.forward under torch.compile, on a GPU as CUDA graphs, for the token steps of sample()."""
-    return torch.compile(model.forward, mode="reduce-overhead" if model.device.type == "cuda" else None, dynamic=False)
-
-
-@lru_cache
-def can_compile(device_type):
-    """Whether torch finds a working compiler; if not, a warning says so, once."""
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(2, device=device_type))
-        return True
-    except Exception as error:                               # torch's, the compiler's or the system's
-        sys.stderr.write(f"train.py: warning: no working compiler for --torch_compile, sampling takes the plain path: "
-                         f"{' '.join(str(error).split())[:120]}\n")
-        return False
-
-
 def load_policy(args, task, device, folder=None):
     """(policy, tokenizer) on the device in float32: from a checkpoint, ours or Hugging Face's, or the built-in tiny MoE after its cold start.
 
@@ -142,8 +171,6 @@ def load_policy(args, task, device, folder=None):
         tokenizer.pad_token = tokenizer.eos_token
     policy = policy.float().to(device).eval()
     check_policy(policy, name)
-    if args.gradient_checkpointing:
-        policy.activation_checkpointing_enable()
     return policy, tokenizer
 
 
@@ -158,10 +185,10 @@ def check_policy(policy, name):
                          "not supported")
     ids = (torch.arange(22, device=policy.device) % policy.config.vocab_size).split((10, 12))
     prompts, answers = [ids[0].tolist(), ids[0][:8].tolist()], ids[1].view(4, 3)                          # [B, T]
-    rollout = Rollout(*left_pad(prompts, 0, policy.device), answers, answers >= 0, None, None, None, 2)
+    batch = Rollout(*left_pad(prompts, 0, policy.device), answers, answers >= 0, None, None, None, 2)
     same = all(hasattr(layer, "batch_repeat_interleave") for layer in DynamicCache(config=policy.config).layers)   # not those of Mamba
     if same:
-        plain, shared = plain_hidden(policy, rollout, 3), shared_hidden(policy, rollout, 3)               # [B, T, D]
+        plain, shared = rollout.response_hidden(policy, batch), fast.shared_hidden(policy, batch)               # [B, T, D]
         same = torch.allclose(plain, shared, atol=1e-3 * plain.abs().max().item())
     if not same:
         raise ValueError(f"--model_name_or_path {name}: {type(policy).__name__} cannot share a prompt's keys and values among responses: "
@@ -177,7 +204,7 @@ def tiny_config(args, tokenizer):
         num_key_value_heads=4, head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=args.num_experts_per_tok,
         moe_intermediate_size=args.moe_intermediate_size, intermediate_size=args.moe_intermediate_size * args.num_experts_per_tok,
         norm_topk_prob=args.num_experts_per_tok > 1,         # a single renormalised gate is always 1: its router would not learn
-        tie_word_embeddings=False, max_position_embeddings=2048, initializer_range=INIT_STD,
+        tie_word_embeddings=False, max_position_embeddings=2048, initializer_range=args.initializer_range,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
@@ -219,12 +246,12 @@ def supervise(policy, tokenizer, task, args):
     policy.train()
     for _ in tqdm(range(steps), desc="cold start", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
-        rollout = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems])
+        batch = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems])
         with record_routes(policy) as routes:
-            logp = response_logp(policy, rollout, entropy=False).logp                    # [B, T]
-        _, logits = routes.responses(rollout.prompt_ids.shape[1], len(problems))         # [L, B, T, E]
-        balance = load_balancing_loss(logits, rollout.mask, policy.config.num_experts_per_tok)
-        loss = -logp.sum() / rollout.mask.sum() + BALANCE * balance
+            logp = response_logp(policy, batch, entropy=False).logp                    # [B, T]
+        _, logits = routes.responses(batch.prompt_ids.shape[1], len(problems))         # [L, B, T, E]
+        balance = load_balancing_loss(logits, batch.mask, policy.config.num_experts_per_tok)
+        loss = -logp.sum() / batch.mask.sum() + BALANCE * balance
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)

@@ -34,12 +34,10 @@ except ImportError:                                          # Windows: no run i
     fcntl = None
 
 # Flags that may differ when a run is resumed: they do not change what is computed.
-FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps",
+FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "keep", "eval_steps",
         "print_trl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
 LOCK = ".lock"
-KEEP = 2                         # checkpoints that a run has at most
-MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
 
 
 # --------------------------------------------------------------------------------- the folder
@@ -184,7 +182,7 @@ class Saver:
     """Checkpoints of a run. As a context manager it also saves when an error ends the block."""
 
     def __init__(self, args, folder):
-        self.folder, self.shard, self.marked = folder, args.shard, None
+        self.folder, self.shard, self.keep, self.marked = folder, args.shard, args.keep, None
 
     def hold(self, actor, tokenizer, optimizer, schedule, stream, progress):
         """What is to be saved, besides the random states: what the rest of the run depends on."""
@@ -202,7 +200,7 @@ class Saver:
         state = marked | processes.whole_state(self.actor, self.optimizer, self.shard)
         with processes.gathered(self.actor) as policy:
             processes.on_first(lambda: save(self.folder, state["step"], policy, self.tokenizer,
-                                            state))
+                                            state, self.keep))
 
     def restore(self):
         """The state of the newest whole checkpoint; the policy itself was loaded from it before.
@@ -241,32 +239,19 @@ class Saver:
             return
         state = self.marked | processes.whole_state(self.actor, self.optimizer, self.shard)
         half = self.schedule.state_dict() != self.marked["schedule"]
-        save(self.folder, step, self.actor.policy, self.tokenizer, state)
+        save(self.folder, step, self.actor.policy, self.tokenizer, state, self.keep)
         print(f"\nan error in batch {step + 1}: saved {self.folder}/checkpoints/step_{step} first"
               f"{', with the updates this batch had made' * half}; --resume goes on from there")
 
 
-def snapshot(args, folder, step, actor, tokenizer, optimizer, schedule, stream, progress):
-    saver = Saver(args, folder)
-    saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
-    saver.mark(step)
-    saver.save()
-
-
-def restore(args, folder, actor, optimizer, schedule, stream, progress):
-    saver = Saver(args, folder)
-    saver.hold(actor, None, optimizer, schedule, stream, progress)
-    return saver.restore()
-
-
-def count_bad(args, folder, step, skipped, bad, rollout, batch):
+def count_bad(args, folder, step, skipped, bad, batch):
     """Non-finite updates in a row; keeps the mini-batch for a look, stops if they are too many."""
     if not skipped:
         return 0
     kept = folder / f"bad_batch_step_{step}.pt"
     if processes.rank() == 0:
-        torch.save({"step": step, **vars(rollout), **batch}, kept)
-    if bad + 1 >= MAX_BAD_STEPS:
+        torch.save({"step": step, **vars(batch.rollout), **batch.tensors}, kept)
+    if bad + 1 >= args.max_bad_steps:
         raise SystemExit(
             f"train.py: {bad + 1} updates in a row had a loss or gradient that is not finite; "
             f"stopped in batch {step}. The last mini-batch is in {kept}, the last checkpoint is "
@@ -296,8 +281,8 @@ def stop_on_signals():
     return caught
 
 
-def save(run, step, policy, tokenizer, state):
-    """Write checkpoints/step_N and prune old ones. state: plain data and tensors."""
+def save(run, step, policy, tokenizer, state, keep):
+    """Write checkpoints/step_N and prune old ones down to `keep`. state: plain data and tensors."""
     folder = run / "checkpoints" / f"step_{step}"
     partial, kept = folder.with_name(f".partial-{folder.name}"), [old for _, old in whole(run)]
     last = kept[-1].name if kept else "none"
@@ -316,7 +301,7 @@ def save(run, step, policy, tokenizer, state):
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in kept[:max(0, len(kept) + 1 - KEEP)]:
+    for old in kept[:max(0, len(kept) + 1 - keep)]:
         gone = old.with_name(f".partial-{old.name}")
         os.rename(old, gone)                                 # half of one must not look whole
         shutil.rmtree(gone, ignore_errors=True)

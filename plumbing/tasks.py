@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable, NamedTuple
 
+import torch
+
 from plumbing.datafiles import checked_rows, file_or_hub_rows, gym_rows
 from plumbing.verifiers import Verifier
 
@@ -203,7 +205,7 @@ def from_arguments(args):
     Fills in args.max_completion_length where it was not given: the built-in task's longest answer, else 256.
     """
     if args.dataset_name is None:
-        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
+        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers, args.habit, args.slip)
         args.max_completion_length = args.max_completion_length or longest_answer(task)
         if args.stage2_step:                                 # stage 2 adds the longer half of the sums
             terms = lambda problem: len(problem.prompt.split("+"))
@@ -212,7 +214,7 @@ def from_arguments(args):
             task.sizes = (first, len(task.train) - first)
         return task
     options = dict(prompt_column=args.prompt_column, answer_column=args.answer_column, verifier=args.verifier, stop=args.stop,
-                   chat=args.chat_template, seed=args.seed)
+                   time_limit=args.verifier_time_limit, chat=args.chat_template, seed=args.seed)
     task = load_task(args.dataset_name, args.test_dataset_name, **options)
     if args.stage2_dataset_name:
         task = join(task, load_task(args.stage2_dataset_name, **options))
@@ -223,6 +225,15 @@ def from_arguments(args):
 def longest_answer(task):
     """Tokens of the built-in task's longest answer, its end-of-sequence token included: a character is a token."""
     return max(len(p.answer) for p in task.train) + 1
+
+
+def blamed(task, rollout, problems):
+    """Which response tokens [B, T] stand at or after the first wrong step of their answer: a character
+    of the built-in task is a token."""
+    G, (B, T), device = rollout.group_size, rollout.mask.shape, rollout.mask.device
+    errors = [task.first_error(text, problems[i // G]) for i, text in enumerate(rollout.texts)]
+    first = torch.tensor([0 if e is None else e for e in errors], device=device)[:, None]    # [B, 1]
+    return torch.arange(T, device=device) >= first                                           # [B, T]
 
 
 def encode_prompt(tokenizer, problem, chat, max_prompt_length):

@@ -1,4 +1,4 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: rollout.py, logprobs.py, plumbing/memory.py, benchmarks/. python -m pytest tests/test_fast_paths.py
+"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/fast.py, plumbing/memory.py, benchmarks/. python -m pytest tests/test_fast_paths.py
 
 References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/test_logprobs.py.
 """
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
-
 import rollout
 import train
 from plumbing.arguments import parse
 from plumbing.memory import Work, advice, fits, footprint, known_model, table
 from losses import policy_loss
-from rollout import response_logp, sample
-from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
+from plumbing import fast
+from plumbing.fast import response_logp, sample
+from test_rollout import MODELS, PROMPTS, TOKENIZER, qwen3, tiny_moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import memory  # noqa: E402
@@ -24,14 +23,17 @@ import scaling  # noqa: E402
 import versus_trl  # noqa: E402
 
 
-@pytest.mark.parametrize("make", [qwen3, tiny_moe])
-def test_a_cache_with_room_to_spare_samples_the_tokens_of_a_plain_one(make, monkeypatch):
-    model, uniforms = make(), torch.rand(9, 50, generator=torch.Generator().manual_seed(0))       # 50: beyond the first room of 32
-    fast = sample(model, TOKENIZER, PROMPTS, 3, 50, uniforms=uniforms)
-    monkeypatch.setattr(rollout, "sampling_cache", lambda model: DynamicCache(config=model.config))
-    plain = sample(model, TOKENIZER, PROMPTS, 3, 50, uniforms=uniforms, drop_every=1000)
-    assert torch.equal(fast.mask, plain.mask) and torch.equal(fast.response_ids[fast.mask], plain.response_ids[plain.mask])
-    assert torch.allclose(fast.sampler_logp, plain.sampler_logp, atol=1e-5)
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
+@pytest.mark.parametrize("make", MODELS)
+def test_the_quick_sampler_draws_the_tokens_of_the_plain_one(make, temperature):
+    model = make()
+    uniforms = torch.rand(9, 20, generator=torch.Generator().manual_seed(0))
+    quick, plain = (way.sample(model, TOKENIZER, PROMPTS, 3, 20, temperature, uniforms)
+                    for way in (fast, rollout))
+    assert torch.equal(quick.mask, plain.mask) and quick.texts == plain.texts
+    assert torch.equal(quick.response_ids[quick.mask], plain.response_ids[plain.mask])
+    assert torch.equal(quick.truncated, plain.truncated)
+    assert torch.allclose(quick.sampler_logp, plain.sampler_logp, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
@@ -139,7 +141,7 @@ def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     mask = batch["completion_mask"].bool()
     mini = rollout.Rollout(batch["prompt_ids"][::4], batch["prompt_mask"][::4].bool(), batch["completion_ids"], mask, torch.zeros(mask.shape),
                            torch.zeros(len(mask), dtype=torch.bool), [""] * len(mask), 4)
-    logp = ours.actor(mini, entropy=False)[0].logp
+    logp = ours.actor(mini, entropy=False).logp
     loss, _ = policy_loss("gspo", logp, batch["old_per_token_logps"], batch["advantages"], mask)
     loss.backward()
     assert mask.all() and torch.allclose(logp, batch["old_per_token_logps"], atol=1e-5)

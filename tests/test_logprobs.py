@@ -1,4 +1,4 @@
-"""logprobs.py: python -m pytest tests/test_logprobs.py
+"""log-probs, the plain way and the quick one: python -m pytest tests/test_logprobs.py
 
 Reference: transformers' own model called on one unpadded sequence at a time.
 """
@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plumbing import logprobs
-import rollout as sampling
-from plumbing.logprobs import MAX_PACKED, distinct, groups_per_row, packed_hidden, plain_hidden, response_logp, shared_hidden
+import rollout as plain
+from plumbing import fast
+from plumbing.fast import MAX_PACKED, distinct, groups_per_row, has_plain_cache, packed_hidden, response_logp, shared_hidden
 from rollout import Rollout, left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
 
@@ -39,7 +39,7 @@ def test_log_probs_equal_one_unpadded_sequence_at_a_time(make, temperature):
     with torch.no_grad():
         want = reference_logp(model, rollout, temperature)
         for share in (True, False):
-            got = response_logp(model, rollout, temperature, share_prompt=share).logp
+            got = (fast if share else plain).response_logp(model, rollout, temperature).logp
             assert torch.allclose(got, want, atol=1e-5)
     assert torch.allclose(rollout.sampler_logp, want, atol=1e-5), "log-probs recorded while sampling"
 
@@ -52,7 +52,7 @@ def test_shared_and_plain_path_have_equal_gradients(make):
     grads = []
     for share in (True, False):
         model.zero_grad()
-        (response_logp(model, rollout, share_prompt=share).logp * weights).sum().backward()
+        ((fast if share else plain).response_logp(model, rollout).logp * weights).sum().backward()
         grads.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     for name, grad in grads[0].items():
         assert torch.allclose(grad, grads[1][name], rtol=1e-4, atol=1e-5 * grad.abs().max()), name
@@ -61,23 +61,23 @@ def test_shared_and_plain_path_have_equal_gradients(make):
 @pytest.mark.parametrize("make", MODELS)
 def test_a_common_prefix_computed_once_changes_no_token_no_log_prob_and_no_gradient(make, monkeypatch):
     model = make()
-    fast = few_shot(model)
-    assert fast.prefix == (0 if make is sliding else len(SHOTS)), "a sliding window would count the padding behind the prefix"
+    batch = few_shot(model)
+    assert batch.prefix == (0 if make is sliding else len(SHOTS)), "a sliding window would count the padding behind the prefix"
     with torch.no_grad():
-        want = reference_logp(model, fast, 1.0)
-    assert torch.allclose(fast.sampler_logp, want, atol=1e-5)
+        want = reference_logp(model, batch, 1.0)
+    assert torch.allclose(batch.sampler_logp, want, atol=1e-5)
     weights, grads = torch.randn(want.shape), []
     for packed, share in ((MAX_PACKED, True), (0, True), (0, False)):
-        monkeypatch.setattr(logprobs, "MAX_PACKED", packed)
+        monkeypatch.setattr(fast, "MAX_PACKED", packed)
         model.zero_grad()
-        logp = response_logp(model, fast, share_prompt=share).logp
+        logp = (fast if share else plain).response_logp(model, batch).logp
         (logp * weights).sum().backward()
         assert torch.allclose(logp, want, atol=1e-5)
         grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     assert all((g - grads[-1]).norm() < 1e-5 * grads[-1].norm() for g in grads)
-    monkeypatch.setattr(sampling, "MIN_PREFIX", 10 ** 9)
+    monkeypatch.setattr(fast, "MIN_PREFIX", 10 ** 9)
     slow = few_shot(model)
-    assert slow.prefix == 0 and torch.equal(fast.response_ids, slow.response_ids) and torch.equal(fast.mask, slow.mask)
+    assert slow.prefix == 0 and torch.equal(batch.response_ids, slow.response_ids) and torch.equal(batch.mask, slow.mask)
 
 
 FAMILIES = {"llama": {}, "qwen2": {}, "gemma": {}, "granite": {}, "cohere": {}, "stablelm": {}, "olmo2": {}, "phi3": {"sliding_window": None}, "gpt_neox": {},
@@ -99,17 +99,17 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
     generator = torch.Generator().manual_seed(0)
     tokens = lambda *shape: torch.randint(1, 64, shape, generator=generator)
     common, answers = tokens(17).tolist(), tokens(12, 5)
-    prompts, able = [common + tokens(n).tolist() for n in (2, 6, 3, 5)], sampling.has_plain_cache(config)
+    prompts, able = [common + tokens(n).tolist() for n in (2, 6, 3, 5)], has_plain_cache(config)
     assert able == (family != "gemma3_text")
     with torch.no_grad():
         want = torch.stack([model.base_model(input_ids=torch.tensor([[*prompts[i // 3], *answers[i].tolist()]])).last_hidden_state[0, -6:-1]
                             for i in range(12)])             # [B, T, D]
         for prefix in {0, 17 * able}:
-            rollout = Rollout(*left_pad(prompts, 0, "cpu", prefix), answers, answers > 0, None, None, None, 3, prefix)
-            groups = groups_per_row(config, rollout, 5)
+            rollout = Rollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None, None, 3, prefix)
+            groups = groups_per_row(config, rollout)
             assert groups == (0 if family in ("gpt2", "opt", "bloom", "falcon", "gemma3_text") else 4)
-            paths = [plain_hidden(model, rollout, 5), shared_hidden(model, rollout, 5)]
-            paths += [packed_hidden(model, rollout, 5, k) for k in {1, 2, 4} if groups]
+            paths = [plain.response_hidden(model, rollout), shared_hidden(model, rollout)]
+            paths += [packed_hidden(model, rollout, k) for k in {1, 2, 4} if groups]
             assert all(torch.allclose(path, want, atol=1e-5 * want.abs().max()) for path in paths)
 
 
@@ -175,12 +175,12 @@ def test_distinct_keeps_what_a_group_holds_once():
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("packed", [MAX_PACKED, 0])
 def test_responses_that_occur_twice_are_computed_once_with_the_same_gradients(make, packed, monkeypatch):
-    monkeypatch.setattr(logprobs, "MAX_PACKED", packed)
+    monkeypatch.setattr(fast, "MAX_PACKED", packed)
     model = make()
     part, weights, found = repeated(rolled(model, G=4, T=12)).rows(0, 8), torch.randn(8, 12), []
     for share in (True, False):
         model.zero_grad()
-        scores = response_logp(model, part, share_prompt=share, entropy_grad=True)
+        scores = (fast if share else plain).response_logp(model, part, entropy_grad=True)
         ((scores.logp + scores.entropy) * weights[:, :scores.logp.shape[1]]).sum().backward()
         found.append((torch.stack(scores[:2]), torch.cat([p.grad.flatten() for p in model.parameters()])))
     (values, grad), (want, reference) = found
@@ -208,7 +208,7 @@ def test_one_response_per_prompt_pays_nothing_for_the_machinery(make):
     assert rows == [(3, rollout.prompt_ids.shape[1] + rollout.mask.shape[1] - 1)], "one plain forward"
 
 
-@pytest.mark.parametrize("name, words", [("rollout", "rows the model computed, token by token: 2 "), ("plumbing.logprobs", "packed: a group in one row")])
+@pytest.mark.parametrize("name, words", [("rollout", "log-probs of sampling against recomputed ones")])
 def test_the_demos_show_their_concept(name, words, capsys):
     runpy.run_module(name, run_name="__main__")
     assert words in capsys.readouterr().out

@@ -9,7 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
 from moe import TinyMoE
-from rollout import concat, draw, sample
+from plumbing.batches import concat
+from plumbing.compiled import Decoder
+from plumbing.fast import sample
+from rollout import draw
 from plumbing.tasks import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
@@ -96,14 +99,16 @@ def test_responses_that_are_equal_so_far_share_a_row_and_part_where_they_differ(
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
 def test_a_static_cache_as_compiled_code_wants_it_changes_no_token(make):
     model = make()
-    plain, static = rolled(model), rolled(model, compiled=model.forward)
+    decoder = Decoder(model)
+    decoder.forward = model.forward                       # what is compiled, without compiling it
+    plain, static = rolled(model), rolled(model, decoder=decoder)
     assert torch.equal(plain.response_ids, static.response_ids) and torch.equal(plain.mask, static.mask)
     torch.testing.assert_close(plain.sampler_logp, static.sampler_logp, rtol=1e-5, atol=1e-5)
 
 
 def test_a_sliding_window_is_refused_for_compiled_sampling():
-    with pytest.raises(ValueError, match="--torch_compile: mistral has other layers"):
-        rolled(sliding(), compiled=sliding().forward)
+    with pytest.raises(ValueError, match="--torch_compile: mistral does not take"):
+        Decoder(sliding())
 
 
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():

@@ -16,10 +16,12 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
 from losses import policy_loss
 from moe import TinyMoE
 from ratios import token_ratio
-from rollout import Rollout, response_logp
+import rollout as plain
+from plumbing import fast
+from plumbing.batches import cut_routes
+from rollout import Rollout, left_pad
 from routes import (Pass, Routes, flip_rate, has_routers, load_balancing_loss, record_routes,
                     replay_routes, route_bytes, router_shift)
-from train import cut_routes
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -224,8 +226,9 @@ def rollout(Q=3, G=2, P=4, T=5, prefix=0):
     mask = torch.arange(T) < lengths[:Q * G, None]
     prompt_mask = torch.arange(P) >= torch.tensor([0, 1, 2])[:Q, None]
     prompts, answers = (torch.randint(0, V, shape, generator=generator) for shape in ((Q, P), (Q * G, T)))
-    common = torch.randint(0, V, (1, prefix), generator=generator).expand(Q, -1)
-    prompts, prompt_mask = torch.cat([common, prompts], 1), torch.cat([torch.ones_like(common, dtype=torch.bool), prompt_mask], 1)
+    common = torch.randint(0, V, (prefix,), generator=generator).tolist()
+    prompts = [common + ids[real].tolist() for ids, real in zip(prompts, prompt_mask)]
+    prompts, prompt_mask = left_pad(prompts, 0, "cpu")
     never = torch.zeros(Q * G, dtype=torch.bool)
     return Rollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix)
 
@@ -235,7 +238,7 @@ def scored(model, part, share, chunks):
     logps, routes = [], []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as recorded:
-            logps.append(response_logp(model, part.rows(start, stop), share_prompt=share).logp)
+            logps.append((fast if share else plain).response_logp(model, part.rows(start, stop)).logp)
         routes.append(recorded)
     return torch.cat(logps), Routes.cat(routes)
 
@@ -254,7 +257,7 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
         rows = slice(prompts.start * 2, prompts.stop * 2)
         mini = routes.rows([prompts, rows] if share else [rows])
         with torch.no_grad(), replay_routes(model, mini), record_routes(model) as used:
-            response_logp(model, part.rows(rows.start, rows.stop), share_prompt=share)
+            (fast if share else plain).response_logp(model, part.rows(rows.start, rows.stop))
         for forced, old, index in zip(used.passes, routes.passes, [prompts, rows] if share else [rows], strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
@@ -283,7 +286,7 @@ def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
     for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):     # the mini-batch, its groups, a part of one
         cut = cut_routes(old, torch.arange(start, stop), mini)
         with replay_routes(model, cut), record_routes(model) as used:
-            response_logp(model, mini.rows(start, stop))
+            fast.response_logp(model, mini.rows(start, stop))
         for forced, want in zip(used.passes, cut.passes, strict=True):
             assert torch.equal(forced.indices, want.indices)
         answers = used.responses(width + 4, stop - start).indices
@@ -296,7 +299,7 @@ def test_under_replay_every_grpo_token_ratio_on_unchanged_weights_is_exactly_one
     model, part = make(family), rollout()
     old_logp, routes = scored(model, part, share, [(0, 6)])
     with replay_routes(model, routes):
-        logp = response_logp(model, part, share_prompt=share).logp
+        logp = (fast if share else plain).response_logp(model, part).logp
     assert (token_ratio(logp, old_logp, part.mask)[part.mask] == 1).all()
     loss, stats = policy_loss("grpo", logp, old_logp, torch.tensor([1., -1., 1., -1., 1., -1.]), part.mask)
     loss.backward()

@@ -99,7 +99,7 @@ def always_right(make):
 @pytest.mark.parametrize("flags", [
     ["--token_credit", "true", "--algorithm", "gspo_token"], ["--routing_replay", "true"], ["--old_logp", "sampler"],
     ["--sampler_dtype", "bfloat16", "--mismatch", "seq_truncate"], ["--micro_batch_size", "2"], ["--gradient_checkpointing", "true"],
-    ["--plain"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
+    ["--plain", "true"], ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--optim", "sgd"],
     ["--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "4"], ["--bf16", "true"], ["--verbose_answers", "true", "--eval_samples", "0"]])
 def test_options_run(flags, workplace, monkeypatch):
     from plumbing import policy
@@ -130,9 +130,10 @@ def test_without_a_compiler_one_warning_and_the_plain_path(workplace, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("no C++ compiler\nat all")
     monkeypatch.setattr(torch, "compile", broken)
-    train.can_compile.cache_clear()
+    train.compiled.can_compile.cache_clear()
     train.main([*TINY, "--steps", "2", "--eval_samples", "0", "--torch_compile", "--output_dir", "run"])
-    train.can_compile.cache_clear()
+    train.compiled.can_compile.cache_clear()
+    train.compiled.decoder.cache_clear()
     assert capsys.readouterr().err == ("train.py: warning: no working compiler for --torch_compile, sampling takes the plain path: "
                                        "no C++ compiler at all\n")
     assert [r["compiled"] for r in metrics("run")] == [False, False]
@@ -158,8 +159,8 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
         tensor[1:4], tensor[5:7] = tensor[0].clone(), tensor[4].clone()
     found = []
     for args.plain in (False, True):
-        logp, entropy, _, routes = train.score(args, train.Actor(policy, args), policy, part, record=True, entropy=True)
-        found.append((logp, entropy, train.response_routes(routes, part)))
+        got = train.score(args, train.Actor(policy, args), policy, part, entropy=True)
+        found.append((got.logp, got.entropy, train.batches.response_routes(got.routes, part)))
     (logp, entropy, ours), (want, want_entropy, theirs) = found
     assert torch.allclose(logp, want, atol=1e-5) and torch.allclose(entropy, want_entropy, atol=1e-5)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])

@@ -1,0 +1,173 @@
+"""Batches: a rollout with all that an update needs of it, cut and joined together.
+
+A batch is cut three ways: into mini-batches of whole groups (one optimiser step each), into the
+micro-batches that fit into memory, and into the shares of several processes. The weights per token
+are made before the cuts (losses.token_weights), so that no cut changes a loss.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from advantages import has_signal
+from losses import combine_stats, token_weights
+from plumbing import processes
+from plumbing.policy import Forward
+from rollout import Rollout
+from routes import Routes, has_routers
+
+
+@dataclass
+class Batch:
+    rollout: Rollout
+    tensors: dict            # by name, [B, T] or [B]: old_logp, advantages, ref_logp, weights ...
+    routes: Routes | None = None
+
+    def __getitem__(self, name):
+        """A tensor by name, None if this batch has none of that name."""
+        return self.tensors.get(name)
+
+    def prompts(self, index):
+        """The groups of the prompts in `index` [q], in that order."""
+        rows = self.rollout.rows_of(index)
+        return self.cut(self.rollout.prompts(index), rows)
+
+    def rows(self, start, stop):
+        """Rows start:stop: whole groups, or part of one group."""
+        rows = torch.arange(start, stop, device=self.rollout.mask.device)
+        return self.cut(self.rollout.rows(start, stop), rows)
+
+    def cut(self, rollout, rows):
+        tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
+        return Batch(rollout, tensors, cut_routes(self.routes, rows, self.rollout))
+
+
+def cut_routes(routes, rows, rollout):
+    """The routes of some rows [n] of a rollout. A row of a forward over prompts serves a group, or
+    part of one; a forward over the shared prefix serves everybody."""
+    if routes is None:
+        return None
+    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes]
+    index = [rows[::share] // share for share in shares]
+    if routes.passes[0].indices.shape[2] == rollout.prefix:
+        index[0] = slice(1)
+    return routes.rows(index)
+
+
+def response_routes(routes, rollout):
+    """The routes that predict the response tokens: indices [L, B, T, K], logits [L, B, T, E]."""
+    return routes.responses(rollout.prompt_ids.shape[1], len(rollout.mask))
+
+
+def micro_batch_rows(args):
+    """Rows per forward pass of an update: whole groups, or a part of one."""
+    prompts = args.prompts_per_step // args.steps_per_generation // processes.world()
+    return args.micro_batch_size or prompts * args.num_generations
+
+
+def micro_batches(args, batch):
+    """This process's share of a mini-batch, in pieces that fit into memory."""
+    own, size = processes.share(len(batch.rollout.mask)), micro_batch_rows(args)
+    for start in range(own.start, own.stop, size):
+        yield batch.rows(start, min(start + size, own.stop))
+
+
+def with_weights(args, batch):
+    """The batch with `weights` (the objective's reduction) and `per_token` (a mean over tokens)."""
+    mask = batch.rollout.mask
+    weights = token_weights(mask, args.reduction, group_size=args.num_generations,
+                            max_length=args.max_completion_length)                  # [B, T]
+    per_token = token_weights(mask, "token-mean")                                   # [B, T]
+    return replace(batch, tensors=batch.tensors | {"weights": weights, "per_token": per_token})
+
+
+def with_gradient(args, batch):
+    """The batch without groups of equal rewards, where that changes no gradient: A = 0 everywhere and
+    no other term in the loss. One group stays, so that there is a forward."""
+    others = args.beta or args.entropy_coef or args.router_aux_loss_coef
+    per_answer = args.advantage in ("group", "leave_one_out") and not args.token_credit
+    if args.plain or others or not per_answer or processes.world() > 1:
+        return batch
+    live = batch["advantages"].view(-1, args.num_generations).ne(0).any(-1).nonzero().squeeze(-1)
+    return batch.prompts(live if len(live) else live.new_zeros(1))
+
+
+def whole_stats(parts, mask):
+    """The stats of a mini-batch from those of the micro-batches of all processes. Clip shares count
+    all its loss tokens, mask [B, T]; losses add up."""
+    parts = [part for process in processes.gather(parts) for part in process]
+    stats = combine_stats(parts)
+    for name in ("clip_low", "clip_high"):
+        stats[name] = stats[name] * stats["tokens"] / mask.sum()
+    losses = {name: sum(part[name] for part in parts) for name in ("loss", "value_loss")}
+    return {name: float(value) for name, value in (stats | losses).items()}
+
+
+@torch.no_grad()
+def scored(args, scorer, policy, rollout, entropy=False, record=None):
+    """A rollout under a policy, as one Forward; every process computes its share. record: routes too;
+    None: where there are any, as they are compared, replayed or part of the loss."""
+    own = processes.share(len(rollout.mask))
+    if record is None:
+        record = has_routers(policy) and args.old_logp == "recompute"
+    # Without a backward as many rows fit as while sampling; in bfloat16 they are as many as in an
+    # update, to be rounded as there.
+    size = micro_batch_rows(args) if args.micro_batch_size or args.bf16 else len(rollout.mask)
+    parts = []
+    for start in range(own.start, own.stop, size):
+        part = rollout.rows(start, min(start + size, own.stop))
+        parts.append(scorer(part, temperature=args.temperature, entropy=entropy, record=record))
+    parts = [part for process in processes.gather(parts) for part in process]
+    *tensors, routes = zip(*parts)
+    tensors = [None if x[0] is None else torch.cat(x) for x in tensors]             # [B, T]
+    return Forward(*tensors, Routes.cat(routes) if record else None)
+
+
+def old_and_new(batch, routes):
+    """(old, new) routes that predict the responses of a batch: indices [L, B, T, K], logits [L, B, T,
+    E] each."""
+    return tuple(response_routes(r, batch.rollout) for r in (batch.routes, routes))
+
+
+# ---------------------------------------------------------------------------------- joining rollouts
+
+def concat(rollouts):
+    """Rollouts of the same group size as one; narrower ones are padded, prompts on their left."""
+    P, T = (max(getattr(r, name).shape[1] for r in rollouts) for name in ("prompt_ids", "mask"))
+    first = rollouts[0]
+
+    def left(name):
+        return torch.cat([F.pad(getattr(r, name), (P - r.prompt_ids.shape[1], 0)) for r in rollouts])
+
+    def right(name):
+        return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
+    return Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
+                   right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
+                   [t for r in rollouts for t in r.texts], first.group_size, shared(rollouts))
+
+
+def shared(rollouts):
+    """The prefix that rollouts share, if each has one and they begin alike; else 0."""
+    prefix = min(r.prefix for r in rollouts)
+    begins = {tuple(r.prompt_ids[0][r.prompt_mask[0]][:prefix].tolist()) for r in rollouts}
+    return prefix if len(begins) == 1 else 0
+
+
+def keep_signal(rounds, wanted, last):
+    """DAPO's dynamic sampling: of rounds of (rollout, problems, rewards) the first `wanted` groups that
+    hold different rewards; None if there are not enough yet, filled up with others in the last round."""
+    found = []
+    for number, (rollout, problems, rewards) in enumerate(rounds, 1):
+        signal = has_signal(rewards, rollout.group_size)                            # [Q]
+        keep = signal.nonzero().squeeze(-1)                                         # [q]
+        if last and number == len(rounds):
+            keep = signal.int().argsort(descending=True, stable=True)               # [Q]
+        if len(keep):
+            rows = rollout.rows_of(keep).cpu()
+            found.append((rollout.prompts(keep), [problems[i] for i in keep], rewards[rows]))
+    if sum(len(problems) for _, problems, _ in found) < wanted:
+        return None
+    rows = wanted * rounds[0][0].group_size
+    return (concat([f[0] for f in found]).rows(0, rows), [p for f in found for p in f[1]][:wanted],
+            torch.cat([f[2] for f in found])[:rows])

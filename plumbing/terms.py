@@ -1,0 +1,64 @@
+"""Terms: which advantages a flag asks for, and what a loss holds besides the objective."""
+
+from advantages import (gae, group_advantages, leave_one_out, overlong_penalty, reinforce_plus_plus,
+                        value_loss)
+from losses import kl_penalty
+from plumbing import batches, tasks
+from routes import load_balancing_loss, router_shift
+
+VALUE_COEF = 0.5  # weight of the critic's loss, as TRL's PPO and PPO2 before it
+
+
+def with_overlong_penalty(args, rewards, rollout):
+    """Rewards [B], less DAPO's penalty for answers near the length limit, if --overlong_cache."""
+    if not args.overlong_cache:
+        return rewards
+    cache = max(1, round(args.overlong_cache * args.max_completion_length))
+    lengths = rollout.mask.sum(-1)                                                  # [B]
+    return rewards + overlong_penalty(lengths, args.max_completion_length, cache)   # [B]
+
+
+def estimate_advantages(args, rewards, rollout, problems, task, values):
+    """Rewards [B] -> {"advantages": [B] or [B, T]}, with a critic also its "values" and "returns"."""
+    G, mask = args.num_generations, rollout.mask
+    if args.advantage == "gae":
+        advantages, returns = gae(rewards, values, mask, args.gamma, args.lam)      # [B, T] each
+        return {"advantages": advantages, "values": values, "returns": returns}
+    if args.advantage.startswith("reinforce_plus_plus"):
+        baseline = G if args.advantage.endswith("baseline") else None
+        return {"advantages": reinforce_plus_plus(rewards, mask, baseline, gamma=args.gamma)}
+    if args.advantage == "leave_one_out":
+        advantages = leave_one_out(rewards, G)                                      # [B]
+    else:
+        advantages = group_advantages(rewards, G, scale=args.scale_rewards)         # [B]
+    if args.token_credit:  # what stands before the first wrong step of a wrong answer is not to blame
+        blamed = tasks.blamed(task, rollout, problems) | (advantages[:, None] > 0)  # [B, T]
+        advantages = advantages[:, None] * blamed                                   # [B, T]
+    return {"advantages": advantages}
+
+
+def shift(args, part, routes):
+    """RSPO's router shift [B, T] of the new routes against the old ones; None for the others."""
+    if args.objective != "rspo":
+        return None
+    old, new = batches.old_and_new(part, routes)
+    return router_shift(old.logits, new.logits, old.indices, part.rollout.mask)     # [B, T]
+
+
+def other_terms(args, policy, part, new, share):
+    """What the loss holds besides the objective, by name: KL, entropy bonus, critic, load balancing.
+    share: the micro-batch's part of the mini-batch's rows."""
+    mask, terms = part.rollout.mask, {}                                             # [B, T]
+    if args.beta:
+        kl = kl_penalty(new.logp, part["ref_logp"], mask, args.kl_estimator, part["old_logp"])
+        terms["kl"] = args.beta * (part["weights"] * kl).sum()
+    if args.entropy_coef:
+        terms["entropy"] = -args.entropy_coef * (part["per_token"] * new.entropy).sum()
+    if new.values is not None:
+        critic = value_loss(new.values, part["values"], part["returns"], mask, part["per_token"])
+        terms["critic"] = VALUE_COEF * critic
+    if args.router_aux_loss_coef:
+        logits = batches.response_routes(new.routes, part.rollout).logits           # [L, B, T, E]
+        balance = load_balancing_loss(logits, mask, policy.config.num_experts_per_tok)
+        terms["balance"] = args.router_aux_loss_coef * balance * share
+    return terms
