@@ -7,8 +7,8 @@ how tokens are averaged. From GRPO to GSPO two choices change: the ratio from "t
 and with it the band, hundreds of times narrower as a sequence's ratio is a mean over its tokens.
 
 Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of
-bad ones (A < 0) below it. At ratio 1 group-normalised advantages give a loss of about 0, but the
-gradient is not 0. The KL to a reference and the entropy bonus are added by the caller.
+bad ones (A < 0) below it. At ratio 1 group-normalised advantages give a loss of about 0, and that
+is right: the gradient is not 0.
 """
 
 from dataclasses import dataclass
@@ -114,8 +114,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
 
     stats, 0-dim tensors: clip_low, clip_high, the shares of loss tokens whose gradient was removed
     below and above the band (all those of a clipped sequence; off_policy_mask is low, dual_clip
-    high); clip_signal, both as a share of the signal_tokens (A not 0); ratio_stats.
-    """
+    high); clip_signal, both as a share of the signal_tokens (A not 0); ratio_stats."""
     row = OBJECTIVES[choose("name", name, OBJECTIVES)]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     mismatch=mismatch)
@@ -210,11 +209,9 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
 def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
     """Weights for ρ = π_old / π_sampler, the gap between trainer and sampler: [B, T], detached, 0
     outside the mask. mode: a level, `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|), and what
-    happens outside [low, high]: `_truncate` clamps the weight (TIS: token, 0, 2), `_mask` makes it
-    0 (IcePop: token, 0.5, 5; geo_mask weighs the tokens of the answers it keeps by ρ_t). A product
-    with fixed bounds masks by length (0.03 nats of noise per token, high 3: 5 % of answers of 512
-    tokens, 28 % of 4096); geo does not.
-    """
+    happens outside [low, high]: `_truncate` clamps (TIS: token, 0, 2), `_mask` gives 0 (IcePop:
+    token, 0.5, 5; geo_mask weighs the answers it keeps by ρ_t). A product masks by length: with
+    0.03 nats of noise per token and high 3, 5 % of answers of 512 tokens and 28 % of 4096."""
     modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
     level, action = choose("mode", mode, modes).split("_")
     ratio = LEVELS["token" if mode == "geo_mask" else level]
@@ -237,22 +234,6 @@ def high_entropy_mask(entropy, mask, quantile):
     return mask & (entropy >= torch.quantile(entropy[mask], quantile))           # [B, T]
 
 
-def combine_stats(parts):
-    """The stats of a mini-batch from those of its micro-batches, exactly."""
-    total = {n: sum(p[n] for p in parts) for n in ("tokens", "signal_tokens", "answers")}
-
-    def mean(of, count):
-        return sum(of(p) * p[count] for p in parts) / total[count].clamp(min=1)
-
-    for name, count in (("clip_low", "tokens"), ("clip_high", "tokens"),
-                        ("clip_signal", "signal_tokens")):
-        total[name] = mean(lambda p: p[name], count)
-    for x, count in (("log_w", "tokens"), ("log_s", "answers")):
-        total[f"{x}_mean"] = centre = mean(lambda p: p[f"{x}_mean"], count)
-        total[f"{x}_var"] = mean(lambda p: p[f"{x}_var"] + (p[f"{x}_mean"] - centre) ** 2, count)
-    return total | {"ratio_max": torch.stack([p["ratio_max"] for p in parts]).amax()}
-
-
 def choose(argument, value, known):
     """value, which must be one of the known names."""
     if value not in known:
@@ -263,24 +244,21 @@ def choose(argument, value, known):
 def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
     """The edges of the band, None without one; ValueError for what makes no sense together."""
     row = OBJECTIVES[name]
-    kind = f"{name} ({row.ratio}, {row.clip})"
     per_token = row.ratio in ("none", "token", "gspo-token") and advantages.shape == mask.shape
     if advantages.shape != mask.shape[:1] and not per_token:
         raise ValueError(f"advantages is {list(advantages.shape)}, mask {list(mask.shape)}: it is "
-                         f"[B], or [B, T] with a ratio per token (gspo_token); not for {kind}")
+                         f"[B], or [B, T] with a ratio per token (gspo_token); not for {name}")
     if row.ratio == "log-shifted" and router_shift is None:
         raise ValueError(f"router_shift is missing: {name} needs it, [B, T] (moe.router_shift)")
     if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
-        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, for (token, min), not {kind}")
+        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with token and min, not {name}")
     low = row.epsilon if epsilon is None else epsilon
     high = row.epsilon_high if epsilon_high is None else epsilon_high
-    if row.epsilon is None:
-        if (low, high) != (None, None):
-            raise ValueError(f"epsilon is {low}, epsilon_high is {high}, but {name} has no band")
+    if (row.epsilon, low, high) == (None, None, None):
         return None, None
-    if min(low, high) < 0 or row.clip == "min" and low > 1:
-        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: both must be at least 0, and "
-                         "the band [1 - epsilon, 1 + epsilon_high] too")
+    if row.epsilon is None or min(low, high) < 0 or row.clip == "min" and low > 1:
+        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {name} has no band, or a band "
+                         "[1 - epsilon, 1 + epsilon_high] that starts at 0 or above")
     return (-low, high) if row.clip in AROUND_0 else (1 - low, 1 + high)
 
 
@@ -289,7 +267,6 @@ if __name__ == "__main__":
     w = torch.tensor([[1.00, 1.90, 0.40, 1.25], [1.05, 0.75, 1.00, 1.00]])
     mask, A = torch.tensor([[True] * 4, [True] * 2 + [False] * 2]), torch.tensor([1.0, -1.0])
     old_logp, shift = torch.full((2, 4), -1.5), torch.full((2, 4), 0.9)
-
     print("Under each token: -d loss / d log π, how hard an update pushes it up (+) or down (-)\n")
     print(f"{'name':12}{'ratio':12}{'clip':8}{'loss':>6}{'clip_low':>9}{'_high':>6}  "
           + "".join(f"  w {x:4.2f}" for x in w[mask].tolist()) + "   (A = +1 four times, then -1)")

@@ -23,7 +23,7 @@ LARGEST_LOG = 80.0   # exp overflows float32 at 88.7; inf would make a clipped g
 
 
 def check_per_token(mask, **tensors):
-    """ValueError unless mask is bool [B, T] and each tensor (or None) float32 or float64, [B, T]."""
+    """ValueError unless mask is bool [B, T], each tensor None or float32 or float64 of [B, T]."""
     if mask.dtype != torch.bool or mask.dim() != 2:
         raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T], "
                          "True at the loss tokens")

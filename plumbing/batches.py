@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from advantages import has_signal
-from losses import combine_stats, token_weights
+from losses import token_weights
 from plumbing import processes
 from plumbing.policy import Forward
 from rollout import Rollout
@@ -102,6 +102,22 @@ def whole_stats(parts, mask):
         stats[name] = stats[name] * stats["tokens"] / mask.sum()
     losses = {name: sum(part[name] for part in parts) for name in ("loss", "value_loss")}
     return {name: float(value) for name, value in (stats | losses).items()}
+
+
+def combine_stats(parts):
+    """The stats of a mini-batch from those of its micro-batches, exactly."""
+    total = {n: sum(p[n] for p in parts) for n in ("tokens", "signal_tokens", "answers")}
+
+    def mean(of, count):
+        return sum(of(p) * p[count] for p in parts) / total[count].clamp(min=1)
+
+    for name, count in (("clip_low", "tokens"), ("clip_high", "tokens"),
+                        ("clip_signal", "signal_tokens")):
+        total[name] = mean(lambda p: p[name], count)
+    for x, count in (("log_w", "tokens"), ("log_s", "answers")):
+        total[f"{x}_mean"] = centre = mean(lambda p: p[f"{x}_mean"], count)
+        total[f"{x}_var"] = mean(lambda p: p[f"{x}_var"] + (p[f"{x}_mean"] - centre) ** 2, count)
+    return total | {"ratio_max": torch.stack([p["ratio_max"] for p in parts]).amax()}
 
 
 @torch.no_grad()

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from advantages import group_advantages
-from losses import (OBJECTIVES, combine_stats, high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight,
+from losses import (OBJECTIVES, high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight,
                     policy_loss, token_weights)
+from plumbing.batches import combine_stats
 from plumbing.metrics import weight_stats
 from ratios import sequence_ratio
 
@@ -615,7 +616,7 @@ def test_unknown_names_list_the_known_ones():
     ("grpo", dict(old_logp=lambda x: x[:, :9]), r"old_logp is \[16, 9\] but mask is \[16, 10\]"),
     ("grpo", dict(advantages=lambda x: x[:15]), r"advantages is \[15\], mask \[16, 10\]: it is \[B\], or \[B, T\]"),
     ("gspo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"advantages is \[16, 10\].*ratio per token \(gspo_token\); not for gspo"),
-    ("gmpo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"ratio per token \(gspo_token\); not for gmpo \(log-token, log-min\)"),
+    ("gmpo", dict(advantages=lambda x: x[:, None].expand(16, T)), r"ratio per token \(gspo_token\); not for gmpo"),
     ("rspo", dict(), r"router_shift is missing: rspo"),
     ("rspo", dict(router_shift=lambda _: torch.ones(16)), r"router_shift is \[16\] but mask is \[16, 10\]"),
     ("dr_grpo", dict(), "max_length is None"),
