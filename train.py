@@ -20,12 +20,14 @@ from transformers.utils import logging
 
 import rollout as plain
 from eval import held_out, pass_at_1
-from losses import mismatch_weight, policy_loss
+from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, run, tasks
-from plumbing.arguments import parse, trl_config
+from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
 from plumbing.policy import Actor, load_policy, make_optimizer, reference_of, sampling_copy
-from plumbing.terms import estimate_advantages, other_terms, shift, with_overlong_penalty
+from plumbing.terms import (estimate_advantages, mismatch_correction, other_terms, shift,
+                            with_overlong_penalty)
+from plumbing.trl import trl_config
 from routes import replay_routes
 
 # -------------------------------------------------------------------------- the steps of the loop
@@ -132,10 +134,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         if args.old_logp == "recompute":
             old = score(args, scorer, policy, rollout)
             tensors["old_logp"] = old.logp                                          # [B, T]
-        if args.mismatch:
-            tensors["mismatch"] = mismatch_weight(
-                old.logp, rollout.sampler_logp, mask, args.mismatch, args.mismatch_low,
-                args.mismatch_high)                                                 # [B, T]
+        tensors |= mismatch_correction(args, tensors["old_logp"], rollout)          # [B, T]
         if reference is not None:  # scored as old_logp is, so that equal policies differ by exactly 0
             tensors["ref_logp"] = score(args, reference, reference.policy, rollout).logp    # [B, T]
         clock.lap("seconds_logp")

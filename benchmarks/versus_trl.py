@@ -38,7 +38,8 @@ from plumbing import batches, fast  # noqa: E402
 import rollout  # noqa: E402
 from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
-from plumbing.arguments import parse, trl_config  # noqa: E402
+from plumbing.arguments import parse  # noqa: E402
+from plumbing.trl import trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402

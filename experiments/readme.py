@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT))
 from experiments.run_claims import GROUPS                                               # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
 from plumbing import memory as footprint                                                # noqa: E402
-from plumbing.arguments import PRESETS, TRL_LOSS                                        # noqa: E402
+from plumbing.arguments import PRESETS                                                  # noqa: E402
+from plumbing.trl import TRL_LOSS                                                       # noqa: E402
 
 
 def load(name):
@@ -252,10 +253,12 @@ def trl_name(name):
 
 
 def presets():
-    """What --algorithm NAME fills in."""
-    flags = lambda row: " ".join(f"--{k}" if v is True else f"--{k} {v}" for k, v in row.items())
-    rows = [(f"`{name}`", f"`{flags(row)}`") for name, row in PRESETS.items()]
-    return table(("--algorithm", "fills in"), *rows)
+    """The objective that --algorithm NAME takes, and the flags that it fills in."""
+    def flags(row):
+        words = [f"--{k}" if v is True else f"--{k} {v}" for k, v in row.items() if k != "objective"]
+        return f"`{' '.join(words)}`" if words else "–"
+    rows = [(f"`{name}`", f"`{row['objective']}`", flags(row)) for name, row in PRESETS.items()]
+    return table(("--algorithm", "objective", "fills in"), *rows)
 
 
 def headline():

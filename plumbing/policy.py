@@ -35,6 +35,7 @@ from rollout import Rollout, left_pad, response_logp
 
 CACHE = Path("runs/cold_start")
 BATCH, WARMUP, BALANCE = 32, 30, 0.01            # rows per step, steps of warm-up, load-balancing coefficient
+INIT_STD = 0.08                                  # of random weights
 MUST_PASS = 0.3                                  # below this pass@1 the phase transition has not happened, and RL has nothing to work with
 
 
@@ -87,9 +88,9 @@ def checkpoint_layers(policy):
 
 def make_optimizer(args, actor):
     if args.optim == "sgd":
-        return torch.optim.SGD(actor.parameters(), args.learning_rate, weight_decay=args.weight_decay)
+        return torch.optim.SGD(actor.parameters(), args.learning_rate)
     return torch.optim.AdamW(actor.parameters(), args.learning_rate, betas=(0.9, 0.95),
-                             weight_decay=args.weight_decay, fused=True)
+                             weight_decay=0.0, fused=True)
 
 
 def reference_of(args, task, device):
@@ -204,7 +205,7 @@ def tiny_config(args, tokenizer):
         num_key_value_heads=4, head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=args.num_experts_per_tok,
         moe_intermediate_size=args.moe_intermediate_size, intermediate_size=args.moe_intermediate_size * args.num_experts_per_tok,
         norm_topk_prob=args.num_experts_per_tok > 1,         # a single renormalised gate is always 1: its router would not learn
-        tie_word_embeddings=False, max_position_embeddings=2048, initializer_range=args.initializer_range,
+        tie_word_embeddings=False, max_position_embeddings=2048, initializer_range=INIT_STD,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 

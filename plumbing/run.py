@@ -34,10 +34,12 @@ except ImportError:                                          # Windows: no run i
     fcntl = None
 
 # Flags that may differ when a run is resumed: they do not change what is computed.
-FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "keep", "eval_steps",
+FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps",
         "print_trl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
 LOCK = ".lock"
+KEEP = 2                         # checkpoints that a run has at most
+MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
 
 
 # --------------------------------------------------------------------------------- the folder
@@ -182,7 +184,7 @@ class Saver:
     """Checkpoints of a run. As a context manager it also saves when an error ends the block."""
 
     def __init__(self, args, folder):
-        self.folder, self.shard, self.keep, self.marked = folder, args.shard, args.keep, None
+        self.folder, self.shard, self.marked = folder, args.shard, None
 
     def hold(self, actor, tokenizer, optimizer, schedule, stream, progress):
         """What is to be saved, besides the random states: what the rest of the run depends on."""
@@ -200,7 +202,7 @@ class Saver:
         state = marked | processes.whole_state(self.actor, self.optimizer, self.shard)
         with processes.gathered(self.actor) as policy:
             processes.on_first(lambda: save(self.folder, state["step"], policy, self.tokenizer,
-                                            state, self.keep))
+                                            state))
 
     def restore(self):
         """The state of the newest whole checkpoint; the policy itself was loaded from it before.
@@ -239,7 +241,7 @@ class Saver:
             return
         state = self.marked | processes.whole_state(self.actor, self.optimizer, self.shard)
         half = self.schedule.state_dict() != self.marked["schedule"]
-        save(self.folder, step, self.actor.policy, self.tokenizer, state, self.keep)
+        save(self.folder, step, self.actor.policy, self.tokenizer, state)
         print(f"\nan error in batch {step + 1}: saved {self.folder}/checkpoints/step_{step} first"
               f"{', with the updates this batch had made' * half}; --resume goes on from there")
 
@@ -251,7 +253,7 @@ def count_bad(args, folder, step, skipped, bad, batch):
     kept = folder / f"bad_batch_step_{step}.pt"
     if processes.rank() == 0:
         torch.save({"step": step, **vars(batch.rollout), **batch.tensors}, kept)
-    if bad + 1 >= args.max_bad_steps:
+    if bad + 1 >= MAX_BAD_STEPS:
         raise SystemExit(
             f"train.py: {bad + 1} updates in a row had a loss or gradient that is not finite; "
             f"stopped in batch {step}. The last mini-batch is in {kept}, the last checkpoint is "
@@ -281,8 +283,8 @@ def stop_on_signals():
     return caught
 
 
-def save(run, step, policy, tokenizer, state, keep):
-    """Write checkpoints/step_N and prune old ones down to `keep`. state: plain data and tensors."""
+def save(run, step, policy, tokenizer, state):
+    """Write checkpoints/step_N and prune old ones. state: plain data and tensors."""
     folder = run / "checkpoints" / f"step_{step}"
     partial, kept = folder.with_name(f".partial-{folder.name}"), [old for _, old in whole(run)]
     last = kept[-1].name if kept else "none"
@@ -301,7 +303,7 @@ def save(run, step, policy, tokenizer, state, keep):
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for old in kept[:max(0, len(kept) + 1 - keep)]:
+    for old in kept[:max(0, len(kept) + 1 - KEEP)]:
         gone = old.with_name(f".partial-{old.name}")
         os.rename(old, gone)                                 # half of one must not look whole
         shutil.rmtree(gone, ignore_errors=True)

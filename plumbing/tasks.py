@@ -205,7 +205,7 @@ def from_arguments(args):
     Fills in args.max_completion_length where it was not given: the built-in task's longest answer, else 256.
     """
     if args.dataset_name is None:
-        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers, args.habit, args.slip)
+        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
         args.max_completion_length = args.max_completion_length or longest_answer(task)
         if args.stage2_step:                                 # stage 2 adds the longer half of the sums
             terms = lambda problem: len(problem.prompt.split("+"))
@@ -214,7 +214,7 @@ def from_arguments(args):
             task.sizes = (first, len(task.train) - first)
         return task
     options = dict(prompt_column=args.prompt_column, answer_column=args.answer_column, verifier=args.verifier, stop=args.stop,
-                   time_limit=args.verifier_time_limit, chat=args.chat_template, seed=args.seed)
+                   chat=args.chat_template, seed=args.seed)
     task = load_task(args.dataset_name, args.test_dataset_name, **options)
     if args.stage2_dataset_name:
         task = join(task, load_task(args.stage2_dataset_name, **options))

@@ -2,7 +2,7 @@
 
 from advantages import (gae, group_advantages, leave_one_out, overlong_penalty, reinforce_plus_plus,
                         value_loss)
-from losses import kl_penalty
+from losses import kl_penalty, mismatch_mask, mismatch_weight
 from plumbing import batches, tasks
 from routes import load_balancing_loss, router_shift
 
@@ -22,11 +22,11 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
     """Rewards [B] -> {"advantages": [B] or [B, T]}, with a critic also its "values" and "returns"."""
     G, mask = args.num_generations, rollout.mask
     if args.advantage == "gae":
-        advantages, returns = gae(rewards, values, mask, args.gamma, args.lam)      # [B, T] each
+        advantages, returns = gae(rewards, values, mask)      # [B, T] each
         return {"advantages": advantages, "values": values, "returns": returns}
     if args.advantage.startswith("reinforce_plus_plus"):
         baseline = G if args.advantage.endswith("baseline") else None
-        return {"advantages": reinforce_plus_plus(rewards, mask, baseline, gamma=args.gamma)}
+        return {"advantages": reinforce_plus_plus(rewards, mask, baseline)}
     if args.advantage == "leave_one_out":
         advantages = leave_one_out(rewards, G)                                      # [B]
     else:
@@ -35,6 +35,21 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
         blamed = tasks.blamed(task, rollout, problems) | (advantages[:, None] > 0)  # [B, T]
         advantages = advantages[:, None] * blamed                                   # [B, T]
     return {"advantages": advantages}
+
+
+def mismatch_correction(args, old_logp, rollout):
+    """{"mismatch": [B, T]}, weight times rejection of tokens that the sampler wrote and the policy
+    sees otherwise; {} without --mismatch and --mismatch_mask."""
+    mask, sampler = rollout.mask, rollout.sampler_logp                              # [B, T]
+    weights = mask.float()                                                          # [B, T]
+    if not args.mismatch and not args.mismatch_mask:
+        return {}
+    if args.mismatch:
+        weights = mismatch_weight(old_logp, sampler, mask, args.mismatch, 0.0, args.mismatch_high)
+    if args.mismatch_mask:
+        low, high = args.mismatch_mask_low, args.mismatch_mask_high
+        weights = weights * mismatch_mask(old_logp, sampler, mask, args.mismatch_mask, low, high)
+    return {"mismatch": weights}
 
 
 def shift(args, part, routes):

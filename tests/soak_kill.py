@@ -28,7 +28,7 @@ from moe import TinyMoE  # noqa: E402
 from tiny_run import TINY, differences  # noqa: E402
 
 STEPS = 8
-RUN = [*TINY, "--steps", str(STEPS), "--save_steps", "2", "--keep", "1"]
+RUN = [*TINY, "--steps", str(STEPS), "--save_steps", "2"]
 PHASES = ["starting", "between", "rollout", "log-probs", "update", "writing the model", "writing state.pt", "flushing to disk", "renaming, pruning"]
 WRITING = range(PHASES.index("writing the model"), len(PHASES))
 shared = mmap.mmap(-1, 2)        # the phase that the child is in, and the last batch whose checkpoint it has finished writing

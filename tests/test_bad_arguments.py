@@ -37,21 +37,21 @@ def here(tmp_path, monkeypatch):
 
 # ----------------------------------------------------------------------------------------------------------------- flags
 
-INTEGERS_FROM_1 = ("steps prompts_per_step num_generations steps_per_generation max_prompt_length max_completion_length keep micro_batch_size "
-                   "hidden_size num_hidden_layers num_experts num_experts_per_tok moe_intermediate_size min_terms max_bad_steps eval_prompts").split()
-FROM_0 = ("save_steps eval_steps eval_samples warmup_steps cold_start_steps stage2_step seed weight_decay max_grad_norm beta entropy_coef value_coef "
-          "router_aux_loss_coef mismatch_low").split()
-ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high dual_clip".split()
-SHARES = "gamma lam overlong_cache".split()
-CHOICES = "algorithm objective advantage scale_rewards reduction kl_estimator old_logp sampler_dtype mismatch lr_scheduler_type optim".split()
+INTEGERS_FROM_1 = ("steps prompts_per_step num_generations steps_per_generation max_prompt_length max_completion_length micro_batch_size "
+                   "hidden_size num_hidden_layers num_experts num_experts_per_tok moe_intermediate_size min_terms eval_prompts").split()
+FROM_0 = ("save_steps eval_steps eval_samples warmup_steps cold_start_steps stage2_step seed max_grad_norm beta entropy_coef "
+          "router_aux_loss_coef mismatch_mask_low overlong_cache").split()
+ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high mismatch_mask_high dual_clip".split()
+CHOICES = "algorithm advantage scale_rewards reduction kl_estimator old_logp sampler_dtype mismatch mismatch_mask lr_scheduler_type optim".split()
 
 
 @pytest.mark.parametrize("flag, value, words", [
     *((name, value, "at least 1") for name in INTEGERS_FROM_1 for value in ("0", "-3")),
     *((name, "-1", "at least 0") for name in FROM_0),
     *((name, value, "above 0") for name in ABOVE_0 for value in ("0", "-0.5")),
-    *((name, value, "finite") for name in [*ABOVE_0, *SHARES, "beta", "weight_decay", "epsilon"] for value in ("nan", "inf", "-inf")),
-    *((name, value, "between 0 and 1") for name in [*SHARES, "epsilon", "epsilon_high"] for value in ("-0.1", "1.5")),
+    *((name, value, "finite") for name in [*ABOVE_0, "beta", "overlong_cache", "epsilon"] for value in ("nan", "inf", "-inf")),
+    *((name, value, "between 0 and 1") for name in ("epsilon", "epsilon_high") for value in ("-0.1", "1.5")),
+    ("overlong_cache", "1.5", "between 0 and 1"),
     ("epsilon", "0", "between 0 and 1"), ("epsilon", "1", "between 0 and 1"),
     *((name, "nonsense", "known: ") for name in CHOICES),
     ("steps", "many", "invalid int"), ("steps", "1.5", "invalid int"), ("beta", "a lot", "invalid float"), ("dynamic_sampling", "perhaps", "true/false"),
@@ -74,8 +74,9 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--algorithm ppo --token_credit true", ["--token_credit", "gae"]), ("--algorithm rspo --old_logp sampler", ["--old_logp sampler", "rspo"]),
     ("--algorithm ppo --old_logp sampler", ["--old_logp sampler", "gae"]),
     ("--routing_replay true --old_logp sampler", ["--old_logp sampler", "--routing_replay"]),
-    ("--mismatch seq_mask --old_logp sampler", ["--mismatch seq_mask", "--old_logp recompute"]),
-    ("--mismatch seq_mask --mismatch_low 3", ["--mismatch_low 3.0", "--mismatch_high 2.0"]),
+    ("--mismatch seq_truncate --old_logp sampler", ["--mismatch seq_truncate", "--old_logp recompute"]),
+    ("--mismatch_mask geo --old_logp sampler", ["--mismatch_mask geo", "--old_logp recompute"]),
+    ("--mismatch_mask token --mismatch_mask_low 6", ["--mismatch_mask_low 6.0", "--mismatch_mask_high 5.0"]),
     ("--dataset_name rows.jsonl", ["--dataset_name rows.jsonl", "--model_name_or_path"]),
     ("--test_dataset_name rows.jsonl", ["--test_dataset_name rows.jsonl", "--dataset_name"]),
     ("--stage2_dataset_name rows.jsonl --stage2_step 3", ["--stage2_dataset_name rows.jsonl", "--dataset_name"]),
@@ -197,7 +198,7 @@ def test_dense_model_without_a_weight(dense, capsys):
     assert "lack model.layers.0.self_attn.q_proj.weight" in err
 
 
-@pytest.mark.parametrize("flags", ["--objective rspo", "--routing_replay true", "--router_aux_loss_coef 0.1"])
+@pytest.mark.parametrize("flags", ["--algorithm rspo", "--routing_replay true", "--router_aux_loss_coef 0.1"])
 def test_dense_model_where_routers_are_needed(flags, dense, capsys):
     assert "is dense" in refused(capsys, *TINY, "--model_name_or_path", "model", *flags.split(), "--output_dir", "run")
 

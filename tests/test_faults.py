@@ -61,7 +61,7 @@ def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(how, w
 
 
 def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(workplace, monkeypatch, capsys):
-    argv = [*TINY, "--steps", "4", "--save_steps", "1", "--max_bad_steps", "3"]
+    argv = [*TINY, "--steps", "4", "--save_steps", "1"]
     train.main([*argv, "--output_dir", "whole"])
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         spoil(patch, {1, 2, 5, 6, 7, 8}, lambda loss: loss * float("nan"))                          # two in a row: on; three: stop

@@ -16,7 +16,8 @@ import torch
 
 from experiments.readme import build, documents
 from losses import OBJECTIVES
-from plumbing.arguments import PRESETS, TRL_LOSS, parse, trl_config
+from plumbing.arguments import PRESETS, parse
+from plumbing.trl import TRL_LOSS, trl_config
 from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parent.parent

@@ -40,7 +40,7 @@ def interrupted(monkeypatch, argv, step):
 
 @pytest.mark.parametrize("flags", [
     [], ["--algorithm", "ppo"], ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
-    ["--algorithm", "dapo"], ["--optim", "sgd", "--lr_scheduler_type", "cosine"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_mask"],
+    ["--algorithm", "dapo"], ["--optim", "sgd", "--lr_scheduler_type", "cosine"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
     ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]], ids=" ".join)
 def test_resumed_run_equals_uninterrupted(flags, workplace, monkeypatch, capsys):
     argv = [*TINY, "--steps", "4", "--warmup_steps", "1", "--save_steps", "2", *flags]
@@ -178,9 +178,10 @@ def test_half_written_checkpoint_is_ignored_with_a_message(workplace, monkeypatc
     assert differences("whole", "resumed", 4) == []
 
 
-@pytest.mark.parametrize("keep, left", [("1", [4]), ("2", [3, 4]), ("9", [1, 2, 3, 4])])
-def test_old_checkpoints_are_pruned(keep, left, workplace):
-    train.main([*TINY, "--steps", "4", "--save_steps", "1", "--keep", keep, "--output_dir", "run"])
+@pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
+def test_old_checkpoints_are_pruned(keep, left, workplace, monkeypatch):
+    monkeypatch.setattr(checkpoint, "KEEP", keep)
+    train.main([*TINY, "--steps", "4", "--save_steps", "1", "--output_dir", "run"])
     assert sorted(os.listdir("run/checkpoints")) == [f"step_{step}" for step in left]
     assert [step for step, _ in checkpoint.whole(Path("run"))] == left
 
