@@ -9,16 +9,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from losses import OBJECTIVES                                                            # noqa: E402
-from plumbing.style import GREY, colour, panels, save                                    # noqa: E402
+from losses import OBJECTIVES                                                           # noqa: E402
+from plumbing.style import GREY, colour, panels, save                                   # noqa: E402
 
 # What a ratio is of, and what is done with it: every kind that losses.py knows, from a token's own
 # to a whole answer's, and from PPO's clip to its replacements.
 RATIOS = {"none": "none", "token": "one per token", "log-token": "per token,\nthen their mean",
-          "log-shifted": "per token,\nthen their mean", "gspo-token": "per answer, gradient\nper token",
+          "log-shifted": "per token,\nthen their mean",
+          "gspo-token": "per answer, gradient\nper token",
           "sequence": "per answer:\ngeometric mean", "product": "per answer:\nproduct ∏w"}
 CLIPS = {"none": "no clip", "min": "PPO's clip: no gradient\noutside the band",
-         "log-min": "the same, token by token,\nbefore the mean", "tv": "masked by the change\nof probability",
+         "log-min": "the same, token by token,\nbefore the mean",
+         "tv": "masked by the change\nof probability",
          "kl": "masked by the change\nof probability", "weight": "weight cut,\nno token dropped",
          "sigmoid": "a smooth gate", "gamma": "a smooth weight"}
 
@@ -28,15 +30,17 @@ def family_map():
     columns, rows = (list(dict.fromkeys(names.values())) for names in (RATIOS, CLIPS))
     cells = {}
     for name, row in OBJECTIVES.items():
-        cells.setdefault((columns.index(RATIOS[row.ratio]), rows.index(CLIPS[row.clip])), []).append(name)
-    figure, axes = panels(1, 1, height=5.4, width=9.4)
+        cell = columns.index(RATIOS[row.ratio]), rows.index(CLIPS[row.clip])
+        cells.setdefault(cell, []).append(name)
+    figure, axes = panels(1, 1, height=5.4, width=10)
     for (x, y), names in cells.items():
         for place, name in enumerate(names):
             column, line = divmod(place, 3)
             shown = min(3, len(names) - 3 * column)
-            at = (x + 0.24 * (2 * column - (len(names) - 1) // 3), y + 0.27 * (line - (shown - 1) / 2))
-            axes.text(*at, name, ha="center", va="center", fontsize=8.5, color="white",
-                      bbox=dict(boxstyle="round,pad=0.25", facecolor=colour(name), edgecolor="none"))
+            axes.text(x + 0.24 * (2 * column - (len(names) - 1) // 3),
+                      y + 0.27 * (line - (shown - 1) / 2), name, ha="center", va="center",
+                      fontsize=7.5, color="white",
+                      bbox=dict(boxstyle="round,pad=0.25", facecolor=colour(name), lw=0))
     axes.set(xlim=(-.5, len(columns) - .5), ylim=(len(rows) - .5, -.5))
     axes.set_xticks(range(len(columns)), columns, fontsize=8.5)
     axes.set_yticks(range(len(rows)), rows, fontsize=8.5)
