@@ -143,6 +143,7 @@ def test_training_commands_run(command, workplace):
     if "--model_name_or_path" in argv:
         train.main([*small, "--output_dir", "policy"])
         Path("mine.py").write_text("def reward(response, answer):\n    return float(response == answer)\n")
+        Path("reverse.py").write_text(Path("mine.py").read_text())
         Path("rows.jsonl").write_text("".join(json.dumps({"question": f"{a}+{a + 1}=", "answer": str(2 * a + 1)}) + "\n" for a in range(1, 9)))
         small += ["--model_name_or_path", "policy/checkpoints/step_1", "--dataset_name", "rows.jsonl", "--max_completion_length", "4"]
         if "--stop" in argv:                                 # the tiny policy's tokenizer has no line break
