@@ -207,13 +207,25 @@ def gradient_weights(T=24, spread=0.2):
 LANES = ("routers\nheld", "advantages\nand data", "a mask beside\nthe clip", "a ratio\nper token",
          "a ratio\nper answer")
 PAPERS = {                       # name: (arXiv id, lane or row of OBJECTIVES)
-    "PPO": ("1707.06347", "ppo"), "dual clip": ("1912.09729", 2), "GRPO": ("2402.03300", "grpo"),
-    "DAPO": ("2503.14476", "dapo"), "Dr. GRPO": ("2503.20783", "dr_grpo"),
-    "SRPO": ("2504.14286", 1), "80/20": ("2506.01939", 2), "CISPO": ("2506.13585", "cispo"), "GSPO": ("2507.18071", "gspo"),
-    "GMPO": ("2507.20673", "gmpo"), "routing replay R3": ("2510.11370", 0),
-    "RSPO": ("2510.23027", "rspo"), "SAPO": ("2511.20347", "sapo"),
-    "off-policy mask": ("2512.02556", 2), "GDPO": ("2601.05242", 1),
-    "LUSPO": ("2602.05261", "luspo"), "VESPO": ("2602.10693", "vespo"), "DPPO": ("2602.04879", "dppo"), "MaxRL": ("2602.02710", 1),
+    "PPO": ("1707.06347", "ppo"),
+    "dual clip": ("1912.09729", 2),
+    "GRPO": ("2402.03300", "grpo"),
+    "DAPO": ("2503.14476", "dapo"),
+    "Dr. GRPO": ("2503.20783", "dr_grpo"),
+    "SRPO": ("2504.14286", 1),
+    "80/20": ("2506.01939", 2),
+    "CISPO": ("2506.13585", "cispo"),
+    "GSPO": ("2507.18071", "gspo"),
+    "GMPO": ("2507.20673", "gmpo"),
+    "routing replay R3": ("2510.11370", 0),
+    "RSPO": ("2510.23027", "rspo"),
+    "SAPO": ("2511.20347", "sapo"),
+    "off-policy mask": ("2512.02556", 2),
+    "GDPO": ("2601.05242", 1),
+    "MaxRL": ("2602.02710", 1),
+    "DPPO": ("2602.04879", "dppo"),
+    "LUSPO": ("2602.05261", "luspo"),
+    "VESPO": ("2602.10693", "vespo"),
 }
 
 

@@ -16,7 +16,9 @@ const missing = x => x === null || x === undefined || Number.isNaN(x);
 const short = (x, digits = 3) => missing(x) ? "–" : String(Number(x.toPrecision(digits)));
 
 function signed(x, digits = 2) {
-  return missing(x) ? "–" : (x < 0 ? "−" : "+") + Math.abs(x).toFixed(digits);
+  if (missing(x) || x === 0) return missing(x) ? "–" : "0";
+  const size = Math.abs(x), small = size < 0.5 * 10 ** -digits;
+  return (x < 0 ? "−" : "+") + (small ? size.toExponential(0) : size.toFixed(digits));
 }
 
 const isDead = group => group.advantages.flat().every(a => a === 0);
