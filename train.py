@@ -28,6 +28,7 @@ from plumbing.policy import Actor, load_policy, make_optimizer, reference_of, sa
 from plumbing.terms import (estimate_advantages, mismatch_correction, other_terms, shift,
                             with_overlong_penalty)
 from plumbing.trl import trl_config
+from plumbing.view import save_tokens
 from routes import replay_routes
 
 # -------------------------------------------------------------------------- the steps of the loop
@@ -143,6 +144,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         rewards = with_overlong_penalty(args, correct.to(device), rollout)          # [B]
         values = old and old.values                                                 # [B, T] or None
         tensors |= estimate_advantages(args, rewards, rollout, problems, task, values)
+        tensors["rewards"] = rewards
         batch = batches.Batch(rollout, tensors, old and old.routes)
 
         # importance ratio ─► clip and optimise ─► new π_θ, one mini-batch of whole groups at a time
@@ -166,6 +168,8 @@ def train(args, saver, actor, tokenizer, task, device, progress):
             record["pass_at_1"] = pass_at_1(held_out(args, actor, tokenizer, task)["sampled"]["rewards"])
         left = (time.perf_counter() - began) / (step - start) * (args.steps - step)
         metrics.log(args, saver.folder, record, rollout, problems, correct, progress, left)
+        asked = [problems[i] for i in prompts]
+        save_tokens(args, saver.folder, step, tokenizer, task, mini, asked, new)
         saver.mark(step)
         stopping = any(processes.gather(bool(stop)))
         if stopping or step == args.steps or args.save_steps and step % args.save_steps == 0:

@@ -152,6 +152,8 @@ class Arguments:
     resume: bool = arg(False, "go on with the run in output_dir")
     save_steps: int = arg(0, "checkpoint every so many rollout batches, keep two; 0: only the last",
                           at_least=0)
+    save_tokens: bool | None = arg(None, "save a group's tokens per batch, for eval.py view; none: "
+                                   "for the built-in task")
     eval_steps: int = arg(0, "evaluate every so many rollout batches; 0: only before and after",
                           at_least=0)
     eval_prompts: int = arg(256, "held-out queries of an evaluation", at_least=1)
@@ -201,6 +203,8 @@ def parse(argv):
     args.reduction = args.reduction or objective.reduction
     if args.bf16 is None:
         args.bf16 = bool(args.model_name_or_path) and torch.cuda.is_available() and not args.use_cpu
+    if args.save_tokens is None:
+        args.save_tokens = not args.model_name_or_path
     args.sampler_dtype = args.sampler_dtype or ("bfloat16" if args.bf16 else "float32")
     return args
 

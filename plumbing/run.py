@@ -35,7 +35,7 @@ except ImportError:                                          # Windows: no run i
 
 # Flags that may differ when a run is resumed: they do not change what is computed.
 FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps",
-        "print_trl_config"}
+        "save_tokens", "print_trl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
 LOCK = ".lock"
 KEEP = 2                         # checkpoints that a run has at most
@@ -210,7 +210,7 @@ class Saver:
         Returns its step, 0 if there is none. Raises ValueError as load_state does.
         """
         step, folder = newest(self.folder)
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
             processes.on_first(lambda: keep_lines(self.folder / name, step))
         if folder:
             state = load_state(folder)

@@ -1,6 +1,6 @@
 """A run under the microscope: which tokens an algorithm still pushes, on the run's own tokens.
 
-train.py appends a group per rollout batch to RUN/tokens.jsonl (--save_tokens). `python eval.py
+train.py saves a group per rollout batch in RUN/tokens.jsonl (--save_tokens). `python eval.py
 view RUN [RUN2]` puts what the run saved into one HTML file that needs no network: the files of
 plumbing/viewer/ with the data between them.
 
@@ -17,52 +17,75 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
+from plumbing.arguments import PRESETS
+from plumbing.batches import cut_routes, old_and_new
 from plumbing.metrics import read_metrics
+from plumbing.processes import rank
+from plumbing.run import append
+from routes import router_shift
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in plumbing/viewer/
 LARGEST_PAGE = 3_000_000         # bytes; of longer runs fewer batches are shown, evenly spaced
-KEPT_ARGUMENTS = ("algorithm", "objective", "epsilon", "epsilon_high", "dual_clip",
+KEPT_ARGUMENTS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
                   "off_policy_mask", "max_completion_length")
 CURVES = ("pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
 
 
 # -------------------------------------------------------------------------- what a run saves
 
+def save_tokens(args, folder, step, tokenizer, task, batch, problems, new):
+    """Append to tokens.jsonl: of a mini-batch's groups the first one whose advantages are not all 0.
+
+    batch: the last mini-batch, a batches.Batch of the queries `problems`; new: its Forward under
+    the policy after the updates. Nothing is computed again.
+    """
+    if not args.save_tokens or rank():
+        return
+    G = batch.rollout.group_size
+    live = batch["advantages"].reshape(len(problems), -1).ne(0).any(-1)      # [prompts]
+    group = live.int().argmax()                              # the first; without any, group 0
+    rows, one, more = batch.rollout.rows_of(group[None]), batch.prompts(group[None]), {}
+    if task.first_error:
+        problem = problems[group]
+        more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
+    if one.routes is not None and new.routes is not None:
+        old, now = old_and_new(one, cut_routes(new.routes, rows, batch.rollout))
+        shift = router_shift(old.logits, now.logits, old.indices, one.rollout.mask)       # [G, T]
+        more |= dict(old_experts=old.indices, new_experts=now.indices, router_shift=shift)
+    append(folder / "tokens.jsonl", token_record(
+        step, one.rollout, tokenizer, one["old_logp"], new.logp[rows], one["rewards"],
+        one["advantages"], **more))
+
+
 def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages, *,
                  first_error=None, old_experts=None, new_experts=None, router_shift=None):
-    """A line of tokens.jsonl: of a rollout's groups the first one whose advantages are not all 0.
+    """A line of tokens.jsonl: the G answers of one group.
 
-    old_logp, new_logp        [B, T] under the policy before and after the batch's updates
-    rewards, advantages       [B]; advantages also [B, T]
-    first_error               (row, text) -> index of the row's first wrong token, or None
-    old_experts, new_experts  [L, B, T, K] chosen before and after the updates
-    router_shift              [B, T] RSPO's γ̃
+    old_logp, new_logp        [G, T] under the policy before and after the batch's updates
+    rewards, advantages       [G]; advantages also [G, T]
+    first_error               G indices of a token, or None: the answer's first wrong step
+    old_experts, new_experts  [L, G, T, K] chosen before and after the updates
+    router_shift              [G, T] RSPO's γ̃
 
     An answer ends at its last loss token; what a tool wrote before that has mask 0. Seven digits
     behind the point are kept, far less than GSPO's band of 3e-4; what is not finite becomes null.
     """
-    G = rollout.group_size
-    live = advantages.reshape(-1, G * advantages[0].numel()).ne(0).any(-1)   # [prompts]
-    group = int(live.int().argmax())                         # the first; without any, group 0
-    rows = slice(group * G, group * G + G)
-    mask = rollout.mask[rows].tolist()                       # [G, T]
+    mask = rollout.mask.tolist()                             # [G, T]
     ends = [len(row) - row[::-1].index(True) if any(row) else 0 for row in mask]
     cut = lambda table: [row[:end] for row, end in zip(table, ends)]
-    per_token = lambda x: [rounded(row) for row in cut(x[rows].tolist())]
-    experts = lambda x: [x[:, rows.start + i, :end].tolist() for i, end in enumerate(ends)]
-
-    ids, prompt = cut(rollout.response_ids[rows].tolist()), rollout.prompt_ids[group]
+    per_token = lambda x: [rounded(row) for row in cut(x.tolist())]
+    experts = lambda x: [x[:, i, :end].tolist() for i, end in enumerate(ends)]
+    ids, prompt = cut(rollout.response_ids.tolist()), rollout.prompt_ids[rollout.prompt_mask]
+    per_answer = advantages.dim() == 1
     record = {
-        "step": step, "prompt": tokenizer.decode(prompt[rollout.prompt_mask[group]].tolist()),
-        "ids": ids, "tokens": [[tokenizer.decode([token]) for token in row] for row in ids],
+        "step": step, "prompt": tokenizer.decode(prompt.tolist()), "ids": ids,
+        "tokens": [[tokenizer.decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
         "old_logp": per_token(old_logp), "new_logp": per_token(new_logp),
-        "sampler_logp": per_token(rollout.sampler_logp), "rewards": rounded(rewards[rows].tolist()),
-        "advantages": (per_token(advantages) if advantages.dim() == 2
-                       else rounded(advantages[rows].tolist()))}
+        "sampler_logp": per_token(rollout.sampler_logp), "rewards": rounded(rewards.tolist()),
+        "advantages": rounded(advantages.tolist()) if per_answer else per_token(advantages)}
     if first_error is not None:
-        record["first_error"] = [first_error(row, rollout.texts[row])
-                                 for row in range(rows.start, rows.stop)]
+        record["first_error"] = first_error
     if old_experts is not None:
         record |= {"old_experts": experts(old_experts), "new_experts": experts(new_experts)}
     if router_shift is not None:
@@ -92,10 +115,11 @@ def read_run(folder):
         raise ValueError(f"{file} holds no whole line: nothing to show")
     try:
         arguments = json.loads((folder / "config.json").read_text())["arguments"]
+        objective = PRESETS[arguments["algorithm"]]["objective"]
     except (OSError, ValueError, KeyError):
-        raise ValueError(f"{folder}/config.json cannot be read: it names the algorithm") from None
+        raise ValueError(f"{folder}/config.json does not say which algorithm was trained") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
-    return {"name": str(folder), **kept, "curves": curves, "groups": groups}
+    return {"name": str(folder), "objective": objective, **kept, "curves": curves, "groups": groups}
 
 
 def thinned(run, room):

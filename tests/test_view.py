@@ -13,10 +13,13 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
+import train
 from eval import main
-from losses import OBJECTIVES, policy_loss
+from losses import OBJECTIVES, policy_loss, token_weights
 from plumbing import view
+from plumbing.metrics import read_metrics
 from rollout import Rollout
+from tiny_run import TINY
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
 WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
@@ -30,37 +33,34 @@ class Words:
 
 
 def tensors(seed=0):
-    """Two groups: in the first all rewards are equal, in the second answers drift by little and by
-    much, one with tool output in its middle, one without any loss token."""
+    """A group whose answers drift by little and by much, one with tool output in its middle, one
+    without any loss token."""
     g = torch.Generator().manual_seed(seed)
-    B = 2 * G
-    lengths = torch.tensor([5] * G + [9, 7, 4, 9, 6, 0])                                 # [B]
-    mask = torch.arange(T) < lengths[:, None]                                            # [B, T]
-    mask[G, 3:5] = False
-    old = -2 * torch.rand(B, T, generator=g)                                             # [B, T]
-    drift = torch.tensor([0.0] * G + [1e-4, 0.02, 0.3, 0.8, 0.6, 0.5])                   # [B]
-    new = old + drift[:, None] * torch.randn(B, T, generator=g)                          # [B, T]
-    new[0, 0] = torch.nan
-    ids = torch.randint(len(WORDS), (B, T), generator=g)                                 # [B, T]
-    ids[G, 0] = 0
-    rollout = Rollout(torch.tensor([[1, 2, 3], [4, 0, 5]]), torch.tensor([[False, True, True], [True] * 3]),
-                      ids, mask, old + 0.001, torch.zeros(B, dtype=torch.bool), [f"answer {i}" for i in range(B)], G)
-    advantages = torch.tensor([0.0] * G + [1.2, -1.2, 0.7, -0.7, 1.0, -1.0])             # [B]
-    experts = torch.randint(4, (2, L, B, T, K), generator=g)                             # [2, L, B, T, K]
-    shift = 1 - 0.2 * torch.rand(B, T, generator=g)                                      # [B, T]
+    mask = torch.arange(T) < torch.tensor([9, 7, 4, 9, 6, 0])[:, None]                   # [G, T]
+    mask[0, 3:5] = False
+    old = -2 * torch.rand(G, T, generator=g)                                             # [G, T]
+    drift = torch.tensor([1e-4, 0.02, 0.3, 0.8, 0.6, 0.5])                               # [G]
+    new = old + drift[:, None] * torch.randn(G, T, generator=g)                          # [G, T]
+    ids = torch.randint(len(WORDS), (G, T), generator=g)                                 # [G, T]
+    ids[0, 0] = 0
+    rollout = Rollout(torch.tensor([[3, 4, 0, 5]]), torch.tensor([[False, True, True, True]]), ids, mask,
+                      old + 0.001, torch.zeros(G, dtype=torch.bool), [f"answer {i}" for i in range(G)], G)
+    advantages = torch.tensor([1.2, -1.2, 0.7, -0.7, 1.0, -1.0])                         # [G]
+    experts = torch.randint(4, (2, L, G, T, K), generator=g)                             # [2, L, G, T, K]
+    shift = 1 - 0.2 * torch.rand(G, T, generator=g)                                      # [G, T]
     return rollout, old, new, (advantages > 0).float(), advantages, experts, shift
 
 
 def record(step=1, seed=0):
     rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
     return view.token_record(step, rollout, Words(), old, new, rewards, advantages, old_experts=experts[0],
-                             new_experts=experts[1], router_shift=shift, first_error=lambda row, text: row - G if row > G else None)
+                             new_experts=experts[1], router_shift=shift, first_error=[None, 1, 2, 3, 4, None])
 
 
 def write_run(folder, groups, **arguments):
     """A run folder with these groups."""
     folder.mkdir()
-    arguments = {"algorithm": "gspo", "objective": "gspo", "epsilon": 3e-4, "epsilon_high": 4e-4, "dual_clip": None,
+    arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4, "epsilon_high": 4e-4, "dual_clip": None,
                  "off_policy_mask": None, "max_completion_length": 16, **arguments}
     (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
     (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
@@ -87,34 +87,56 @@ class Elements(HTMLParser):
 
 # -------------------------------------------------------------------------------- what a run saves
 
-def test_a_record_holds_the_first_group_with_a_gradient_cut_at_its_last_loss_token():
+def test_a_record_holds_a_group_each_answer_cut_at_its_last_loss_token():
     rollout, old, new, rewards, advantages, experts, shift = tensors()
     saved = record(step=3)
     assert (saved["step"], saved["prompt"]) == (3, Words().decode([4, 0, 5]))
     assert [len(row) for row in saved["mask"]] == [9, 7, 4, 9, 6, 0]
     assert saved["mask"][0] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
-    for i, row in enumerate(range(G, 2 * G)):
+    for i in range(G):
         n = len(saved["mask"][i])
-        assert saved["ids"][i] == rollout.response_ids[row, :n].tolist()
+        assert saved["ids"][i] == rollout.response_ids[i, :n].tolist()
         assert saved["tokens"][i] == [WORDS[j] for j in saved["ids"][i]]
         for name, x in (("old_logp", old), ("new_logp", new), ("sampler_logp", rollout.sampler_logp), ("router_shift", shift)):
-            torch.testing.assert_close(torch.tensor(saved[name][i]), x[row, :n], atol=1e-7, rtol=0)
-        assert saved["old_experts"][i] == experts[0][:, row, :n].tolist()
-        assert saved["new_experts"][i] == experts[1][:, row, :n].tolist()
-    assert saved["advantages"] == pytest.approx(advantages[G:].tolist())
-    assert saved["rewards"] == rewards[G:].tolist()
-    assert saved["first_error"] == [None, 1, 2, 3, 4, 5]
+            torch.testing.assert_close(torch.tensor(saved[name][i]), x[i, :n], atol=1e-7, rtol=0)
+        assert saved["old_experts"][i] == experts[0][:, i, :n].tolist()
+        assert saved["new_experts"][i] == experts[1][:, i, :n].tolist()
+    assert saved["advantages"] == pytest.approx(advantages.tolist())
+    assert saved["rewards"] == rewards.tolist()
 
 
-def test_a_record_of_per_token_advantages_and_of_a_batch_without_any_gradient():
+def test_a_record_of_per_token_advantages_and_of_what_is_not_finite():
     rollout, old, new, rewards, advantages, *_ = tensors()
-    per_token = advantages[:, None] * torch.arange(T)                                    # [B, T]
+    per_token = advantages[:, None] * torch.arange(T)                                    # [G, T]
+    new[0, 0] = torch.nan
     saved = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
-    assert saved["advantages"][1] == pytest.approx(per_token[G + 1, :7].tolist())
+    assert saved["advantages"][1] == pytest.approx(per_token[1, :7].tolist())
     assert "old_experts" not in saved and "first_error" not in saved
-    saved = view.token_record(1, rollout, Words(), old, new, rewards, torch.zeros(2 * G))
-    assert saved["prompt"] == Words().decode([2, 3])
-    assert saved["new_logp"][0][0] is None                   # NaN is no JSON
+    assert saved["new_logp"][0][0] is None
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()]
+
+
+def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(tmp_path):
+    command = [*TINY, "--steps", "3", "--save_steps", "1"]
+    train.main([*command, "--output_dir", str(tmp_path / "whole")])
+    saved, metrics = lines(tmp_path / "whole"), read_metrics(tmp_path / "whole")
+    assert [group["step"] for group in saved] == [1, 2, 3]
+    for group, row in zip(saved, metrics):
+        assert len(group["rewards"]) == 4 and group["tokens"][0][-1] == "<eos>"
+        assert {len(x) for x in group["old_experts"]} == {1} and "router_shift" in group
+        live = any(group["advantages"])
+        assert live or row["dead_groups"] >= 0.5             # 2 of 4 groups are in the last mini-batch
+        for i, reward in enumerate(group["rewards"]):        # the built-in verifier's own words
+            assert (group["first_error"][i] is None) == (reward == 1)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/step_3")
+    train.main([*command, "--output_dir", str(tmp_path / "resumed"), "--resume"])
+    assert lines(tmp_path / "resumed") == saved
+    train.main([*TINY, "--steps", "1", "--save_tokens", "false", "--output_dir", str(tmp_path / "without")])
+    assert not (tmp_path / "without/tokens.jsonl").exists()
 
 
 # -------------------------------------------------------------------------------- the file
@@ -199,7 +221,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)], off_policy_mask=0.002)
     other = write_run(folder / "<img src=x onerror=alert(1)>", [record(step, seed=step + 9) for step in (2, 3)],
-                      algorithm="grpo", objective="grpo", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
+                      algorithm="grpo", reduction="token-mean", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
     return view.write_page([gspo, other], folder / "page.html")
 
 
@@ -233,15 +255,17 @@ def reference(group, name, epsilon, epsilon_high, run):
     pad = lambda rows, fill=0.0: torch.tensor([[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows],
                                               dtype=torch.float64)
     mask, old, new = pad(group["mask"]).bool(), pad(group["old_logp"]), pad(group["new_logp"]).requires_grad_()      # [G, T]
-    A = torch.tensor(group["advantages"], dtype=torch.float64)                                                      # [G]
+    per_token = isinstance(group["advantages"][0], list)
+    A = pad(group["advantages"]) if per_token else torch.tensor(group["advantages"], dtype=torch.float64)           # [G, T] or [G]
     token_min = (OBJECTIVES[name].ratio, OBJECTIVES[name].clip) == ("token", "min")
-    loss, stats = policy_loss(name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high, group_size=len(A), max_length=16,
+    weights = token_weights(mask, run["reduction"]).double() if name == run["objective"] else None                  # [G, T]
+    loss, stats = policy_loss(name, new, old, A, mask, weights=weights, epsilon=epsilon, epsilon_high=epsilon_high, group_size=len(A), max_length=16,
                               router_shift=pad(group["router_shift"], 1.0) if name == "rspo" else None,
                               dual_clip=run["dual_clip"] if token_min else None,
                               off_policy_mask=run["off_policy_mask"])
     push = -torch.autograd.grad(loss, new)[0]                                                                       # [G, T]
     flat = lambda x: [value for row, saved in zip(x.tolist(), group["mask"]) for value in row[:len(saved)]]
-    return flat(push), flat((push == 0) & mask & (A[:, None] != 0)), stats
+    return flat(push), flat((push == 0) & mask & ((A if per_token else A[:, None]) != 0)), stats
 
 
 @pytest.mark.slow
@@ -266,6 +290,24 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
                 seen |= {t[1] for t in tokens}
     cuts = OBJECTIVES[name].clip in ("min", "log-min", "tv", "kl")
     assert seen == ({"", "low", "high"} if cuts else {"", "low"})     # low: the first run's off_policy_mask
+
+
+@pytest.mark.slow
+def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp_path):
+    rollout, old, new, rewards, advantages, *_ = tensors()
+    per_token = advantages[:, None] * (torch.arange(T) > 2)                              # [G, T]
+    group = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
+    driver.get(view.write_page([write_run(tmp_path / "run", [group], algorithm="gspo_token")]).as_uri())
+    names = driver.execute_script("return usable(RUNS[0])")
+    assert "gspo_token" in names and "grpo" in names and not {"gspo", "gmpo", "rspo", "vespo"} & set(names)
+    for name in ("gspo_token", "grpo", "cispo"):
+        driver.execute_script("choose(0, arguments[0]); redraw()", name)
+        _, _, epsilon, epsilon_high = on_screen(driver, 0)
+        push, struck, _ = reference(group, name, epsilon, epsilon_high, {"dual_clip": None, "off_policy_mask": None, "objective": ""})
+        assert [t[0] for t in shown(driver, 0)] == pytest.approx(push, rel=1e-6, abs=1e-12)
+        assert [t[2] for t in shown(driver, 0)] == struck
+    press(driver, "g")
+    assert on_screen(driver, 0)[0] == "gspo_token"
 
 
 @pytest.mark.slow

@@ -121,10 +121,13 @@ function drawPlace(p, group, i, answer) {
 }
 
 function drawToken(p, group, i, t, result, experts) {
-  const row = DATA.objectives[state.panels[p].name], A = advantage(group, i, t);
+  const run = RUNS[p], name = state.panels[p].name, A = advantage(group, i, t);
+  const own = name === run.objective && run.reduction;
+  const reduction = own ? run.reduction : DATA.objectives[name].reduction;
   const tool = !group.mask[i][t], wrong = group.first_error?.[i] === t;
   const logw = logRatios(group, i).logw[t], text = printable(group.tokens[i][t]);
-  const push = tool ? 0 : result.factor * A * share(row, group, i, RUNS[p].max_completion_length);
+  const weight = share(reduction, group, i, run.max_completion_length);
+  const push = tool ? 0 : result.factor * A * weight;
   const names = ["token", tool && "tool", result.removed && "struck", wrong && "wrong"];
   const token = make("div", names.filter(Boolean).join(" "));
   Object.assign(token.dataset, {push, removed: result.removed || ""});

@@ -99,12 +99,12 @@ function slope(row, r, A, length, geometric, low, high) {
   return row.ratio === "product" ? length * r : r;   // each of |y| tokens moves the whole product
 }
 
-// The weight of a token of answer i under the objective's reduction, as if this group were the
+// The weight of a token of answer i under a reduction, as if this group were the
 // whole mini-batch (losses.token_weights).
-function share(row, group, i, maxLength) {
+function share(reduction, group, i, maxLength) {
   const lengths = group.mask.map(count), N = lengths.length;
   const all = lengths.reduce((a, b) => a + b, 0);
   const divisor = {"sequence-mean": N * lengths[i], "token-mean": all, "group-token-mean": all,
-                   "constant": N * maxLength, "sequence-sum": N}[row.reduction];
+                   "constant": N * maxLength, "sequence-sum": N}[reduction];
   return 1 / Math.max(divisor, 1);
 }

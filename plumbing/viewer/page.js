@@ -55,12 +55,15 @@ function paint(box, logw) {
   box.style.setProperty("--much", clamp(1 + Math.log10(Math.abs(logw)) / 4, 0, 1).toFixed(3));
 }
 
-// The objectives whose formula is known and whose inputs the run saved.
+// The objectives whose formula is known and whose inputs the run saved. One ratio per answer does
+// not go with advantages per token: policy_loss refuses that too.
 function usable(run) {
+  const group = run.groups[0], perToken = Array.isArray(group.advantages[0]);
   return Object.keys(DATA.objectives).filter(name => {
     const row = DATA.objectives[name];
     return RATIOS.includes(row.ratio) && CLIPS.includes(row.clip)
-      && (row.ratio !== "log-shifted" || run.groups[0].router_shift);
+      && (row.ratio !== "log-shifted" || group.router_shift)
+      && (!perToken || ["none", "token", "gspo-token"].includes(row.ratio));
   });
 }
 
@@ -169,8 +172,8 @@ function flip(name) {
 }
 
 const KEYS = {
-  g: ["GRPO ↔ GSPO", () => everyPanel(
-    (p, here) => choose(p, here.name === "gspo" ? "grpo" : "gspo"))],
+  g: ["GRPO ↔ GSPO", () => everyPanel((p, here, names) => choose(
+    p, here.name.startsWith("gspo") ? "grpo" : names.find(name => name.startsWith("gspo"))))],
   a: ["the next algorithm", () => everyPanel(
     (p, here, names) => choose(p, names[(names.indexOf(here.name) + 1) % names.length]))],
   n: ["the next batch", () => move(1)],
