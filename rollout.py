@@ -1,6 +1,6 @@
 """Rollout: π_old samples G responses per query; log π(y|x) of given responses under any policy.
 
-    sample()          query ─► prompt, once per group ─► token by token ─► G responses
+    sample()          query ─► prompt, a row per response ─► token by token ─► G responses
     response_logp()   prompt and response in one forward ─► log π of each token, with gradient
 
 Both are the plain way: a row per response, right for every causal LM of transformers, and short
@@ -90,14 +90,12 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
 
-    # Each prompt is computed once; its keys and values serve all G responses.
     cache = DynamicCache(config=model.config)
-    position = (prompt_mask.cumsum(-1) - 1).clamp(min=0)                            # [Q, P]
-    logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), position_ids=position,
-                   past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-    cache.batch_repeat_interleave(G)
-    logits = logits.repeat_interleave(G, 0)                                         # [B, V]
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
+    position = (attention.cumsum(-1) - 1).clamp(min=0)                              # [B, P]
+    logits = model(input_ids=prompt_ids.repeat_interleave(G, 0), attention_mask=attention,
+                   position_ids=position, past_key_values=cache, use_cache=True,
+                   logits_to_keep=1).logits[:, -1]                                  # [B, V]
     position = attention.sum(-1, keepdim=True)                                      # [B, 1]
 
     for t in range(T):
@@ -217,7 +215,7 @@ def token_scores(model, hidden, ids, mask, temperature, entropy, entropy_grad, m
 
     hidden [B, T, D], ids [B, T], mask [B, T] -> Scores. Chunks are computed again in the backward.
     """
-    head, rows = model.get_output_embeddings(), max(1, max_logits // model.config.vocab_size)
+    head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
     options = (temperature, entropy, entropy_grad)
     parts = list(zip(hidden[mask].split(rows), ids[mask].split(rows)))              # [n, D], [n]
     if len(parts) == 1:
@@ -231,11 +229,29 @@ def token_scores(model, hidden, ids, mask, temperature, entropy, entropy_grad, m
     return Scores(values[0], values[1] if entropy else None, hidden)
 
 
+def head_of(model):
+    """The LM head and what the model does to its logits afterwards: hidden [N, D] -> logits [N, V].
+
+    In float32 also under bfloat16 autocast, whose rounding would be ten times GSPO's band.
+    """
+    linear, named = model.get_output_embeddings(), lambda name: getattr(model.config, name, None)
+    scale = (named("logit_scale") or 1) * (named("lm_head_multiplier") or 1)  # Cohere; Falcon-H1
+    power = 1 if model.config.model_type == "hyperclovax" else -1
+    scale *= (named("logits_scaling") or 1)**power                            # Granite, MiniCPM3
+    cap = named("final_logit_softcapping") or named("logits_soft_cap")        # Gemma
+
+    def head(hidden):
+        with torch.autocast(hidden.device.type, enabled=False):
+            logits = linear(hidden.to(linear.weight.dtype)).float()                 # [N, V]
+        logits = logits if scale == 1 else logits * scale                           # [N, V]
+        return cap * (logits / cap).tanh() if cap else logits                       # [N, V]
+    return head
+
+
 def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
-    """LM head and log-softmax, in float32 also under bfloat16 autocast: its rounding would be ten
-    times GSPO's band. hidden [N, D], targets [N] -> (log-probs [N],) or (log-probs, entropies)."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        logits = head(hidden.to(head.weight.dtype)).float()                         # [N, V]
+    """head (from `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],) or
+    (log-probs, entropies)."""
+    logits = head(hidden)                                                           # [N, V]
     logits = logits if temperature == 1 else logits / temperature                   # [N, V]
     logp = logits.log_softmax(-1)                                                   # [N, V]
     chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]

@@ -197,9 +197,10 @@ def gates_of(router, logits, indices):
     return gates * getattr(router, "routed_scaling_factor", 1)
 
 
-def has_sigmoid(router):
-    """DeepSeek-V3's heirs; their bias counts in the choice of experts, not in the gates."""
-    return hasattr(router, "e_score_correction_bias")
+def has_sigmoid(model):
+    """Whether routers score by sigmoids: DeepSeek-V3's heirs, whose bias counts in the choice of
+    experts, not in their gates."""
+    return any(hasattr(m, "e_score_correction_bias") for m in model.modules())
 
 
 @torch.no_grad()
@@ -237,14 +238,27 @@ def router_shift(old_logits, new_logits, old_indices, mask=None, floor=0.8):
     return gamma if mask is None else gamma.masked_fill(~mask.bool(), 1.0)
 
 
-def load_balancing_loss(logits, mask, top_k):
+def expert_share(indices, mask, experts):
+    """f_e: each expert's share of all choices, a constant, as choices have no gradient.
+
+    indices [L, B, T, K], mask [B, T] of tokens that count, experts E -> [L, E]."""
+    chosen = indices[:, mask.bool()]                                                # [L, N, K]
+    return F.one_hot(chosen, experts).float().mean((1, 2))                          # [L, E]
+
+
+def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
     """Switch Transformer's loss (arXiv 2101.03961, eq. 4), mean over layers: 1 if all experts get
     an equal share, E/K at worst. transformers' own is K times this (one layer).
 
-    Logits [L, B, S, E] of a softmax router, mask [B, S] of tokens that count."""
-    probs = logits[:, mask.bool()].softmax(-1, dtype=torch.float32)                 # [L, N, E]
-    chosen = F.one_hot(probs.topk(top_k, -1).indices, probs.shape[-1])              # [L, N, K, E]
-    return (chosen.float().mean((1, 2)) * probs.mean(1)).sum(-1).mean() * probs.shape[-1]
+    Router logits [L, B, T, E], mask [B, T] of tokens that count, share [L, E] from `expert_share`.
+    Parts of a mini-batch, each given the whole's share and number of tokens, add up to the whole's
+    loss, and so do their gradients. sigmoid: as DeepSeek-V3 has it (arXiv 2412.19437, eq. 17-20).
+    """
+    logits = logits[:, mask.bool()].float()                                         # [L, N, E]
+    scores = logits.sigmoid() if sigmoid else logits.softmax(-1)                    # [L, N, E]
+    probs = scores / scores.sum(-1, keepdim=True)                                   # [L, N, E]
+    mean = probs.sum(1) / (mask.sum() if tokens is None else tokens)                # [L, E]  P_e
+    return (share * mean).sum(-1).mean() * logits.shape[-1]
 
 
 def route_bytes(routes):

@@ -24,7 +24,8 @@ from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, run, tasks
 from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
-from plumbing.policy import Actor, load_policy, make_optimizer, reference_of, sampling_copy
+from plumbing.actor import Actor, make_optimizer, reference_of, sampling_copy
+from plumbing.policy import load_policy
 from plumbing.terms import (estimate_advantages, mismatch_correction, other_terms, shift,
                             with_overlong_penalty)
 from plumbing.trl import trl_config
@@ -92,7 +93,7 @@ def update(args, scorer, policy, optimizer, batch):
                 epsilon=args.epsilon, epsilon_high=args.epsilon_high, weights=part["weights"],
                 router_shift=shift(args, part, new.routes), mismatch=part["mismatch"],
                 dual_clip=args.dual_clip)
-            more = other_terms(args, policy, part, new, len(mask) / len(whole.rollout.mask))
+            more = other_terms(args, policy, part, new, whole)
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
         value_loss = more.get("critic", torch.zeros_like(loss))

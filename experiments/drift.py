@@ -18,6 +18,7 @@ from transformers import get_scheduler
 
 from plumbing import run as checkpoint
 from plumbing import batches, policy
+from plumbing.actor import Actor
 from plumbing.batches import Batch
 from plumbing import tasks
 import train
@@ -43,7 +44,7 @@ class Lab:
         self.args = parse(self.flags)
         self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
         self.policy, self.tokenizer = loaded[1:] if loaded else policy.load_policy(self.args, self.task, torch.device("cpu"))
-        self.actor = policy.Actor(self.policy, self.args)
+        self.actor = Actor(self.policy, self.args)
         self.stream = tasks.PromptStream(self.task.sizes, seed)
         self.start()
 

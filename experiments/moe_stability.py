@@ -34,7 +34,8 @@ import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from plumbing import style  # noqa: E402
-from plumbing.policy import Actor, load_policy  # noqa: E402
+from plumbing.actor import Actor  # noqa: E402
+from plumbing.policy import load_policy  # noqa: E402
 from plumbing.run import Saver  # noqa: E402
 
 RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")

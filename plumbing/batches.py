@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from advantages import has_signal
 from losses import token_weights
 from plumbing import processes
-from plumbing.policy import Forward
+from plumbing.actor import Forward
 from rollout import Rollout
 from routes import Routes, has_routers
 

@@ -100,6 +100,8 @@ def check_combinations(args):
          "records"),
         ("old_logp", sampler and args.routing_replay,
          "cannot serve --routing_replay: routes are recorded while log-probs are recomputed"),
+        ("old_logp", sampler and args.router_aux_loss_coef,
+         "cannot serve --router_aux_loss_coef: experts' shares come from the recomputed routes"),
         ("old_logp", sampler and args.advantage == "gae",
          "cannot serve gae: the critic's old values come from the pass that recomputes log-probs"),
         *((name, sampler and getattr(args, name), "compares recomputed with sampling log-probs: it "

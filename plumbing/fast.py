@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import rollout as plain
 from rollout import MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token, token_ids
@@ -36,10 +36,13 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                  that are equal so far share a row (None: 1 on a CPU; 16 on a GPU, which would wait)
     decoder      compiled.Decoder: token steps under torch.compile; its rows are never dropped
     """
+    if not copies_rows(model.config):
+        return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
+                            uniforms, stop)
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
-    prefix = common_prefix(prompts) if has_plain_cache(model.config) else 0
+    prefix = common_prefix(prompts) if shares_prefix(model.config) else 0
     prompts = left_pad(prompts, pad, device)                                        # [Q, P] each
     B = len(prompts[0]) * G
     uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)
@@ -135,6 +138,19 @@ def common_prefix(prompts):
     shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
     shared = min(shared, min(map(len, prompts)) - 1)
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
+
+
+def copies_rows(config):
+    """Whether the cache of one row can be copied for others: not the states of Mamba and the like,
+    which take the plain way."""
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def shares_prefix(config):
+    """Whether padding may follow what all prompts begin with: not in models that measure distance
+    by places in the cache, where padding counts."""
+    return has_plain_cache(config) and config.model_type not in ("mpt", "gpt_neo")
 
 
 def has_plain_cache(config):
@@ -234,7 +250,8 @@ def distinct(rollout):
 def response_hidden(model, rollout):
     """The hidden states that predict the responses, by the quickest way there is -> [B, T, D]."""
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
-    if checkpointing or rollout.group_size == 1 and not rollout.prefix:
+    alone = rollout.group_size == 1 and not rollout.prefix
+    if checkpointing or alone or not copies_rows(model.config):
         return plain.response_hidden(model, rollout)
     groups = 0 if keeps_shapes(model) else groups_per_row(model.config, rollout)
     return packed_hidden(model, rollout, groups) if groups else shared_hidden(model, rollout)

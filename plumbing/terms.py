@@ -4,7 +4,7 @@ from advantages import (gae, group_advantages, leave_one_out, overlong_penalty, 
                         value_loss)
 from losses import kl_penalty, mismatch_mask, mismatch_weight
 from plumbing import batches, tasks
-from routes import load_balancing_loss, router_shift
+from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as TRL's PPO and PPO2 before it
 
@@ -60,9 +60,9 @@ def shift(args, part, routes):
     return router_shift(old.logits, new.logits, old.indices, part.rollout.mask)     # [B, T]
 
 
-def other_terms(args, policy, part, new, share):
-    """What the loss holds besides the objective, by name: KL, entropy bonus, critic, load balancing.
-    share: the micro-batch's part of the mini-batch's rows."""
+def other_terms(args, policy, part, new, whole):
+    """What the loss of a micro-batch holds besides the objective, by name: KL, entropy bonus, critic,
+    load balancing. whole: the mini-batch, whose experts' shares are those of the old policy."""
     mask, terms = part.rollout.mask, {}                                             # [B, T]
     if args.beta:
         kl = kl_penalty(new.logp, part["ref_logp"], mask, args.kl_estimator, part["old_logp"])
@@ -74,6 +74,8 @@ def other_terms(args, policy, part, new, share):
         terms["critic"] = VALUE_COEF * critic
     if args.router_aux_loss_coef:
         logits = batches.response_routes(new.routes, part.rollout).logits           # [L, B, T, E]
-        balance = load_balancing_loss(logits, mask, policy.config.num_experts_per_tok)
-        terms["balance"] = args.router_aux_loss_coef * balance * share
+        old, tokens = batches.response_routes(whole.routes, whole.rollout), whole.rollout.mask
+        share = expert_share(old.indices, tokens, logits.shape[-1])                 # [L, E]
+        balance = load_balancing_loss(logits, mask, share, tokens.sum(), has_sigmoid(policy))
+        terms["balance"] = args.router_aux_loss_coef * balance
     return terms

@@ -169,15 +169,6 @@ def test_model_folders(damage, words, model, capsys):
     assert [w for w in ["--model_name_or_path", *words] if w not in err] == [], err
 
 
-@pytest.mark.parametrize("family, words", [("gemma2", "a soft cap or a scale"), ("mamba", "cannot share a prompt's keys and values")])
-def test_models_whose_log_probs_would_be_wrong_are_refused(family, words, model, capsys):
-    from transformers import AutoConfig, AutoModelForCausalLM
-    small = dict(vocab_size=17, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, intermediate_size=16,
-                 state_size=4, initializer_range=1.0, final_logit_softcapping=1.0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **small)).save_pretrained("model")
-    assert words in refused(capsys, *TINY, "--model_name_or_path", "./model", "--output_dir", "run")
-
-
 def test_hub_id_that_cannot_be_had(capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert "--model_name_or_path nobody/nothing cannot be loaded" in refused(capsys, "--model_name_or_path", "nobody/nothing", "--output_dir", "run")

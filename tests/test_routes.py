@@ -13,15 +13,17 @@ from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Con
                           OlmoeConfig, OlmoeForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
+import rollout as plain
+import train
 from losses import policy_loss
 from moe import TinyMoE
-from ratios import token_ratio
-import rollout as plain
 from plumbing import fast
 from plumbing.batches import cut_routes
+from ratios import token_ratio
 from rollout import Rollout, left_pad
-from routes import (Pass, Routes, flip_rate, has_routers, load_balancing_loss, record_routes,
-                    replay_routes, route_bytes, router_shift)
+from routes import (Pass, Routes, expert_share, flip_rate, has_routers, load_balancing_loss,
+                    record_routes, replay_routes, route_bytes, router_shift)
+from tiny_run import TINY, metrics
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
@@ -212,7 +214,7 @@ def test_recorded_logits_carry_their_gradient():
         model.zero_grad()
         with record_routes(model) as routes:
             model(**inputs)
-        load_balancing_loss(routes.logits, inputs["attention_mask"], K).backward()
+        balance(routes.logits, inputs["attention_mask"], routes.indices).backward()
         assert len(routes.passes) == 1                       # running layers again records nothing
         grads.append(model.model.layers[0].mlp.gate.weight.grad.clone())
     assert grads[0].abs().sum() > 0 and torch.allclose(*grads)
@@ -380,15 +382,63 @@ def test_router_shift_equals_a_loop(floor):
     assert router_shift(old_logits.bfloat16(), new_logits.bfloat16(), old).dtype == torch.float32
 
 
+def balance(logits, mask, indices, **options):
+    return load_balancing_loss(logits, mask, expert_share(indices, mask, E), **options)
+
+
 def test_load_balancing_loss_is_one_at_perfect_balance_and_a_fraction_of_transformers_own():
     from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
-    one_hot = torch.eye(E).view(1, 1, E, E) * 50             # top-1, every expert once
-    assert load_balancing_loss(one_hot, torch.ones(1, E), 1).item() == pytest.approx(1)
-    assert load_balancing_loss(one_hot[:, :, :1].expand(1, 1, E, E), torch.ones(1, E), 1).item() == pytest.approx(E)
-    _, logits = random_routes(0)
+    one_hot, each = torch.eye(E).view(1, 1, E, E) * 50, torch.arange(E).view(1, 1, E, 1)   # top-1
+    assert balance(one_hot, torch.ones(1, E), each).item() == pytest.approx(1)
+    one = one_hot[:, :, :1].expand(1, 1, E, E)
+    assert balance(one, torch.ones(1, E), each * 0).item() == pytest.approx(E)
+    indices, logits = random_routes(0)
     mask = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0]])
     theirs = [load_balancing_loss_func((layer.flatten(0, 1),), E, K, mask) / K for layer in logits]
-    assert load_balancing_loss(logits, mask, K).item() == pytest.approx((sum(theirs) / 3).item(), rel=1e-5)
+    assert balance(logits, mask, indices).item() == pytest.approx((sum(theirs) / 3).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["TinyMoE", "DeepSeek-V3"])
+def test_load_balancing_loss_counts_the_recorded_experts_and_equals_a_loop(family):
+    """DeepSeek-V3 chooses by groups and with a bias, and its scores are normalised sigmoids."""
+    routes, _ = record(make(family), **batch())
+    mask, sigmoid = batch()["attention_mask"], family == "DeepSeek-V3"
+    guessed = routes.logits.softmax(-1).topk(K).indices.sort().values
+    assert sigmoid == (guessed != routes.indices.sort().values).any()
+    total = 0.0
+    for logits, indices in zip(routes.logits.double(), routes.indices):
+        share, mean, N = [0.0] * E, [0.0] * E, int(mask.sum())
+        for b, s in mask.nonzero().tolist():
+            z = logits[b, s].tolist()
+            score = [1 / (1 + math.exp(-x)) if sigmoid else math.exp(x) for x in z]
+            for e in range(E):
+                share[e] += (indices[b, s] == e).sum().item() / (N * K)
+                mean[e] += score[e] / sum(score) / N
+        total += E * sum(f * p for f, p in zip(share, mean)) / len(routes.logits)
+    ours = balance(routes.logits, mask, routes.indices, sigmoid=sigmoid).item()
+    assert ours == pytest.approx(total, rel=1e-5)
+
+
+def test_parts_of_a_mini_batch_add_up_to_its_load_balancing_loss_and_gradient():
+    indices, logits = random_routes(0, B=4)
+    mask = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
+    logits.requires_grad_()
+    whole = balance(logits, mask, indices)
+    gradient, = torch.autograd.grad(whole, logits)
+    share, tokens = expert_share(indices, mask, E), mask.sum()
+    parts = sum(load_balancing_loss(logits[:, rows], mask[rows], share, tokens)
+                for rows in (slice(0, 1), slice(1, 3), slice(3, 4)))
+    assert parts.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert torch.allclose(torch.autograd.grad(parts, logits)[0], gradient, atol=1e-7)
+
+
+def test_the_balancing_coefficient_means_the_same_for_every_micro_batch(workplace):
+    losses = []
+    for size in (["--micro_batch_size", "2"], ["--micro_batch_size", "4"], []):
+        run = f"run{len(losses)}"
+        train.main([*TINY, "--steps", "1", "--router_aux_loss_coef", "1", "--output_dir", run, *size])
+        losses.append(metrics(run)[0]["loss"])
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5) and losses[0] > 0.9
 
 
 # ------------------------------------------------------------------------------------------------------------- bad input

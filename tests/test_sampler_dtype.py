@@ -9,7 +9,8 @@ from tiny_run import TINY, metrics
 import train
 from moe import TinyMoE
 from plumbing.arguments import parse
-from plumbing.policy import rounded, sampling_copy, tiny_config
+from plumbing.actor import rounded, sampling_copy
+from plumbing.policy import tiny_config
 from plumbing.tasks import builtin_tokenizer
 
 
