@@ -3,7 +3,7 @@
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k; of two, also the difference
     python eval.py claims [NAME …] [--quick]              measure the papers' claims
     python eval.py dashboard runs/gspo [runs/grpo …]      one page of panels, a PNG
-    python eval.py view runs/gspo [runs/grpo]             their tokens and what the clip removes, HTML
+    python eval.py view runs/gspo [runs/grpo]             their tokens, and what a clip removes
 
 passk takes train.py's flags too (--dataset_name, --verifier, --temperature …), with one meaning.
 """
