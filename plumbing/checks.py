@@ -106,6 +106,8 @@ def check_combinations(args):
          "cannot serve gae: the critic's old values come from the pass that recomputes log-probs"),
         *((name, sampler and getattr(args, name), "compares recomputed with sampling log-probs: it "
            "needs --old_logp recompute") for name in ("mismatch", "mismatch_mask")),
+        ("torch_compile", args.torch_compile and args.plain,
+         "cannot be combined with --plain, which samples without it"),
         ("torch_compile", args.torch_compile and args.shard,
          "cannot be combined with --shard: the gathered weights that sample lie elsewhere at every "
          "batch"),

@@ -7,14 +7,39 @@ run: after the first rollout of a bucket nothing is compiled again.
 
 import functools
 import sys
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from transformers import DynamicCache, StaticCache
+from transformers import AttentionInterface, DynamicCache, StaticCache
 
 from plumbing.fast import prompt_inputs, takes_any_mask
 
-BUCKET = 64  # tokens
+BUCKET = 64   # tokens
+RUNNING = []  # the decoder of this run, for the metrics
+
+
+def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Attention of one new token. The query heads that share a key head stand as its rows: compiled,
+    transformers would repeat the whole cache for them. query [B, H, 1, d], key [B, H_kv, C, d]."""
+    B, H, _, d = query.shape
+    rows = query.view(B, key.shape[1], -1, d)                                       # [B, H_kv, H/H_kv, d]
+    y = F.scaled_dot_product_attention(rows, key, value, attention_mask, scale=scaling)
+    return y.reshape(B, 1, H, -1), None                                             # [B, 1, H, d]
+
+
+AttentionInterface.register("grouped", grouped_attention)
+
+
+@contextmanager
+def grouped(config):
+    """A model of transformers attends by grouped_attention inside; TinyMoE has its own attention."""
+    before = config._attn_implementation
+    config._attn_implementation = before and "grouped"
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 class Decoder:
@@ -62,8 +87,9 @@ class Decoder:
     def step(self, token):
         """The forward of one token per response: token [B] -> self.logits [B, V]."""
         self.mask[..., self.place] = 0.0
-        out = self.forward(input_ids=token[:, None], attention_mask=self.mask, use_cache=True,
-                           position_ids=self.position, past_key_values=self.cache)
+        with grouped(self.model.config):
+            out = self.forward(input_ids=token[:, None], attention_mask=self.mask, use_cache=True,
+                               position_ids=self.position, past_key_values=self.cache)
         self.logits = out.logits[:, -1]                                             # [B, V]
         self.position, self.place = self.position + 1, self.place + 1
 
@@ -86,4 +112,11 @@ def can_compile(device_type):
 @functools.lru_cache(maxsize=1)
 def decoder(model):
     """The one decoder of a run; None without a compiler."""
-    return Decoder(model) if can_compile(model.device.type) else None
+    made = Decoder(model) if can_compile(model.device.type) else None
+    RUNNING[:] = [made] if made else []
+    return made
+
+
+def buckets():
+    """What this run has compiled so far: [rows, tokens in the cache] of each bucket."""
+    return [bucket for made in RUNNING for bucket in made.buckets]

@@ -14,7 +14,7 @@ from plumbing import run as checkpoint
 from eval import pass_at_1
 from losses import kl_penalty
 from plumbing.batches import old_and_new
-from plumbing.compiled import can_compile
+from plumbing.compiled import buckets
 from plumbing.processes import rank
 from ratios import cross_entropy, perplexity, sequence_ratio
 from routes import flip_rate, route_bytes
@@ -189,7 +189,8 @@ def batch_record(args, step, correct, rewards, updates, batch, mini, new, clock)
             "entropy": new.entropy[mini.rollout.mask].mean().item(),
             "kl": None if ref_logp is None else kl_penalty(old_logp, ref_logp, mask)[mask].mean().item(),
             "mismatch_kl": mismatch_kl(old_logp, rollout.sampler_logp, mask) if compared else None,
-            "compiled": args.torch_compile and can_compile(mask.device.type),
+            "compiled": args.torch_compile and bool(buckets()),
+            "compiled_buckets": buckets() if args.torch_compile else [],
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
             "route_bytes_per_token": route_cost, **clock.laps,
             "tokens_per_second": int(mask.sum()) / (time.perf_counter() - clock.began)}

@@ -122,6 +122,7 @@ def test_compiled_sampling_draws_the_tokens_of_the_plain_path(more, workplace):
     for name, flags in (("plain", []), ("compiled", ["--torch_compile"])):
         train.main([*TINY, "--steps", "2", "--eval_samples", "0", *flags, *more, "--output_dir", name])
     assert [r["compiled"] for r in metrics("plain") + metrics("compiled")] == [False, False, True, True]
+    assert [r["compiled_buckets"] for r in metrics("compiled")] == [[[16, 64 + 5]]] * 2
     for a, b in zip(metrics("plain"), metrics("compiled")):
         assert a["reward"] == b["reward"] and a["length"] == b["length"] and a["loss"] == pytest.approx(b["loss"], abs=1e-5)
 
@@ -249,3 +250,63 @@ def test_trl_config_is_printed(algorithm, tmp_path, monkeypatch, capsys):
     assert options["num_generations"] == 8 and options["top_p"] == 1.0 and options["top_k"] == 0 and options["temperature"] == 1.0
     assert options["importance_sampling_level"] == ("sequence" if algorithm in ("gspo", "luspo") else "token")
     assert (options["per_device_train_batch_size"] * options["steps_per_generation"]) == 32 * 8
+
+
+# ------------------------------------------------------------------------------------- memory and speed
+
+def counted_layers(monkeypatch, layer):
+    """Counts the forwards of a decoder layer while gradients are on; backward's own included."""
+    calls, forward = [0], layer.forward
+
+    def counting(self, *args, **kwargs):
+        calls[0] += torch.is_grad_enabled()
+        return forward(self, *args, **kwargs)
+    monkeypatch.setattr(layer, "forward", counting)
+    return calls
+
+
+def test_gradient_checkpointing_computes_every_layer_again_in_a_run(workplace, monkeypatch):
+    import moe
+    calls, found = counted_layers(monkeypatch, moe.Layer), {}
+    for name, flags in (("kept", ["--plain"]), ("again", ["--plain", "--gradient_checkpointing"])):
+        calls[0] = 0
+        train.main([*TINY, "--steps", "2", *flags, "--output_dir", name])
+        found[name] = calls[0]
+    assert found["kept"] == 4 and found["again"] == 8, "two batches of two updates, one layer"
+    for a, b in zip(metrics("kept"), metrics("again")):
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
+
+
+def test_gradient_checkpointing_keeps_dropout_off(monkeypatch):
+    from transformers import OPTConfig, OPTForCausalLM
+    from transformers.models.opt import modeling_opt
+    from test_rollout import PROMPTS, TOKENIZER
+    torch.manual_seed(0)
+    policy = OPTForCausalLM(OPTConfig(vocab_size=17, hidden_size=32, num_hidden_layers=2, ffn_dim=48, num_attention_heads=4,
+                                      word_embed_proj_dim=32, dropout=0.5, attention_dropout=0.5, pad_token_id=16, eos_token_id=15)).eval()
+    part = train.plain.sample(policy, TOKENIZER, PROMPTS, 2, 6)
+    calls, grads = counted_layers(monkeypatch, modeling_opt.OPTAttention), []  # what the layer calls
+    for flags in ([], ["--gradient_checkpointing"]):
+        policy.zero_grad()
+        calls[0] = 0
+        train.Actor(policy, train.parse(["--plain", *flags]))(part).logp.sum().backward()
+        grads.append((calls[0], torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])))
+    assert [count for count, _ in grads] == [2, 4]
+    assert torch.allclose(grads[0][1], grads[1][1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay"], ["--plain"], ["--router_aux_loss_coef", "0.1"]])
+def test_answers_of_one_token_on_a_mixture_of_experts(flags, workplace):
+    train.main([*TINY, "--steps", "2", "--max_completion_length", "1", *flags, "--output_dir", "run"])
+    assert [r["length"] for r in metrics("run")] == [1.0, 1.0] and all(0 <= r["flip_rate"] <= 1 for r in metrics("run"))
+
+
+@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay"], ["--algorithm", "ppo", "--beta", "0.1", "--entropy_coef", "0.01"]])
+def test_the_plain_way_is_the_quick_one_in_the_first_batch(flags, workplace):
+    for name, more in (("quick", []), ("plain", ["--plain"])):
+        train.main([*TINY, "--steps", "1", "--warmup_steps", "0", *flags, *more, "--output_dir", name])
+    (a,), (b,) = metrics("quick"), metrics("plain")
+    same = ("reward", "length", "loss", "grad_norm", "perplexity_old", "perplexity_new", "entropy", "clip_low", "clip_high", "flip_rate")
+    assert [a[k] for k in same] == pytest.approx([b[k] for k in same], rel=1e-5, abs=1e-5)
+    weights = [load_file(Path(name, "checkpoints/step_1/model.safetensors")) for name in ("quick", "plain")]
+    assert all(torch.allclose(weights[0][k], weights[1][k], atol=1e-5) for k in weights[0])
