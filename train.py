@@ -15,7 +15,7 @@ from contextlib import nullcontext
 
 import torch
 from torch import nn
-from transformers import get_scheduler, set_seed
+from transformers import set_seed
 from transformers.utils import logging
 
 import rollout as plain
@@ -24,7 +24,7 @@ from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, run, tasks
 from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
-from plumbing.actor import Actor, make_optimizer, reference_of, sampling_copy
+from plumbing.actor import Actor, make_optimizer, make_schedule, reference_of, sampling_copy
 from plumbing.policy import load_policy
 from plumbing.terms import (estimate_advantages, mismatch_correction, other_terms, shift,
                             with_overlong_penalty)
@@ -113,8 +113,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
     """Rollout batches until --steps or a stop signal -> (number of the last one, progress)."""
     policy, scorer = actor.policy, processes.wrap(actor, args.shard)
     optimizer = make_optimizer(args, actor)
-    schedule = get_scheduler(args.lr_scheduler_type, optimizer, args.warmup_steps,
-                             args.steps * args.steps_per_generation)
+    schedule = make_schedule(args, optimizer)
     second = args.stage2_step * args.prompts_per_step or None
     stream = tasks.PromptStream(task.sizes, args.seed, second, args.history_resampling)
     reference = reference_of(args, task, device)
@@ -144,7 +143,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         # rewards ─► advantages Â
         rewards = with_overlong_penalty(args, correct.to(device), rollout)          # [B]
         values = old and old.values                                                 # [B, T] or None
-        tensors |= estimate_advantages(args, rewards, rollout, problems, task, values)
+        tensors |= estimate_advantages(args, rewards, rollout, problems, task, tensors, values)
         tensors["rewards"] = rewards
         batch = batches.Batch(rollout, tensors, old and old.routes)
 
@@ -154,7 +153,8 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         for prompts in order.chunk(args.steps_per_generation):
             mini = batch.prompts(prompts)
             updates.append(update(args, scorer, policy, optimizer, mini))
-            schedule.step()
+            if not updates[-1]["skipped"]:
+                schedule.step()
             progress["bad"] = run.count_bad(args, saver.folder, step, updates[-1]["skipped"],
                                             progress["bad"], mini)
         clock.lap("seconds_update")

@@ -94,7 +94,8 @@ class Ours:
         if args.beta:
             tensors["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout).logp
         clock.lap("logp")
-        tensors |= train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, old and old.values)
+        tensors |= train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, tensors,
+                                             old and old.values)
         batch = batches.Batch(rollout, tensors, old and old.routes)
         for prompts in torch.randperm(len(problems)).chunk(args.steps_per_generation):
             mini = batch.prompts(prompts)

@@ -14,11 +14,10 @@ import json
 import shutil
 
 import torch
-from transformers import get_scheduler
 
 from plumbing import run as checkpoint
 from plumbing import batches, policy
-from plumbing.actor import Actor
+from plumbing.actor import Actor, make_optimizer, make_schedule
 from plumbing.batches import Batch
 from plumbing import tasks
 import train
@@ -50,8 +49,8 @@ class Lab:
 
     def start(self):
         args = self.args
-        self.optimizer = policy.make_optimizer(args, self.actor)
-        self.schedule = get_scheduler(args.lr_scheduler_type, self.optimizer, args.warmup_steps, args.steps * args.steps_per_generation)
+        self.optimizer = make_optimizer(args, self.actor)
+        self.schedule = make_schedule(args, self.optimizer)
 
     def twin(self, *flags):
         """The same policy, optimiser and schedule with some flags changed; what it does changes nothing here."""

@@ -1,6 +1,7 @@
 """What is trained, the policy and its critic, and the copy of it that samples."""
 
 import copy
+import math
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -63,6 +64,22 @@ def make_optimizer(args, actor):
         return torch.optim.SGD(actor.parameters(), args.learning_rate)
     return torch.optim.AdamW(actor.parameters(), args.learning_rate, betas=(0.9, 0.95),
                              weight_decay=0.0, fused=True)
+
+
+def make_schedule(args, optimizer):
+    """The rate of every optimiser step: up from 1/n of the highest in n steps, then as flagged.
+
+    To be stepped with the optimiser: an update that is skipped does not count.
+    """
+    n, steps = args.warmup_steps, args.steps * args.steps_per_generation
+
+    def share(step):
+        if step < n:
+            return (step + 1) / n
+        progress = min(1.0, (step - n) / max(1, steps - n))
+        return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2,
+                "constant_with_warmup": 1.0}[args.lr_scheduler_type]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 def reference_of(args, task, device):

@@ -104,6 +104,8 @@ def check_combinations(args):
          "cannot serve --router_aux_loss_coef: experts' shares come from the recomputed routes"),
         ("old_logp", sampler and args.advantage == "gae",
          "cannot serve gae: the critic's old values come from the pass that recomputes log-probs"),
+        ("kl_estimator", args.advantage == "reinforce_plus_plus" and args.kl_estimator != "k3",
+         "has no effect on --advantage reinforce_plus_plus, which takes k1 off the rewards"),
         *((name, sampler and getattr(args, name), "compares recomputed with sampling log-probs: it "
            "needs --old_logp recompute") for name in ("mismatch", "mismatch_mask")),
         ("torch_compile", args.torch_compile and args.plain,

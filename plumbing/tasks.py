@@ -202,11 +202,13 @@ def join(first, second):
 def from_arguments(args):
     """The built-in task or the user's, as train.py's flags say, with a second source where SRPO's stages want one.
 
-    Fills in args.max_completion_length where it was not given: the built-in task's longest answer, else 256.
+    Fills in args.max_completion_length where it was not given: the built-in task's longest answer, with room for
+    the overlong penalty beyond it, else 256.
     """
     if args.dataset_name is None:
         task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
-        args.max_completion_length = args.max_completion_length or longest_answer(task)
+        longest = longest_answer(task)
+        args.max_completion_length = args.max_completion_length or limit(longest, args.overlong_cache)
         if args.stage2_step:                                 # stage 2 adds the longer half of the sums
             terms = lambda problem: len(problem.prompt.split("+"))
             task.train.sort(key=terms)
@@ -220,6 +222,21 @@ def from_arguments(args):
         task = join(task, load_task(args.stage2_dataset_name, **options))
     args.max_completion_length = args.max_completion_length or 256
     return task
+
+
+def overlong_zone(share, max_length):
+    """Tokens before max_length in which DAPO's penalty grows to -1: a share of it, one at least."""
+    return max(1, round(share * max_length))
+
+
+def limit(longest, share):
+    """The smallest length limit that leaves answers of `longest` tokens out of that zone."""
+    if not 0 < share < 1:
+        return longest
+    length = longest
+    while length - overlong_zone(share, length) < longest:
+        length += 1
+    return length
 
 
 def longest_answer(task):

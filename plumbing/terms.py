@@ -13,12 +13,12 @@ def with_overlong_penalty(args, rewards, rollout):
     """Rewards [B], less DAPO's penalty for answers near the length limit, if --overlong_cache."""
     if not args.overlong_cache:
         return rewards
-    cache = max(1, round(args.overlong_cache * args.max_completion_length))
+    cache = tasks.overlong_zone(args.overlong_cache, args.max_completion_length)
     lengths = rollout.mask.sum(-1)                                                  # [B]
     return rewards + overlong_penalty(lengths, args.max_completion_length, cache)   # [B]
 
 
-def estimate_advantages(args, rewards, rollout, problems, task, values):
+def estimate_advantages(args, rewards, rollout, problems, task, tensors, values):
     """Rewards [B] -> {"advantages": [B] or [B, T]}, with a critic also its "values" and "returns"."""
     G, mask = args.num_generations, rollout.mask
     if args.advantage == "gae":
@@ -26,7 +26,11 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
         return {"advantages": advantages, "values": values, "returns": returns}
     if args.advantage.startswith("reinforce_plus_plus"):
         baseline = G if args.advantage.endswith("baseline") else None
-        return {"advantages": reinforce_plus_plus(rewards, mask, baseline)}
+        kl = None
+        if kl_in_rewards(args):
+            kl = kl_penalty(tensors["old_logp"], tensors["ref_logp"], mask, "k1")   # [B, T]
+        advantages = reinforce_plus_plus(rewards, mask, baseline, kl=kl, beta=args.beta)
+        return {"advantages": advantages}                                           # [B, T]
     if args.advantage == "leave_one_out":
         advantages = leave_one_out(rewards, G)                                      # [B]
     else:
@@ -35,6 +39,11 @@ def estimate_advantages(args, rewards, rollout, problems, task, values):
         blamed = tasks.blamed(task, rollout, problems) | (advantages[:, None] > 0)  # [B, T]
         advantages = advantages[:, None] * blamed                                   # [B, T]
     return {"advantages": advantages}
+
+
+def kl_in_rewards(args):
+    """Whether the KL is taken off the rewards, as REINFORCE++ does, and not added to the loss."""
+    return args.beta > 0 and args.advantage == "reinforce_plus_plus"
 
 
 def mismatch_correction(args, old_logp, rollout):
@@ -64,7 +73,7 @@ def other_terms(args, policy, part, new, whole):
     """What the loss of a micro-batch holds besides the objective, by name: KL, entropy bonus, critic,
     load balancing. whole: the mini-batch, whose experts' shares are those of the old policy."""
     mask, terms = part.rollout.mask, {}                                             # [B, T]
-    if args.beta:
+    if args.beta and not kl_in_rewards(args):
         kl = kl_penalty(new.logp, part["ref_logp"], mask, args.kl_estimator, part["old_logp"])
         terms["kl"] = args.beta * (part["weights"] * kl).sum()
     if args.entropy_coef:

@@ -92,6 +92,8 @@ def trl_config(args):
         notes.append("TRL divides by the deviation with G - 1: its advantages are a little smaller")
     if loss_type in ("cispo", "vespo") and args.steps_per_generation > 1:
         notes.append("TRL divides by the rollout batch's mean number of tokens in a mini-batch")
+    if args.warmup_steps:
+        notes.append("TRL's warm-up begins at 0, ours one step further")
     lines = [f"{key}={value!r}," for key, value in config.items() if value is not None]
     text = "\n".join(f"    {line}" for line in [*lines, *(f"# {note}" for note in notes)])
     return f"trl.GRPOConfig(\n{text}\n)"
