@@ -38,6 +38,7 @@ class Rollout:
     texts: list                  # B strings, cut before a stop string
     group_size: int
     prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
+    routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
@@ -45,7 +46,8 @@ class Rollout:
         return replace(self, prompt_ids=self.prompt_ids[index], prompt_mask=self.prompt_mask[index],
                        response_ids=self.response_ids[rows], mask=self.mask[rows],
                        sampler_logp=self.sampler_logp[rows], truncated=self.truncated[rows],
-                       texts=[self.texts[i] for i in rows.tolist()])
+                       texts=[self.texts[i] for i in rows.tolist()],
+                       routes=self.routes and self.routes.rows([index, rows]))
 
     def rows_of(self, index):
         """Row numbers [q·G] of the groups of the prompts in `index` [q]."""
@@ -63,7 +65,8 @@ class Rollout:
                        prompt_mask=self.prompt_mask[prompts], mask=self.mask[own],
                        response_ids=self.response_ids[own], sampler_logp=self.sampler_logp[own],
                        truncated=self.truncated[own], texts=self.texts[own],
-                       group_size=min(G, stop - start))
+                       group_size=min(G, stop - start),
+                       routes=self.routes and self.routes.rows([prompts, own]))
 
 
 # ---------------------------------------------------------------------------------------- sampling

@@ -11,7 +11,7 @@ picks another row of the family. `python train.py --help` lists all flags.
 import math
 import sys
 import time
-from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,16 +21,15 @@ from transformers.utils import logging
 import rollout as plain
 from eval import held_out, pass_at_1
 from losses import policy_loss
-from plumbing import batches, compiled, fast, metrics, processes, run, tasks
+from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
 from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
 from plumbing.actor import Actor, make_optimizer, make_schedule, reference_of, sampling_copy
 from plumbing.policy import load_policy
-from plumbing.terms import (estimate_advantages, mismatch_correction, other_terms, shift,
-                            with_overlong_penalty)
+from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
+                            shift, with_overlong_penalty)
 from plumbing.trl import trl_config
 from plumbing.view import save_tokens
-from routes import replay_routes
 
 # -------------------------------------------------------------------------- the steps of the loop
 
@@ -61,6 +60,8 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
                for p in problems[own]]
     sampler = sampling_copy(policy, args.sampler_dtype, keep=args.torch_compile)
     sample = plain.sample if args.plain else fast.sample
+    if args.routing_replay == "rollout":
+        sample = partial(replay.sample_with_routes, sample)
     more = {"decoder": compiled.decoder(sampler)} if args.torch_compile else {}
     rollout = sample(sampler, tokenizer, prompts, args.num_generations, args.max_completion_length,
                      temperature=args.temperature, uniforms=uniforms[own].flatten(0, 1),
@@ -71,10 +72,10 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
     return batches.concat([p[0] for p in parts]), torch.tensor([r for p in parts for r in p[1]])
 
 
-def score(args, scorer, policy, rollout, entropy=False):
+def score(args, scorer, policy, rollout, **options):
     """A rollout under the policy as it is, without gradient -> Forward: logp [B, T], routes, and what
     else there is."""
-    return batches.scored(args, scorer, policy, rollout, entropy)
+    return batches.scored(args, scorer, policy, rollout, **options)
 
 
 def update(args, scorer, policy, optimizer, batch):
@@ -85,14 +86,14 @@ def update(args, scorer, policy, optimizer, batch):
     parts = []
     for part in batches.micro_batches(args, whole):
         mask = part.rollout.mask                                                    # [B, T]
-        with replay_routes(policy, part.routes) if args.routing_replay else nullcontext():
+        with replay.replayed(args, policy, part.rollout, part.routes):
             new = scorer(part.rollout, temperature=args.temperature, record=routed, entropy=bonus,
                          entropy_grad=bonus)
             loss, stats = policy_loss(
                 args.objective, new.logp, part["old_logp"], part["advantages"], mask,
                 epsilon=args.epsilon, epsilon_high=args.epsilon_high, weights=part["weights"],
-                router_shift=shift(args, part, new.routes), mismatch=part["mismatch"],
-                dual_clip=args.dual_clip)
+                router_shift=shift(args, part, new.routes), mismatch=part["factors"],
+                dual_clip=args.dual_clip, off_policy_mask=args.off_policy_mask)
             more = other_terms(args, policy, part, new, whole)
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
@@ -133,8 +134,10 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old, tensors = None, {"old_logp": rollout.sampler_logp}                     # [B, T]
         if args.old_logp == "recompute":
-            old = score(args, scorer, policy, rollout)
+            quantile = args.entropy_quantile > 0
+            old = score(args, scorer, policy, rollout, entropy=quantile, replay=True)
             tensors["old_logp"] = old.logp                                          # [B, T]
+            tensors |= high_entropy(args, old.entropy, mask)                        # [B, T]
         tensors |= mismatch_correction(args, tensors["old_logp"], rollout)          # [B, T]
         if reference is not None:  # scored as old_logp is, so that equal policies differ by exactly 0
             tensors["ref_logp"] = score(args, reference, reference.policy, rollout).logp    # [B, T]

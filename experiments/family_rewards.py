@@ -17,7 +17,7 @@ import drift
 from plumbing.style import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, band, label, panels
 
 GSPO, GRPO = "GSPO", "GRPO"
-FAMILY = {GSPO: ["gspo"], GRPO: list(drift.GRPO[1:]), "GRPO + replay": [*drift.GRPO[1:], "--routing_replay"], "GMPO": ["gmpo"], "RSPO": ["rspo"], "DAPO": ["dapo"],
+FAMILY = {GSPO: ["gspo"], GRPO: list(drift.GRPO[1:]), "GRPO + replay": [*drift.GRPO[1:], "--routing_replay", "old"], "GMPO": ["gmpo"], "RSPO": ["rspo"], "DAPO": ["dapo"],
           "Dr. GRPO": ["dr_grpo"], "CISPO": ["cispo"], "SAPO": ["sapo"], "PPO": ["ppo"], "REINFORCE": ["reinforce"], "RLOO": ["rloo"],
           "REINFORCE++": ["reinforce_plus_plus"], "LUSPO": ["luspo"], "VESPO": ["vespo"], "SRPO": ["srpo", "--stage2_step", "5"], "sequence IS": ["sequence_is"]}
 

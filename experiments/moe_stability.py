@@ -48,10 +48,10 @@ NAMES = {"top2": "MoE", "top1": "top-1 MoE", "dense": "dense"}
 ANSWERS = {"plain": "", "verbose": "--verbose_answers",       # about 21 and 60 tokens
            "long": "--verbose_answers --min_terms 20 --max_terms 24"}                # about 130; their teacher has a weaker habit
 GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline
-ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay"),
+ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay old"),
         "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"), "grpo_matched": ("GRPO, GSPO's step", GRPO),   # see one_run
         "gspo_wide": ("GSPO, 100x band", "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04"),
-        "gspo_replay": ("GSPO + replay", "--algorithm gspo --routing_replay"),
+        "gspo_replay": ("GSPO + replay", "--algorithm gspo --routing_replay old"),
         "gmpo": ("GMPO", "--algorithm gmpo"), "rspo": ("RSPO", "--algorithm rspo")}
 
 

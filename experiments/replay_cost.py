@@ -43,7 +43,7 @@ def measure(seeds, quick):
         ratios = []
         for turn in range(3 if quick else 5):
             seconds = {}
-            for name, flags in (("GSPO", []), ("GRPO + replay", [*drift.GRPO, "--routing_replay"])):
+            for name, flags in (("GSPO", []), ("GRPO + replay", [*drift.GRPO, "--routing_replay", "old"])):
                 twin = lab.twin(*flags)
                 first, second, held = one_batch(twin, rollout, batch, replay=bool(flags))
                 if turn:                                     # the first turn warms up

@@ -37,6 +37,13 @@ PRESETS = {
     "gmpo": dict(objective="gmpo"),
     "rspo": dict(objective="rspo"),
     "cispo": dict(objective="cispo"),
+    "scalerl": dict(objective="cispo", epsilon_high=4.0, reduction="group-token-mean",
+                    scale_rewards="batch"),
+    "minirl": dict(objective="grpo", epsilon_high=0.27, reduction="sequence-sum",
+                   scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0),
+    "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
+    "dppo": dict(objective="dppo", old_logp="sampler"),
+    "dppo_kl": dict(objective="dppo_kl", old_logp="sampler"),
     "sapo": dict(objective="sapo"),
     "luspo": dict(objective="luspo"),
     "vespo": dict(objective="vespo"),
@@ -63,10 +70,14 @@ class Arguments:
     advantage: str = arg("group", "how rewards become advantages",
                          choices=("group", "leave_one_out", "reinforce_plus_plus",
                                    "reinforce_plus_plus_baseline", "gae"))
-    scale_rewards: str = arg("group", "whose deviation group advantages are divided by",
-                             choices=("group", "batch", "none"))
+    scale_rewards: str = arg("group", "whose deviation divides group advantages, or their mean",
+                             choices=("group", "batch", "none", "mean"))
     token_credit: bool = arg(False, "blame only what follows the first wrong step (built-in task)")
     dual_clip: float | None = arg(None, "no gradient for A < 0 at token ratios above this", above=0)
+    off_policy_mask: float | None = arg(None, "drop answers with A < 0 whose mean log-prob fell by "
+                                        "more than this", above=0)
+    entropy_quantile: float = arg(0.0, "learn from tokens of entropy at or above this quantile of "
+                                  "the batch; 0: from all", at_least=0)
     beta: float = arg(0.0, "coefficient of the KL to the starting policy; 0: keep no reference",
                       at_least=0)
     kl_estimator: str = arg("k3", "how that KL is estimated",
@@ -92,7 +103,8 @@ class Arguments:
                                     choices=("token", "seq", "geo"))
     mismatch_mask_low: float = arg(0.5, "the lower bound", at_least=0)
     mismatch_mask_high: float = arg(5.0, "the upper bound", above=0)
-    routing_replay: bool = arg(False, "force the routers' old choices in every update (MoE)")
+    routing_replay: str = arg("none", "routers take the experts that the old policy took, or the "
+                              "sampler (MoE)", choices=("none", "old", "rollout"))
     router_aux_loss_coef: float = arg(0.0, "coefficient of the load-balancing loss (MoE)",
                                       at_least=0)
 

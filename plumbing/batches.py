@@ -5,6 +5,8 @@ micro-batches that fit into memory, and into the shares of several processes. Th
 are made before the cuts (losses.token_weights), so that no cut changes a loss.
 """
 
+import math
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +16,7 @@ from advantages import has_signal
 from losses import token_weights
 from plumbing import processes
 from plumbing.actor import Forward
+from plumbing.replay import concat_routes, replayed
 from rollout import Rollout
 from routes import Routes, has_routers
 
@@ -74,12 +77,17 @@ def micro_batches(args, batch):
 
 
 def with_weights(args, batch):
-    """The batch with `weights` (the objective's reduction) and `per_token` (a mean over tokens)."""
+    """The batch with `weights` (the objective's reduction), `per_token` (a mean over tokens), and
+    `factors` of the surrogate alone, if any: mismatch weights, tokens of high entropy."""
     mask = batch.rollout.mask
     weights = token_weights(mask, args.reduction, group_size=args.num_generations,
                             max_length=args.max_completion_length)                  # [B, T]
     per_token = token_weights(mask, "token-mean")                                   # [B, T]
-    return replace(batch, tensors=batch.tensors | {"weights": weights, "per_token": per_token})
+    tensors = batch.tensors | {"weights": weights, "per_token": per_token}
+    factors = [batch[name] for name in ("mismatch", "high_entropy") if batch[name] is not None]
+    if factors:
+        tensors["factors"] = math.prod(factors) * mask.float()                      # [B, T]
+    return replace(batch, tensors=tensors)
 
 
 def with_gradient(args, batch):
@@ -121,9 +129,10 @@ def combine_stats(parts):
 
 
 @torch.no_grad()
-def scored(args, scorer, policy, rollout, entropy=False, record=None):
-    """A rollout under a policy, as one Forward; every process computes its share. record: routes too;
-    None: where there are any, as they are compared, replayed or part of the loss."""
+def scored(args, scorer, policy, rollout, entropy=False, record=None, replay=False):
+    """A rollout under a policy, as one Forward; every process computes its share. record: routes
+    too; None: where there are any, as they are compared, replayed or part of the loss. replay: with
+    the sampler's routes, if --routing_replay says so."""
     own = processes.share(len(rollout.mask))
     if record is None:
         record = has_routers(policy) and args.old_logp == "recompute"
@@ -133,7 +142,8 @@ def scored(args, scorer, policy, rollout, entropy=False, record=None):
     parts = []
     for start in range(own.start, own.stop, size):
         part = rollout.rows(start, min(start + size, own.stop))
-        parts.append(scorer(part, temperature=args.temperature, entropy=entropy, record=record))
+        with replayed(args, policy, part) if replay else nullcontext():
+            parts.append(scorer(part, temperature=args.temperature, entropy=entropy, record=record))
     parts = [part for process in processes.gather(parts) for part in process]
     *tensors, routes = zip(*parts)
     tensors = [None if x[0] is None else torch.cat(x) for x in tensors]             # [B, T]
@@ -160,7 +170,8 @@ def concat(rollouts):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
     return Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
                    right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
-                   [t for r in rollouts for t in r.texts], first.group_size, shared(rollouts))
+                   [t for r in rollouts for t in r.texts], first.group_size, shared(rollouts),
+                   concat_routes(rollouts, P, T))
 
 
 def shared(rollouts):

@@ -43,8 +43,9 @@ def check_values(args):
             refuse(args, f.name, f"is not at least {limits['at_least']}")
         if "above" in limits and value <= limits["above"]:
             refuse(args, f.name, f"is not above {limits['above']}")
-    if args.overlong_cache > 1:
-        refuse(args, "overlong_cache", "is not between 0 and 1")
+    for name in ("overlong_cache", "entropy_quantile"):
+        if getattr(args, name) > 1:
+            refuse(args, name, "is not between 0 and 1")
     if args.seed >= 2 ** 32:
         refuse(args, "seed", "is not below 2^32, as NumPy's must be")
     cap = math.inf if OBJECTIVES[args.objective].clip == "weight" else 1     # CISPO's may be wide
@@ -98,8 +99,11 @@ def check_combinations(args):
         ("old_logp", sampler and args.objective == "rspo",
          "cannot serve rspo: the router shift needs the old routers' logits, which only recompute "
          "records"),
-        ("old_logp", sampler and args.routing_replay,
-         "cannot serve --routing_replay: routes are recorded while log-probs are recomputed"),
+        ("old_logp", sampler and args.routing_replay == "old",
+         "cannot serve --routing_replay old, which takes the routes of the recomputation; rollout "
+         "takes the sampler's"),
+        ("routing_replay", args.routing_replay == "rollout" and args.torch_compile,
+         "cannot be combined with --torch_compile: compiled routers record nothing"),
         ("old_logp", sampler and args.router_aux_loss_coef,
          "cannot serve --router_aux_loss_coef: experts' shares come from the recomputed routes"),
         ("old_logp", sampler and args.advantage == "gae",
@@ -110,6 +114,8 @@ def check_combinations(args):
            "needs --old_logp recompute") for name in ("mismatch", "mismatch_mask")),
         ("torch_compile", args.torch_compile and args.plain,
          "cannot be combined with --plain, which samples without it"),
+        ("entropy_quantile", sampler and args.entropy_quantile,
+         "needs --old_logp recompute, which computes entropies"),
         ("torch_compile", args.torch_compile and args.shard,
          "cannot be combined with --shard: the gathered weights that sample lie elsewhere at every "
          "batch"),

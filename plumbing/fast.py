@@ -29,12 +29,13 @@ MAX_PACKED = 256  # tokens in a packed row: attention between responses that mus
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), drop_every=None, decoder=None):
+           stop=(), drop_every=None, decoder=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   look for ended rows every so many tokens; if at every one, responses of a group
                  that are equal so far share a row (None: 1 on a CPU; 16 on a GPU, which would wait)
     decoder      compiled.Decoder: token steps under torch.compile; its rows are never dropped
+    reads        a list that gets, for each token step, (responses [b], rows that they read [b])
     """
     if not copies_rows(model.config):
         return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
@@ -76,6 +77,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
             if not decoder:
                 live, token = live[keep], token[keep]                               # [b]
                 rows.drop(keep, token)
+        if reads is not None:
+            reads.append((live, rows.of))
         rows.step(token)
     return finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, prefix)
 

@@ -181,7 +181,7 @@ def batch_record(args, step, correct, rewards, updates, batch, mini, new, clock)
     if new.routes is not None and mini.routes is not None:
         old_routes, new_routes = old_and_new(mini, new.routes)
         flips = flip_rate(old_routes.indices, new_routes.indices, mini.rollout.mask).tolist()
-    if args.routing_replay:
+    if args.routing_replay != "none" and batch.routes is not None:
         route_cost = route_bytes(batch.routes) / int(mask.sum())
     old_logp, ref_logp, compared = batch["old_logp"], batch["ref_logp"], args.old_logp == "recompute"
     return {"step": step, **rollout_metrics(rollout, correct, rewards.cpu(), args.num_generations),
@@ -189,6 +189,7 @@ def batch_record(args, step, correct, rewards, updates, batch, mini, new, clock)
             "entropy": new.entropy[mini.rollout.mask].mean().item(),
             "kl": None if ref_logp is None else kl_penalty(old_logp, ref_logp, mask)[mask].mean().item(),
             "mismatch_kl": mismatch_kl(old_logp, rollout.sampler_logp, mask) if compared else None,
+            **({} if batch["mismatch"] is None else weight_stats(batch["mismatch"], mask)),
             "compiled": args.torch_compile and bool(buckets()),
             "compiled_buckets": buckets() if args.torch_compile else [],
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,

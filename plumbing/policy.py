@@ -151,7 +151,7 @@ def own_logp(model, rollout):
 def check_routers(policy, args):
     """Refuse flags about routers that this policy has not, or not of a kind that they know."""
     flags = {"the router shift of --objective rspo": args.objective == "rspo",
-             "--routing_replay": args.routing_replay,
+             "--routing_replay": args.routing_replay != "none",
              "--router_aux_loss_coef": args.router_aux_loss_coef}
     asked = ", ".join(flag for flag, on in flags.items() if on)
     if not has_routers(policy):

@@ -2,7 +2,7 @@
 
 from advantages import (gae, group_advantages, leave_one_out, overlong_penalty, reinforce_plus_plus,
                         value_loss)
-from losses import kl_penalty, mismatch_mask, mismatch_weight
+from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing import batches, tasks
 from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 
@@ -59,6 +59,13 @@ def mismatch_correction(args, old_logp, rollout):
         low, high = args.mismatch_mask_low, args.mismatch_mask_high
         weights = weights * mismatch_mask(old_logp, sampler, mask, args.mismatch_mask, low, high)
     return {"mismatch": weights}
+
+
+def high_entropy(args, entropy, mask):
+    """{"high_entropy": [B, T] bool}, the tokens that --entropy_quantile keeps; {} without it."""
+    if not args.entropy_quantile:
+        return {}
+    return {"high_entropy": high_entropy_mask(entropy, mask, args.entropy_quantile)}
 
 
 def shift(args, part, routes):

@@ -38,7 +38,12 @@ def missing(args):
         ("sampler's log-probs as old ones", args.old_logp == "sampler"),
         ("rounded sampler", args.sampler_dtype != ("bfloat16" if args.bf16 else "float32")),
         ("such mismatch weights", (args.mismatch or args.mismatch_mask) and not vllm_options(args)),
-        ("routing replay", args.routing_replay),
+        ("routing replay", args.routing_replay != "none"),
+        ("advantages over the mean", args.scale_rewards == "mean"),
+        ("quantile of the rollout batch's entropies (top_entropy_quantile is the micro-batch's)",
+         args.entropy_quantile),
+        ("off-policy mask against recomputed log-probs beside mismatch weights",
+         args.off_policy_mask and (args.mismatch or args.mismatch_mask)),
         ("load-balancing loss over answers alone", args.router_aux_loss_coef),
     ) if on]
 
@@ -76,6 +81,7 @@ def trl_config(args):
         use_bias_correction_kl=args.kl_estimator == "k3_is", entropy_coef=args.entropy_coef,
         router_aux_loss_coef=0.0, num_generations=args.num_generations,
         temperature=args.temperature, top_p=1.0, top_k=0,
+        off_policy_mask_threshold=args.off_policy_mask,
         max_completion_length=args.max_completion_length or 256,
         learning_rate=args.learning_rate, lr_scheduler_type=args.lr_scheduler_type,
         warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm, weight_decay=0.0,

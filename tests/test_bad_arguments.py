@@ -73,7 +73,7 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--token_credit true", ["gspo", "gspo_token"]), ("--advantage gae", ["gspo", "gspo_token"]),
     ("--algorithm ppo --token_credit true", ["--token_credit", "gae"]), ("--algorithm rspo --old_logp sampler", ["--old_logp sampler", "rspo"]),
     ("--algorithm ppo --old_logp sampler", ["--old_logp sampler", "gae"]),
-    ("--routing_replay true --old_logp sampler", ["--old_logp sampler", "--routing_replay"]),
+    ("--routing_replay old --old_logp sampler", ["--old_logp sampler", "--routing_replay"]),
     ("--mismatch seq_truncate --old_logp sampler", ["--mismatch seq_truncate", "--old_logp recompute"]),
     ("--mismatch_mask geo --old_logp sampler", ["--mismatch_mask geo", "--old_logp recompute"]),
     ("--mismatch_mask token --mismatch_mask_low 6", ["--mismatch_mask_low 6.0", "--mismatch_mask_high 5.0"]),
@@ -189,7 +189,7 @@ def test_dense_model_without_a_weight(dense, capsys):
     assert "lack model.layers.0.self_attn.q_proj.weight" in err
 
 
-@pytest.mark.parametrize("flags", ["--algorithm rspo", "--routing_replay true", "--router_aux_loss_coef 0.1"])
+@pytest.mark.parametrize("flags", ["--algorithm rspo", "--routing_replay old", "--router_aux_loss_coef 0.1"])
 def test_dense_model_where_routers_are_needed(flags, dense, capsys):
     assert "is dense" in refused(capsys, *TINY, "--model_name_or_path", "model", *flags.split(), "--output_dir", "run")
 

@@ -87,6 +87,8 @@ EFFECTS = {
     "scale_rewards": (ONE, None, "none", last("grad_norm")),
     "token_credit": (f"{ONE} --algorithm gspo_token", None, "true", last("grad_norm")),
     "dual_clip": (GRPO, None, "1.001", last("clip_high")),
+    "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
+    "entropy_quantile": (ONE, None, "0.8", last("grad_norm")),
     "beta": (ONE, None, "0.1", last("kl")),
     "kl_estimator": (f"{ONE} --beta 0.1", None, "k1", minibatches("grad_norm")),
     "entropy_coef": (ONE, None, "0.1", last("loss")),
@@ -104,7 +106,7 @@ EFFECTS = {
     "mismatch_mask": (f"{ONE} --mismatch_mask_low 2", None, "token", last("grad_norm")),
     "mismatch_mask_low": (MASK, None, "2", last("grad_norm")),
     "mismatch_mask_high": (MASK, None, "0.6", last("grad_norm")),
-    "routing_replay": (ONE, None, "true", last("route_bytes_per_token")),
+    "routing_replay": (f"{ONE} --sampler_dtype int3", "old", "rollout", last("mismatch_kl")),
     "router_aux_loss_coef": (ONE, None, "0.1", last("loss")),
 
     "model_name_or_path": (FLAT, None, "model", last("lr")),
