@@ -1,12 +1,16 @@
 """Rollouts and off-policy updates to measure on: train.py's own steps, taken one at a time.
 
-    Lab         a policy, its optimiser and its task; rollout(), minibatches(), update(), logp(); twin() to branch off
-    journey()   GSPO's training for some rollout batches, with GRPO's updates from the same policies on the same mini-batches
-    lengths()   answers of 7 to 259 tokens, under the policy that wrote them and after three updates on other answers
+    Lab         a policy, its optimiser and its task; rollout(), minibatches(), update(), logp();
+                twin() to branch off
+    journey()   GSPO's training for some rollout batches, with GRPO's updates from the same policies
+                on the same mini-batches
+    lengths()   answers of 7 to 259 tokens, under the policy that wrote them and after three updates
+                on other answers
 
-The policies of lengths() know the form of the verbose task and little of its sums (150 supervised steps, width 64, 2 layers): a policy that
-solves sums of 43 terms takes an hour on a CPU, and ratios do not need one. Their reward is the share of right characters, which every
-answer has some of. journey() is the default task and policy. Both are kept under runs/claims/.
+The policies of lengths() know the form of the verbose task and little of its sums (150 supervised
+steps, width 64, 2 layers): a policy that solves sums of 43 terms takes an hour on a CPU, and ratios
+do not need one. Their reward is the share of right characters, which every answer has some of.
+journey() is the default task and policy. Both are kept under runs/claims/.
 """
 
 import copy
@@ -15,34 +19,41 @@ import shutil
 
 import torch
 
-from plumbing import run as checkpoint
-from plumbing import batches, policy
-from plumbing.actor import Actor, make_optimizer, make_schedule
-from plumbing.batches import Batch
-from plumbing import tasks
 import train
 from advantages import group_advantages
-from plumbing.arguments import parse
 from claim import RUNS, say
 from moe import TinyMoE
-from ratios import cross_entropy
+from plumbing import batches, policy, tasks
+from plumbing import run as checkpoint
+from plumbing.actor import Actor, make_optimizer, make_schedule
+from plumbing.arguments import parse
+from plumbing.batches import Batch
 from plumbing.fast import response_logp, sample
+from ratios import cross_entropy
 from rollout import Rollout
 
-GRPO = ("--algorithm", "grpo", "--epsilon_high", "0.27")     # the band of GSPO's own baseline, 2507.18071 §5.1
-TERMS = (1, 2, 4, 8, 16, 32, 43)                             # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259 tokens
+GRPO = ("--algorithm", "grpo", "--epsilon_high", "0.27")     # the band of GSPO's own baseline, §5.1
+REPLAY = ("--routing_replay", "old")                        # R2
+TIS = ("--mismatch", "token_truncate", "--mismatch_high", "2")
+TERMS = (1, 2, 4, 8, 16, 32, 43)          # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259
 GROUPS = 16
-LONG = "--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 --moe_intermediate_size 64 --num_hidden_layers 2".split()
+LONG = ("--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 "
+        "--moe_intermediate_size 64 --num_hidden_layers 2").split()
 
 
 class Lab:
-    """One run of train.py between two of its lines. flags: train.py's; loaded: (task, policy, tokenizer) instead of the built-in ones."""
+    """One run of train.py between two of its lines.
+
+    flags: train.py's; loaded: (task, policy, tokenizer) instead of the built-in ones.
+    """
 
     def __init__(self, seed, *flags, loaded=None):
         self.flags = ["--seed", str(seed), "--use_cpu", *flags]
         self.args = parse(self.flags)
         self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
-        self.policy, self.tokenizer = loaded[1:] if loaded else policy.load_policy(self.args, self.task, torch.device("cpu"))
+        cpu = torch.device("cpu")
+        loaded = loaded[1:] if loaded else policy.load_policy(self.args, self.task, cpu)
+        self.policy, self.tokenizer = loaded
         self.actor = Actor(self.policy, self.args)
         self.stream = tasks.PromptStream(self.task.sizes, seed)
         self.start()
@@ -53,7 +64,10 @@ class Lab:
         self.schedule = make_schedule(args, self.optimizer)
 
     def twin(self, *flags):
-        """The same policy, optimiser and schedule with some flags changed; what it does changes nothing here."""
+        """The same policy, optimiser and schedule with some flags changed.
+
+        What the twin does changes nothing here.
+        """
         other = copy.copy(self)
         other.args = parse([*self.flags, *flags])
         other.args.max_completion_length = self.args.max_completion_length
@@ -65,7 +79,10 @@ class Lab:
         return other
 
     def rollout(self, step, routes=False):
-        """(rollout, {"old_logp" [B, T], "advantages" [B]}, Routes or None): one batch, sampled, verified and scored."""
+        """One batch, sampled, verified and scored.
+
+        -> (rollout, {"old_logp" [B, T], "advantages" [B]}, Routes or None)
+        """
         rollout, problems, correct = train.collect(self.args, self.actor, self.tokenizer, self.task,
                                                    self.stream, step)
         old = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
@@ -74,7 +91,8 @@ class Lab:
 
     def minibatches(self, step, rollout, batch, routes=None):
         """The batch as train.py cuts it: (rollout, batch, routes) of whole groups."""
-        order = torch.randperm(len(rollout.prompt_ids), generator=train.generator_for(self.args, step))
+        generator = train.generator_for(self.args, step)
+        order = torch.randperm(len(rollout.prompt_ids), generator=generator)
         for prompts in order.chunk(self.args.steps_per_generation):
             mini = Batch(rollout, batch, routes).prompts(prompts)
             yield mini.rollout, mini.tensors, mini.routes
@@ -92,11 +110,16 @@ class Lab:
         return (found.logp, found.routes) if routes else found.logp
 
 
-def journey(seed, batches):
-    """GSPO's training, and at every rollout batch GRPO's four updates from the same policy, optimiser state and mini-batches.
+STATS = ("clip_low", "clip_high", "clip_signal", "log_w_var", "log_s_var", "ratio_max")
 
-    -> a list of {step, pass_rate, cross_entropy [B], signal (share of rows with A != 0), tokens, gspo, grpo (stats per mini-batch),
-    last: {name: log w of the last mini-batch's tokens, log s of its answers, before the update on it}}
+
+def journey(seed, batches):
+    """GSPO's training, and at every rollout batch GRPO's four updates from the same policy,
+    optimiser state and mini-batches.
+
+    -> a list of {step, cross_entropy [B], signal (share of rows with A != 0), gspo and grpo (stats
+    per mini-batch), last: {name: log w of the last mini-batch's tokens, log s of its answers,
+    before the update on it}}
     """
     file = RUNS / f"journey-{batches}-{seed}.json"
     if file.is_file():
@@ -105,16 +128,18 @@ def journey(seed, batches):
     for step in range(1, batches + 1):
         rollout, batch, _ = lab.rollout(step)
         labs = {"grpo": lab.twin(*GRPO), "gspo": lab}
-        record = dict(step=step, cross_entropy=cross_entropy(batch["old_logp"], rollout.mask).tolist(), lengths=rollout.mask.sum(-1).tolist(),
-                      signal=(batch["advantages"] != 0).float().mean().item(), last={})
+        record = dict(step=step, last={}, signal=(batch["advantages"] != 0).float().mean().item(),
+                      cross_entropy=cross_entropy(batch["old_logp"], rollout.mask).tolist())
         for name, one in labs.items():
             stats = []
             for mini, part, _ in one.minibatches(step, rollout, batch):
                 if len(stats) == one.args.steps_per_generation - 1:
-                    log_w = one.logp(mini) - part["old_logp"]                                          # [B, T]
-                    record["last"][name] = dict(log_w=log_w[mini.mask].tolist(), log_s=(log_w.sum(-1) / mini.mask.sum(-1)).tolist())
-                stats.append({k: v for k, v in one.update(mini, part).items()
-                              if k in ("clip_low", "clip_high", "clip_signal", "log_w_var", "log_s_var", "ratio_max")})
+                    log_w = one.logp(mini) - part["old_logp"]                        # [B, T]
+                    log_s = log_w.sum(-1) / mini.mask.sum(-1)                        # [B]
+                    record["last"][name] = dict(log_w=log_w[mini.mask].tolist(),
+                                                log_s=log_s.tolist())
+                found = one.update(mini, part)
+                stats.append({key: found[key] for key in STATS})
             record[name] = stats
         records.append(record)
     RUNS.mkdir(parents=True, exist_ok=True)
@@ -123,28 +148,34 @@ def journey(seed, batches):
     return records
 
 
-# ------------------------------------------------------------------------------------------------------------ long answers
+# ----------------------------------------------------------------------------------- long answers
 
 def lengths(seed):
-    """Answers of seven lengths, 16 groups of 8 of each: (old policy, new policy, {terms: (Rollout, batch)}).
+    """Answers of seven lengths, 16 groups of 8 of each.
 
-    batch: old_logp, new_logp [B, T], advantages [B]. The new policy has taken three updates on other answers, the state in which a
-    fourth mini-batch would find it; two rollout batches before that have warmed up the optimiser.
+    -> (old policy, new policy, {terms: (Rollout, batch)})
+
+    batch: old_logp, new_logp [B, T], advantages [B]. The new policy has taken three updates on
+    other answers, the state in which a fourth mini-batch would find it; two rollout batches before
+    that have warmed up the optimiser.
     """
     folder = RUNS / f"lengths-{seed}"
     if not (folder / "answers.pt").is_file():
         make_lengths(seed, folder)
     old, new = (TinyMoE.from_pretrained(folder / name) for name in ("old", "new"))
     answers = torch.load(folder / "answers.pt", weights_only=True)
-    return old, new, {n: (Rollout(**a["rollout"], texts=[], group_size=8), a["batch"]) for n, a in answers.items()}
+    return old, new, {n: (Rollout(**a["rollout"], texts=[], group_size=8), a["batch"])
+                      for n, a in answers.items()}
 
 
-@torch.enable_grad()                                         # whoever asks for the answers may be measuring without gradients
+@torch.enable_grad()                     # whoever asks may be measuring without gradients
 def make_lengths(seed, folder):
     args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
     task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
-    by_length = {n: [p for p in task.train if sum(c.isdigit() for c in p.prompt) == n] for n in TERMS}
-    task.train, task.verify = [p for found in by_length.values() for p in (found * 200)[:200]], share_right     # every length as often
+    terms = lambda problem: sum(c.isdigit() for c in problem.prompt)
+    by_length = {n: [p for p in task.train if terms(p) == n] for n in TERMS}
+    task.train = [p for found in by_length.values() for p in (found * 200)[:200]]    # each as often
+    task.verify = share_right
     task.sizes = (len(task.train),)
     torch.manual_seed(seed)
     cold = TinyMoE(policy.tiny_config(args, tokenizer))
@@ -153,7 +184,8 @@ def make_lengths(seed, folder):
     policy.BATCH = before
     say(f"seed {seed}: a policy for long answers")
 
-    flags = "--prompts_per_step 16 --steps 40 --lr_scheduler_type constant_with_warmup --max_completion_length 259".split()
+    flags = ("--prompts_per_step 16 --steps 40 --lr_scheduler_type constant_with_warmup "
+             "--max_completion_length 259").split()
     lab = Lab(seed, *LONG, *flags, loaded=(task, cold.eval(), tokenizer))
     for step in (1, 2, 3):
         if step == 3:
@@ -179,19 +211,24 @@ def measured(lab, old, problems, seed):
     width = 1 + len(problems[0].answer)
     uniforms = torch.rand(len(problems) * 8, width, generator=torch.Generator().manual_seed(seed))
     rollout = sample(old, lab.tokenizer, [p.prompt for p in problems], 8, width, uniforms=uniforms)
-    rewards = torch.tensor([share_right(text, problems[i // 8]) for i, text in enumerate(rollout.texts)])        # [B]
-    old_logp, new_logp = (response_logp(model, rollout).logp for model in (old, lab.policy))                     # [B, T]
+    rewards = torch.tensor([share_right(text, problems[i // 8])
+                            for i, text in enumerate(rollout.texts)])                # [B]
+    old_logp, new_logp = (response_logp(model, rollout).logp
+                          for model in (old, lab.policy))                            # [B, T]
     tensors = {k: v for k, v in vars(rollout).items() if isinstance(v, torch.Tensor)}
-    return {"rollout": tensors, "batch": {"old_logp": old_logp, "new_logp": new_logp, "advantages": group_advantages(rewards, 8)}}
+    batch = {"old_logp": old_logp, "new_logp": new_logp, "advantages": group_advantages(rewards, 8)}
+    return {"rollout": tensors, "batch": batch}
 
 
 def share_right(response, problem):
     """The share of an answer's characters that stand where they should, at most 1."""
-    return sum(a == b for a, b in zip(response, problem.answer)) / max(len(problem.answer), len(response))
+    right = sum(a == b for a, b in zip(response, problem.answer))
+    return right / max(len(problem.answer), len(response))
 
 
 def variances(batch, mask):
-    """(Var log w over the loss tokens, Var log s over the answers, mean of 1/L): population variances of a rollout's answers."""
-    log_w = batch["new_logp"] - batch["old_logp"]                                                               # [B, T]
-    log_s, lengths = log_w.sum(-1) / mask.sum(-1), mask.sum(-1)                                                 # [B]
-    return log_w[mask].var(unbiased=False).item(), log_s.var(unbiased=False).item(), (1 / lengths).mean().item()
+    """(Var log w over the loss tokens, Var log s over the answers, mean of 1/L) of a rollout."""
+    log_w = batch["new_logp"] - batch["old_logp"]                                    # [B, T]
+    log_s, lengths = log_w.sum(-1) / mask.sum(-1), mask.sum(-1)                      # [B]
+    variances = (x.var(unbiased=False).item() for x in (log_w[mask], log_s))
+    return *variances, (1 / lengths).mean().item()

@@ -1,28 +1,39 @@
 """Does GRPO's gradient noise grow with the length of answers while GSPO's stays constant?
 
-Claim: noise ∝ length for GRPO, ≈ constant for GSPO (the slides); GSPO gives every token of an answer one weight where GRPO gives each
-its own, and these accumulate (GSPO 2507.18071, §4.2). Measured at one drifted policy (three updates off-policy) on answers of 7 to 259
-tokens: the trace of the covariance of the gradient over groups of eight answers. A batch of a fixed number of tokens holds 1/L as many
-answers, so its variance is that of a group times L. Written down beforehand, slopes log-log against length, at fixed tokens:
+Claim: noise ∝ length for GRPO, ≈ constant for GSPO (the slides); GSPO gives every token of an
+answer one weight where GRPO gives each its own, and these accumulate (GSPO 2507.18071, §4.2).
+Measured at one drifted policy per cold start (three updates off-policy) on answers of 7 to 259
+tokens: the trace of the covariance of the gradient over groups of eight answers. A batch of a fixed
+number of tokens holds 1/L as many answers, so its variance is that of a group times L. Written down
+beforehand, slopes log-log against length, at fixed tokens:
 
-  confirmed   GRPO's slope exceeds GSPO's by at least 0.5
-  refuted     they differ by less than 0.25: whatever length does, it does to both
-  otherwise   cannot be told here
+  confirmed   GRPO's slope exceeds GSPO's by more than 0.5 (the sources say by 1)
+  refuted     by less than 0.5
 
-Two controls: the plain gradient without any ratio, and GSPO without its clip. Where GRPO equals the first, its ratios add no noise.
+A gradient that is shorter is less noisy without being better, so the signal-to-noise ratio stands
+beside it: |mean gradient|² / trace of its covariance, per group, the mean's own noise subtracted.
+Two controls: the plain gradient without any ratio, and GSPO without its clip. Where GRPO equals the
+first, its ratios add no noise.
 """
+
+import math
 
 import torch
 
 import claim
 import drift
-from plumbing.style import BLUE, COLOURS, LINES, ORANGE, label, panels
 from losses import policy_loss, token_weights
+from plumbing.style import BLACK, BLUE, GREEN, LINES, ORANGE, RED, SKY, label, panels
 from ratios import sequence_ratio, token_ratio
 from rollout import response_logp
 
-OBJECTIVES = {"GRPO": ("grpo", dict(epsilon_high=.27)), "GSPO": ("gspo", {}), "GSPO, no clip": ("gspo", dict(epsilon=1.0, epsilon_high=1e6)),
-              "GMPO": ("gmpo", {}), "no ratio": ("reinforce", {}), "sequence IS, ∏w": ("sequence_is", {})}
+ROW = dict(claim="Gradient noise grows with length for GRPO and not for GSPO",
+           source="GSPO §4.2; slides",
+           reported="noise ∝ length against ≈ constant")
+OBJECTIVES = {"GRPO": ("grpo", dict(epsilon_high=.27)), "GSPO": ("gspo", {}),
+              "GSPO, no clip": ("gspo", dict(epsilon=1.0, epsilon_high=1e6)),
+              "GMPO": ("gmpo", {}), "no ratio": ("reinforce", {}),
+              "sequence IS, ∏w": ("sequence_is", {})}
 
 
 def gradients(policy, rollout, batch):
@@ -31,11 +42,13 @@ def gradients(policy, rollout, batch):
     for start in range(0, len(rollout.mask), 8):
         rows = slice(start, start + 8)
         part = rollout.rows(start, start + 8)
-        logp = response_logp(policy, part).logp                                                  # [8, T]
-        weights = token_weights(part.mask, "sequence-mean")                                                  # [8, T]
+        logp = response_logp(policy, part).logp                                      # [8, T]
+        weights = token_weights(part.mask, "sequence-mean")                          # [8, T]
         for name, (objective, options) in OBJECTIVES.items():
-            loss, _ = policy_loss(objective, logp, batch["old_logp"][rows], batch["advantages"][rows], part.mask, weights=weights, **options)
-            grads = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True, allow_unused=True)
+            loss, _ = policy_loss(objective, logp, batch["old_logp"][rows],
+                                  batch["advantages"][rows], part.mask, weights=weights, **options)
+            grads = torch.autograd.grad(loss, list(policy.parameters()), retain_graph=True,
+                                        allow_unused=True)
             found[name].append(torch.cat([g.flatten() for g in grads if g is not None]))
     return {name: torch.stack(rows) for name, rows in found.items()}
 
@@ -49,28 +62,54 @@ def measure(seeds, quick):
                 continue
             length = rollout.mask.sum(-1).float().mean().item()
             for name, g in gradients(new, rollout, batch).items():
-                rows.append(dict(seed=seed, objective=name, length=length, variance=g.var(0).sum().item(), mean=g.mean(0).square().sum().item()))
+                rows.append(dict(seed=seed, objective=name, length=length,
+                                 variance=g.var(0).sum().item(), groups=len(g),
+                                 mean=g.mean(0).square().sum().item()))
             if n == (8 if quick else 16) and weights is None:
                 weights = token_strip(rollout, batch)
         claim.say(f"seed {seed}: gradients of {len(OBJECTIVES)} objectives")
-    slopes = {}
-    for name in OBJECTIVES:
-        own = lambda seed: [r for r in rows if r["objective"] == name and r["seed"] == seed and r["variance"] > 0]
-        slopes[name] = [claim.slope([r["length"] for r in own(s)], [r["variance"] * r["length"] for r in own(s)]) for s in seeds]
-    average = {name: claim.mean(values) for name, values in slopes.items()}
-    gap = average["GRPO"] - average["GSPO"]
-    verdict = claim.HELD if gap >= .5 else claim.NOT_HELD if abs(gap) < .25 else claim.CANNOT
-    measured = ("slope of the variance at fixed tokens: " + ", ".join(f"{name} {value:.2f}" for name, value in average.items())
-                + " (at a fixed number of answers: one less each)")
-    return measured, claim.span([a - b for a, b in zip(slopes["GRPO"], slopes["GSPO"])], "{:.2f}") + " (GRPO minus GSPO)", verdict, \
-        dict(rows=rows, slopes=slopes, weights=weights)
+    slopes = {name: [fixed_tokens(rows, name, seed) for seed in seeds] for name in OBJECTIVES}
+    return dict(rows=rows, slopes=slopes, weights=weights)
+
+
+def fixed_tokens(rows, name, seed):
+    """The slope of variance · L against L of one objective and cold start."""
+    own = [r for r in rows if (r["objective"], r["seed"]) == (name, seed) and r["variance"] > 0]
+    return claim.slope([r["length"] for r in own], [r["variance"] * r["length"] for r in own])
+
+
+def signal_to_noise(data, name):
+    """Of every cold start, averaged over lengths: E|ḡ|² = |mean|² + variance / groups."""
+    own = [r for r in data["rows"] if r["objective"] == name and r["variance"] > 0]
+    ratio = lambda r: (r["mean"] - r["variance"] / r.get("groups", drift.GROUPS)) / r["variance"]
+    return [claim.mean(ratio(r) for r in own if r["seed"] == seed)
+            for seed in sorted({r["seed"] for r in own})]
+
+
+def judge(data):
+    slopes = data["slopes"]
+    gap = [a - b for a, b in zip(slopes["GRPO"], slopes["GSPO"])]
+    better = [a - b for a, b in zip(*(signal_to_noise(data, name) for name in ("GRPO", "GSPO")))]
+    measured = ("slope of the variance at fixed tokens: "
+                + ", ".join(f"{name} {claim.mean(values):.2f}" for name, values in slopes.items())
+                + " (at a fixed number of answers: one less each); signal to noise of a group: "
+                + ", ".join(f"{name} {claim.mean(signal_to_noise(data, name)):.3f}" for name in
+                            ("GRPO", "GSPO", "no ratio"))
+                + f", GRPO minus GSPO {claim.number(better, '{:+.3f}')}")
+    answer = claim.verdict(gap, held=(.5, math.inf))
+    return measured, claim.number(gap, "{:+.2f}", "in the slope, GRPO minus GSPO"), answer
 
 
 def token_strip(rollout, batch):
-    """Weights of the tokens of one answer with A > 0, as multiples of A / (N·|y|): GRPO's w or 0 where clipped, GSPO's s. Of the answers
-    that GSPO does not clip, the one whose ratios spread most."""
-    w, s = (ratio(batch["new_logp"], batch["old_logp"], rollout.mask) for ratio in (token_ratio, sequence_ratio))   # [B, T], [B]
-    spread = w.log().masked_fill(~rollout.mask, 0.0).std(-1).masked_fill((batch["advantages"] <= 0) | (s > 1 + 4e-4), -1.0)   # [B]
+    """Weights of the tokens of one answer with A > 0, as multiples of A / (N·|y|).
+
+    GRPO's w or 0 where clipped, GSPO's s. Of the answers that GSPO does not clip, the one whose
+    ratios spread most.
+    """
+    w, s = (ratio(batch["new_logp"], batch["old_logp"], rollout.mask)
+            for ratio in (token_ratio, sequence_ratio))                              # [B, T], [B]
+    clipped = (batch["advantages"] <= 0) | (s > 1 + 4e-4)                            # [B]
+    spread = w.log().masked_fill(~rollout.mask, 0.0).std(-1).masked_fill(clipped, -1.0)      # [B]
     row = int(spread.argmax())
     return dict(w=w[row][rollout.mask[row]].tolist(), s=s[row].item())
 
@@ -79,20 +118,27 @@ def draw(data):
     figure, (left, right) = panels(1, 2, width=9)
     w, s = data["weights"]["w"], data["weights"]["s"]
     left.vlines(range(len(w)), 1, [0 if x > 1.27 else x for x in w], color=ORANGE, linewidth=1.4)
-    left.plot(range(len(w)), [0 if x > 1.27 else x for x in w], "o", color=ORANGE, markersize=3, label="GRPO: w, 0 where clipped")
+    left.plot(range(len(w)), [0 if x > 1.27 else x for x in w], "o", color=ORANGE, markersize=3,
+              label="GRPO: w, 0 where clipped")
     left.axhline(s, color=BLUE, label=f"GSPO: s = {s:.4f} for all")
-    label(left, "Weight of each token of one good answer (A > 0)", "token", "weight, in units of A / (N·|y|)")
+    label(left, "Weight of each token of one good answer (A > 0)", "token",
+          "weight, in units of A / (N·|y|)")
     left.legend(loc="lower left", fontsize=8)
     seeds = sorted({r["seed"] for r in data["rows"]})
+    colours = [ORANGE, BLUE, SKY, GREEN, BLACK, RED]
     for i, name in enumerate(OBJECTIVES):
-        rows = [sorted((r["length"], r["variance"] * r["length"]) for r in data["rows"] if r["objective"] == name and r["seed"] == seed) for seed in seeds]
-        lengths, means = ([claim.mean([point[axis] for point in column]) for column in zip(*rows)] for axis in (0, 1))
-        right.loglog(lengths, means, LINES[i % 4], color=COLOURS[i], marker="osD^vP"[i], markersize=4, label=f"{name} ({claim.mean(data['slopes'][name]):.2f})")
-    label(right, "Gradient variance of one token's worth of batch", "tokens per answer", "trace of covariance · length")
+        rows = [sorted((r["length"], r["variance"] * r["length"]) for r in data["rows"]
+                       if (r["objective"], r["seed"]) == (name, seed)) for seed in seeds]
+        lengths, means = ([claim.mean(point[axis] for point in column) for column in zip(*rows)]
+                          for axis in (0, 1))
+        right.loglog(lengths, means, LINES[i % 4], color=colours[i], marker="osD^vP"[i],
+                     markersize=4, label=f"{name} ({claim.mean(data['slopes'][name]):.2f})")
+    label(right, "Gradient variance of one token's worth of batch", "tokens per answer",
+          "trace of covariance · length")
     right.legend(fontsize=7.5, title="slope, fixed tokens", title_fontsize=8, loc="upper left")
     right.set_ylim(top=right.get_ylim()[1] * 30)
     return figure
 
 
 if __name__ == "__main__":
-    claim.main(__file__, "Gradient noise grows with length for GRPO and not for GSPO", "GSPO §4.2; slides", "noise ∝ length against ≈ constant", measure, draw)
+    claim.main(__file__, ROW, measure, judge, draw)

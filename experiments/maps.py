@@ -1,10 +1,13 @@
 """The runner of the maps: many short training runs, each one line of a JSON-lines file, made once.
 
-    python experiments/stability_map.py [--full] [--part 0/2]      makes what results/stability_map_runs.jsonl does not hold yet
-    python eval.py claims --maps                                   all maps
+    python experiments/NAME.py               makes what results/NAME_runs.jsonl does not hold yet
+    python experiments/NAME.py --full        the whole grid, not only the part that is reported
+    python experiments/NAME.py --part 0/2    every second run, for two processes at once
+    python experiments/NAME.py --draw        makes no runs: result and figure from those in the file
 
-A run is a cell: what is asked (arm, policy, bits, rate, mini-batches, rollout batches, seed; for `train.py` the flags that follow from
-them) and what came of it. Stopping loses only the run under way. `--part i/n` makes every n-th cell, for n processes at once.
+A run is a cell, what was asked (arm, policy, bits, rate, mini-batches, rollout batches, seed), the
+flags of train.py that follow from it, and what came of it. Stopping loses only the run under way.
+A result says how many cold starts it rests on, whatever is in the file.
 """
 
 import argparse
@@ -20,13 +23,14 @@ import claim
 import train
 
 KEY = ("arm", "policy", "bits", "rate", "minibatches", "batches", "seed")
-POLICIES = {"moe": "", "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}   # equal active size
-EVAL = "--eval_prompts 128 --eval_samples 4"                 # 512 held-out answers: a standard error of 0.01 to 0.02
-CHOOSE, REPORT = range(4), range(4, 12)                      # cold starts that choices are made on, and those that are reported
+POLICIES = {"moe": "",                                       # dense: equal active size
+            "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
+CHOOSE, REPORT = range(4), range(4, 12)      # cold starts to choose on, and fresh ones to report
 
 
 def cell(arm, seed, policy="moe", bits="float32", rate=4e-4, minibatches=4, batches=10):
-    return dict(arm=arm, policy=policy, bits=bits, rate=rate, minibatches=minibatches, batches=batches, seed=seed)
+    return dict(arm=arm, policy=policy, bits=bits, rate=rate, minibatches=minibatches,
+                batches=batches, seed=seed)
 
 
 def key(c):
@@ -34,7 +38,7 @@ def key(c):
 
 
 def read(file):
-    """The finished runs of a map. A last line that was cut off does not count: its run is made again."""
+    """The finished runs of a map. A line that was cut off does not count: it is made again."""
     runs = []
     for line in Path(file).read_text().splitlines() if Path(file).exists() else []:
         try:
@@ -44,42 +48,65 @@ def read(file):
     return runs
 
 
-def run_all(file, cells, arms, part=(0, 1)):
-    """Make the cells that the file does not hold. arms: {arm: train.py's flags}. Cells are asked for one by one, as later ones may
-    depend on what earlier ones found."""
+def run_all(file, cells, make, part=(0, 1)):
+    """Make the cells that the file does not hold. make(cell) -> record.
+
+    Cells are asked for one by one, as later ones may depend on what earlier ones found.
+    """
     for c in cells:
-        if zlib.crc32(repr(key(c)).encode()) % part[1] != part[0] or key(c) in map(key, read(file)):
+        mine = zlib.crc32(repr(key(c)).encode()) % part[1] == part[0]
+        if not mine or key(c) in map(key, read(file)):
             continue
-        record = one_run(c, arms[c["arm"]])
+        record = make(c)
         with open(file, "a") as f:
             f.write(json.dumps(claim.rounded(record)) + "\n")
-        claim.say(f"{' '.join(map(str, key(c)))}: {record['before']:.3f} -> {record['after']:.3f}, clipped {record['clipped']:.1%}, "
-                  f"{record['seconds']:.0f} s")
+        claim.say(f"{' '.join(map(str, key(c)))}: {record['after']:.3f}, {record['seconds']:.0f} s")
+
+
+def trained(arms):
+    """The maker of a training run. arms: {arm: train.py's flags}."""
+    return lambda c: one_run(c, arms[c["arm"]])
 
 
 def one_run(c, flags):
-    """Train once. A run that train.py stopped, as its updates were not finite, counts with the pass rate of its last batch."""
+    """Train once.
+
+    A run that train.py stopped, as its updates were not finite, counts with its last pass rate.
+    """
     folder, began = Path("runs/maps") / f"{os.getpid()}", time.perf_counter()
-    words = (f"--use_cpu --steps {c['batches']} --seed {c['seed']} --learning_rate {c['rate']:g} --steps_per_generation "
-             f"{c['minibatches']} --sampler_dtype {c['bits']} {EVAL} {POLICIES[c['policy']]} {flags}").split()
-    code, printed = claim.quietly(train.main, [*words, "--output_dir", str(folder), "--overwrite_output_dir"])
+    words = (f"--use_cpu --steps {c['batches']} --seed {c['seed']} --learning_rate {c['rate']:g} "
+             f"--steps_per_generation {c['minibatches']} --sampler_dtype {c['bits']} {claim.EVAL} "
+             f"{POLICIES[c['policy']]} {flags}").split()
+    place = ["--output_dir", str(folder), "--overwrite_output_dir"]
+    code, printed = claim.quietly(train.main, [*words, *place])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     if code == 130 or code and not metrics:
         raise SystemExit(f"{' '.join(words)}: {code}\n{printed[-500:]}")
     summary = json.loads((folder / "summary.json").read_text()) if not code else {}
     shutil.rmtree(folder)
-    median = lambda name: statistics.median(m[name] for m in metrics) if metrics[0][name] is not None else None
-    return c | {"flags": " ".join(words), "before": summary.get("pass_at_1_before", metrics[0]["pass_rate"]),
-                "after": summary.get("pass_at_1_after", metrics[-1]["pass_rate"]), "greedy": summary.get("greedy_after"),
-                "stopped_at": len(metrics) if code else None, "pass_rates": [m["pass_rate"] for m in metrics],
-                "clipped": claim.mean([m["clip_low"] + m["clip_high"] for m in metrics]), "mismatch_kl": metrics[0]["mismatch_kl"],
-                "kl": median("log_w_var") / 2, "log_s_var": median("log_s_var"),      # KL(old || new), to second order, last mini-batch
-                "flips": median("flip_rate"), "entropy": metrics[-1]["entropy"], "seconds": time.perf_counter() - began}
 
+    def median(name):
+        found = [m[name] for m in metrics if m[name] is not None]
+        return statistics.median(found) if found else None
+
+    return c | {"flags": " ".join(words),
+                "before": summary.get("pass_at_1_before", metrics[0]["pass_rate"]),
+                "after": summary.get("pass_at_1_after", metrics[-1]["pass_rate"]),
+                "greedy": summary.get("greedy_after"), "stopped_at": len(metrics) if code else None,
+                "pass_rates": [m["pass_rate"] for m in metrics],
+                "clipped": claim.mean(m["clip_low"] + m["clip_high"] for m in metrics),
+                "mismatch_kl": metrics[0]["mismatch_kl"], "flips": median("flip_rate"),
+                "kl": median("log_w_var") / 2,               # KL(old || new), to second order
+                "log_s_var": median("log_s_var"), "entropy": metrics[-1]["entropy"],
+                "seconds": time.perf_counter() - began}
+
+
+# ------------------------------------------------------------------------------- what was found
 
 def values(runs, name="after", seeds=None, **wanted):
     """{seed: value} of the runs with these coordinates."""
-    chosen = [r for r in runs if all(r[k] == v for k, v in wanted.items()) and (seeds is None or r["seed"] in seeds)]
+    chosen = [r for r in runs if all(r[k] == v for k, v in wanted.items())
+              and (seeds is None or r["seed"] in seeds)]
     return {r["seed"]: r[name] for r in chosen}
 
 
@@ -88,17 +115,30 @@ def paired(a, b):
     return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
 
 
-def main(file, arms, grid, summarise, draw, doc):
-    """A map's command line. grid(full) -> cells; summarise(runs) -> result row and data; draw(data) -> figure."""
+def main(file, row, grid, make, judge, takeaway, draw):
+    """A map's command line. grid(full) -> cells; judge(runs) -> (measured, number, verdict, seeds);
+    takeaway(runs) -> the one sentence of the figure.
+
+    Figure and verdict are made from the file of runs, which the result file does not repeat.
+    """
     name = Path(file).stem
-    parser = argparse.ArgumentParser(prog=f"experiments/{name}.py", description=doc.splitlines()[0])
-    parser.add_argument("--full", action="store_true", help="the whole grid; without it the part that is reported")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th run, beginning with the i-th, for n processes at once")
-    parser.add_argument("--draw", action="store_true", help="make no runs: result and figure from those in the file")
+    parser = argparse.ArgumentParser(prog=f"experiments/{name}.py", description=row["claim"])
+    parser.add_argument("--full", action="store_true", help="the whole grid")
+    parser.add_argument("--part", default="0/1", metavar="i/n", help="every n-th run")
+    parser.add_argument("--draw", action="store_true", help="make no runs")
     options = parser.parse_args()
     os.chdir(claim.ROOT)
-    runs_file, part = Path(f"results/{name}_runs.jsonl"), tuple(map(int, options.part.split("/")))
+    runs_file, part = runs_of(name), tuple(map(int, options.part.split("/")))
     if not options.draw:
-        run_all(runs_file, grid(options.full), arms, part)
-    if part[1] == 1:
-        claim.write_map(name, summarise(read(runs_file)), draw)
+        run_all(runs_file, grid(options.full), make, part)
+    if part[1] > 1:
+        return claim.say("this part is made; --draw makes the result when all are")
+    runs = read(runs_file)
+    *judged, seeds = judge(runs)
+    row = row | {"takeaway": takeaway(runs)}
+    seconds = round(sum(r["seconds"] for r in runs))
+    claim.write(name, row, judged, seeds, seconds, {"runs": str(runs_file)}, lambda _: draw(runs))
+
+
+def runs_of(name):
+    return Path(f"results/{name}_runs.jsonl")

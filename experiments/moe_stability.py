@@ -1,20 +1,28 @@
-"""Do expert flips make GRPO collapse on a Mixture of Experts, does routing replay repair it, and does GSPO prevent it?
+"""Does GRPO collapse on a Mixture of Experts as experts flip, and does replay or GSPO prevent it?
 
-Source: GSPO (arXiv 2507.18071, section 5.3): in a 48-layer MoE about 10 % of a token's experts change with one update, token ratios
-fluctuate, and GRPO converges only with routing replay; GSPO needs none. Here: train.py's own loop on its million-parameter policy
-(4 layers, 8 experts of width 96, top-2), on 16 experts of width 192, top-1, and on a dense policy of equal active size (one expert of
-192), at a constant learning rate, 16 optimiser steps of 8 answers per rollout batch. Seed s starts from cold start s mod 4.
+Source: GSPO (arXiv 2507.18071, section 5.3): in a 48-layer MoE about 10 % of a token's experts
+change with one update, token ratios fluctuate, and GRPO converges only with routing replay; GSPO
+needs none. Here: train.py's own loop on its million-parameter policy (4 layers, 8 experts of width
+96, top-2), on 16 experts of width 192, top-1, and on a dense policy of equal active size (one
+expert of 192), at a constant learning rate, 16 optimiser steps of 8 answers per rollout batch. Seed
+s starts from cold start s mod 4: runs of one cold start are averaged, and there are 4 of them.
 
-Written down before the runs that are counted:
-  collapse              the rollout batch's pass rate is below half of its best so far for 4 batches running (of 16)
-  flips cause it        holds if GRPO collapses in >= 3/4 of the runs on the MoE and in <= 1/4 on the dense policy;
-                        does not hold if the dense policy collapses at least as often
-  replay repairs it     holds if GRPO collapses in >= 3/4 and GRPO with replay in <= 1/4; does not hold if replay saves at most 1/4
-  GSPO prevents it      holds if GRPO collapses in >= 3/4 and GSPO never; does not hold if GSPO collapses in > 1/4
-  Anything else, or fewer than 4 seeds: open at this size. Intervals are exact (Clopper-Pearson, 95 %).
+Written down before the runs that are counted: a collapse is a rollout batch's pass rate below half
+of its best so far for 4 batches running (of 16); shares come with exact intervals (Clopper-Pearson,
+95 %). The claim joins three sentences, each judged by held-out pass@1 at the end, paired by cold
+start, on the MoE unless it says dense:
 
-`python experiments/moe_stability.py` runs what results/moe_stability_runs.jsonl does not have yet, seed by seed, and may be stopped at
-any time (a run takes 15 to 60 seconds); --spike: one token kills a run, in a minute; --quick: a look in three; --draw: the figure.
+  GSPO prevents it     confirmed if GSPO minus GRPO lies above 0, refuted if below 0
+  replay repairs it    confirmed if GRPO + replay minus GRPO lies above 0, refuted if below 0.05
+  flips cause it       confirmed if the gain of GSPO over GRPO is larger on the MoE than dense,
+                       refuted if it is smaller
+
+  confirmed            all three are
+  refuted              one of them is
+
+`python experiments/moe_stability.py` runs what results/moe_stability_runs.jsonl does not have yet,
+seed by seed, and may be stopped at any time (a run takes 15 to 60 seconds); --spike: one token
+kills a run, in a minute; --quick: a look in three; --draw: the figure.
 """
 
 import argparse
@@ -33,6 +41,7 @@ from plumbing import tasks  # noqa: E402
 import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
+from experiments import claim  # noqa: E402
 from plumbing import style  # noqa: E402
 from plumbing.actor import Actor  # noqa: E402
 from plumbing.policy import load_policy  # noqa: E402
@@ -209,18 +218,26 @@ def show(rows):
               f"{r['w_negative']:10.3g}{r['grad_norm']:9.3g}{r['entropy']:8.3f}{r['step']:7.3f}")
 
 
-def verdicts(rows):
-    """The three claims, by the rules at the top, from the rows of the main setting."""
-    share = {(r["policy"], r["arm"]): r["collapsed"] / r["runs"] for r in rows if r["runs"] >= 4}
-    grpo = share.get(("top2", "grpo"))
+def gains(rows):
+    """What the three sentences are judged by: {sentence: differences, one per cold start}."""
+    ends = {}                                                # {(policy, arm): {cold start: [pass@1]}}
+    for r in rows:
+        for seed, value in zip(r["seed"], r["held_out"]):
+            place = ends.setdefault((r["policy"], r["arm"]), {})
+            place.setdefault(seed % COLD_STARTS, []).append(value)
 
-    def judge(other, holds, fails):
-        if grpo is None or other is None:
-            return "open: fewer than 4 seeds"
-        return "did not hold" if fails(other) else "held" if grpo >= 0.75 and holds(other) else "open at this size"
-    return {"flips cause the collapse": judge(share.get(("dense", "grpo")), lambda dense: dense <= 0.25, lambda dense: 0 < dense >= grpo),
-            "replay repairs it": judge(share.get(("top2", "grpo_replay")), lambda replay: replay <= 0.25, lambda replay: 0 < grpo <= replay + 0.25),
-            "GSPO prevents it": judge(share.get(("top2", "gspo")), lambda gspo: gspo == 0, lambda gspo: gspo > 0.25)}
+    def gain(arm, policy="top2"):
+        a, b = ends[policy, arm], ends[policy, "grpo"]
+        return {cold: mean(a[cold]) - mean(b[cold]) for cold in sorted(a.keys() & b.keys())}
+
+    moe, dense = gain("gspo"), gain("gspo", "dense")
+    return {"GSPO prevents it": list(moe.values()),
+            "replay repairs it": list(gain("grpo_replay").values()),
+            "flips cause it": [moe[cold] - dense[cold] for cold in sorted(moe.keys() & dense.keys())]}
+
+
+BOUNDS = {"GSPO prevents it": ((0, 1), (-1, 0)), "replay repairs it": ((0, 1), (-1, .05)),
+          "flips cause it": ((0, 2), (-2, 0))}
 
 
 # ------------------------------------------------------------------------------------------------------------------ the runs
@@ -248,19 +265,25 @@ def write():
     runs = read()
     rows = table(runs)
     main = [r for r in rows if setting(r) == setting(cell(0, 0))]
-    judged = [f"{claim}: {verdict}" for claim, verdict in verdicts(main).items()]
+    found = gains(main)
+    answers = {name: claim.verdict(values, *BOUNDS[name]) for name, values in found.items()}
     show(rows)
-    print("\n" + "\n".join(judged))
     name = lambda r: f"{NAMES[r['policy']]} {ARMS[r['arm']][0]}"
-    values = lambda r: " ".join(f"{x:.2f}" for x in r["last"])
-    RESULT.write_text(json.dumps({
-        "claim": "GRPO collapses on a Mixture of Experts because experts flip; routing replay repairs it; GSPO needs none",
+    shown = [f"{sentence}: {claim.number(values, '{:+.2f}')} pass@1, {answers[sentence]}"
+             for sentence, values in found.items()]
+    print("\n" + "\n".join(shown))
+    collapsed = [f"{name(r)} {r['collapsed']} of {r['runs']}" for r in main]
+    result = {
+        "claim": "GRPO collapses on a Mixture of Experts because experts flip; routing replay "
+                 "repairs it; GSPO needs none",
         "source": "GSPO, arXiv 2507.18071, section 5.3",
         "reported": "GRPO without routing replay does not converge on a 48-layer MoE, GSPO does",
-        "measured": "collapsed: " + ", ".join(f"{name(r)} {r['collapsed']} of {r['runs']}" for r in main),
-        "spread": f"pass rate of the last {PATIENCE} batches by seed: " + "; ".join(f"{name(r)} {values(r)}" for r in main[:5]),
-        "seeds": max(r["runs"] for r in main), "verdict": "; ".join(judged), "figure": str(FIGURE),
-        "command": "python experiments/moe_stability.py", "table": rows, "runs": runs}) + "\n")
+        "measured": "; ".join(shown) + "; collapsed: " + ", ".join(collapsed),
+        "number": claim.number(found["GSPO prevents it"], "{:+.2f}", "pass@1, GSPO minus GRPO"),
+        "seeds": COLD_STARTS, "verdict": claim.all_of(*answers.values()), "figure": str(FIGURE),
+        "command": "python experiments/moe_stability.py",
+        "seconds": round(sum(r["seconds"] for r in runs)), "table": rows, "runs": runs}
+    RESULT.write_text(json.dumps(result, ensure_ascii=False) + "\n")
 
 
 def spike():
@@ -280,7 +303,8 @@ def quick():
 
 # ----------------------------------------------------------------------------------------------------------------- the figure
 
-COLOURS = {"grpo": style.RED, "grpo_replay": style.ORANGE, "grpo_dual": style.GREEN, "gspo": style.BLUE}
+COLOURS = {"grpo": style.ORANGE, "grpo_replay": style.YELLOW, "grpo_dual": style.RED,
+           "gspo": style.BLUE}
 LINES = {"grpo": "-", "grpo_replay": ":", "grpo_dual": "--", "gspo": "-."}
 
 
@@ -327,5 +351,5 @@ if __name__ == "__main__":
     else:
         if not options.draw:
             run_all(list(grid()))
-            write()
+        write()
         draw()

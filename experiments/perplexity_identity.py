@@ -1,14 +1,19 @@
 """s = perplexity_old / perplexity_new = exp(ΔH): is it an identity, and where do 4e-4 come from?
 
-Claim: GSPO's ratio equals the ratio of perplexities; "Rethinking GSPO" (Table 1) measures the two 4.02e-4 apart on average, at most
-1.2e-2, and calls that floating point and batch averaging. Written down beforehand: exp(a - b) = exp(a) / exp(b) answer by answer, so
+Claim: GSPO's ratio equals the ratio of perplexities; "Rethinking GSPO" (Table 1) measures the two
+4.02e-4 apart on average, at most 1.2e-2, and calls that floating point and batch averaging. Written
+down beforehand: exp(a - b) = exp(a) / exp(b) answer by answer, so, in 3 cold starts or more,
 
-  confirmed   the largest difference over answers is below 2e-6 in float32 (a few roundings of 6e-8) and below 1e-14 in float64
+  confirmed   the largest difference over answers is below 2e-6 in float32 (a few roundings of 6e-8)
+              and below 1e-14 in float64
   refuted     it is not; then something besides rounding separates the two
 
-What reaches the size of 4e-4 is found by doing the same with other arithmetic: in bfloat16, and with means over the batch instead of
-answer by answer, where the mean of ratios is compared with the ratio of means, two different numbers.
+What reaches the size of 4e-4 is found by doing the same with other arithmetic: in bfloat16, and
+with means over the batch instead of answer by answer, where the mean of ratios is compared with the
+ratio of means, two different numbers.
 """
+
+import math
 
 import torch
 
@@ -17,8 +22,14 @@ import drift
 from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 
-NAMES = {"float64": "per answer, float64", "float32": "per answer, float32", "bfloat16": "per answer, bfloat16",
-         "batch": "means over the batch:\nPPL_old / PPL_new", "batch_h": "means over the batch:\nexp(ΔH)"}
+ROW = dict(claim="s = PPL_old / PPL_new = exp(ΔH), answer by answer",
+           source="Rethinking GSPO, eq. 2 and Table 1",
+           reported="mean difference 4.02e-4, largest 1.2e-2")
+LEAST = 3                                # arithmetic: every answer is a test, whatever the policy
+NAMES = {"float64": "per answer, float64", "float32": "per answer, float32",
+         "bfloat16": "per answer, bfloat16", 
+         "batch": "means over the batch:\nPPL_old / PPL_new",
+         "batch_h": "means over the batch:\nexp(ΔH)"}
 
 
 def errors(new, old, mask):
@@ -26,12 +37,14 @@ def errors(new, old, mask):
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         n, o = new.to(dtype), old.to(dtype)
-        found[name] = (sequence_ratio(n, o, mask) - perplexity(o, mask) / perplexity(n, mask)).abs().tolist()
-    h_new, h_old = (cross_entropy(x, mask).bfloat16() for x in (new, old))                                      # [B]
+        quotient = perplexity(o, mask) / perplexity(n, mask)                         # [B]
+        found[name] = (sequence_ratio(n, o, mask) - quotient).abs().tolist()
+    h_new, h_old = (cross_entropy(x, mask).bfloat16() for x in (new, old))           # [B]
     found["bfloat16"] = ((h_old - h_new).exp() - h_old.exp() / h_new.exp()).abs().tolist()
-    s, p_new, p_old = sequence_ratio(new, old, mask), perplexity(new, mask), perplexity(old, mask)              # [B]
+    s, p_new, p_old = sequence_ratio(new, old, mask), perplexity(new, mask), perplexity(old, mask)
+    delta_h = cross_entropy(old, mask) - cross_entropy(new, mask)                    # [B]
     found["batch"] = [(s.mean() - p_old.mean() / p_new.mean()).abs().item()]
-    found["batch_h"] = [(s.mean() - (cross_entropy(old, mask) - cross_entropy(new, mask)).mean().exp()).abs().item()]
+    found["batch_h"] = [(s.mean() - delta_h.mean().exp()).abs().item()]
     return found
 
 
@@ -43,26 +56,35 @@ def measure(seeds, quick):
             rollout, batch, _ = lab.rollout(step)
             for mini, part, _ in lab.minibatches(step, rollout, batch):
                 lab.update(mini, part)
-            for name, values in errors(lab.logp(rollout), batch["old_logp"], rollout.mask).items():
+            found = errors(lab.logp(rollout), batch["old_logp"], rollout.mask)
+            for name, values in found.items():
                 differences[name] += values
         for name, values in differences.items():
             data[name]["mean"].append(claim.mean(values))
             data[name]["max"].append(max(values))
+    return data
+
+
+def judge(data):
     worst = {name: max(data[name]["max"]) for name in NAMES}
     average = {name: claim.mean(data[name]["mean"]) for name in NAMES}
-    held = worst["float32"] < 2e-6 and worst["float64"] < 1e-14
-    measured = (f"largest difference per answer {worst['float32']:.1e} in float32, {worst['float64']:.1e} in float64; what reaches their size: batch means "
+    bounds = {"float32": (-math.inf, 2e-6), "float64": (-math.inf, 1e-14)}
+    answer = claim.all_of(*(claim.verdict(data[name]["max"], held=bound, least=LEAST)
+                            for name, bound in bounds.items()))
+    measured = (f"largest difference per answer {worst['float32']:.1e} in float32, "
+                f"{worst['float64']:.1e} in float64; what reaches their size: batch means "
                 f"{average['batch']:.1e}, bfloat16 arithmetic {average['bfloat16']:.1e} (mean)")
-    return measured, claim.span(data["float32"]["max"], "{:.1e}") + " (largest, float32)", claim.HELD if held else claim.NOT_HELD, data
+    return measured, claim.number(data["float32"]["max"], "{:.1e}", "apart at most"), answer
 
 
 def draw(data):
     figure, axes = panels(1, 1, height=3.0)
     for place, name in enumerate(reversed(NAMES)):
         average, largest = claim.mean(data[name]["mean"]), max(data[name]["max"])
-        axes.plot([max(average, 1e-18), max(largest, 1e-18)], [place, place], color=GREY, linewidth=1)
-        axes.plot(max(average, 1e-18), place, "o", color=BLUE, label="mean" if place == 0 else None)
-        axes.plot(max(largest, 1e-18), place, "D", color=ORANGE, label="largest" if place == 0 else None)
+        average, largest, named = max(average, 1e-18), max(largest, 1e-18), place == 0
+        axes.plot([average, largest], [place, place], color=GREY, linewidth=1)
+        axes.plot(average, place, "o", color=BLUE, label="mean" if named else None)
+        axes.plot(largest, place, "D", color=ORANGE, label="largest" if named else None)
     axes.axvline(4.02e-4, color="black", linestyle=":", label="the paper's mean, 4.02e-4")
     axes.set_yticks(range(len(NAMES)), list(reversed(NAMES.values())))
     axes.set_xscale("log")
@@ -72,5 +94,4 @@ def draw(data):
 
 
 if __name__ == "__main__":
-    claim.main(__file__, "s = PPL_old / PPL_new = exp(ΔH), answer by answer", "Rethinking GSPO, eq. 2 and Table 1",
-               "mean difference 4.02e-4, largest 1.2e-2", measure, draw)
+    claim.main(__file__, ROW, measure, judge, draw)

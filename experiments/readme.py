@@ -117,7 +117,7 @@ FIGURES = {
     "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
     "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
     "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
-    "gspo_minus_grpo": lambda: number("family_rewards", load("family_rewards")).split("GRPO ")[1],
+    "gspo_minus_grpo": lambda: load("family_rewards")["number"].split(" pass@1")[0],
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['algorithms']['gspo, plain path']['relative']:.2f}",
@@ -137,35 +137,6 @@ def verdict(found):
     return found["verdict"] if len(parts) == 1 else f"{len(parts)} answers"
 
 
-def number(name, found):
-    """The one figure by which a claim is told."""
-    if found.get("number"):
-        return found["number"]
-    return NUMBERS[name](found)
-
-
-NUMBERS = {
-    "perplexity_identity": lambda r: f"equal to {FIGURES['identity_float32']()}, answer by answer",
-    "clipped_tokens": lambda r: f"{clipped('gspo'):.1%} against {clipped('grpo'):.2%} of tokens",
-    "product_ratio": lambda r: f"{FIGURES['outside']()} of answers stand outside GSPO's band",
-    "off_policyness": lambda r: "Var[log w] grows from {:.0e} to {:.0e}".format(
-        *(mean(row[i] for row in r["data"]["log_w_var"]) for i in (0, -1))),
-    "perplexity_dynamics": lambda r: f"mean of exp(H) {FIGURES['ppl_mean_of_exp']()} at the start",
-    "variance_length": lambda r: f"log-log slope {mean(r['data']['slopes']):.2f} (law: −1)",
-    "gradient_noise": lambda r: f"slopes with length: GRPO {noise_slope('GRPO')}, "
-                                f"GSPO {noise_slope('GSPO')}",
-    "length_band": lambda r: f"std of log s falls as L^{mean(r['data']['slopes']):.2f}",
-    "hidden_divergence": lambda r: f"{hidden():.0%} of answers in the band hide a token past 1.27",
-    "token_credit": lambda r: r["measured"].split(" with ")[0],
-    "expert_flips": lambda r: f"old routes remove {mean(r['data']['explained']):.0%} of Var[log w]",
-    "moe_stability": lambda r: f"collapsed: GRPO {collapsed('grpo')}, GSPO {collapsed('gspo')}, "
-                               f"GRPO + replay {collapsed('grpo_replay')}",
-    "replay_cost": lambda r: f"{mean(r['data']['times']):.2f} times the seconds",
-    "sampler_numerics": lambda r: re.search(r"GSPO [^,]*\[[^]]*\]", r["measured"]).group(),
-    "family_rewards": lambda r: r["measured"].split(" after ")[0],
-}
-
-
 def claims():
     """The README's six rows: a group of claims each, told by its first one that is measured."""
     rows = []
@@ -173,7 +144,7 @@ def claims():
         name = next(name for name in names if result(name))
         found = result(name)
         link = f"[{verdict(found)}](docs/claims.md#{group.replace(' ', '-')})"
-        rows.append((question, found["reported"].split(";")[0][:88], number(name, found), link))
+        rows.append((question, found["reported"].split(";")[0][:88], found["number"], link))
     return table(("question", "the sources", "here", "verdict"), *rows)
 
 
@@ -195,16 +166,14 @@ def all_claims():
 
 
 def one_claim(name, r):
-    spread = r["spread"] if isinstance(r["spread"], str) else ", ".join(
-        f"{arm} {value}" for arm, value in r["spread"].items())
     takeaway = f"\n\n{r['takeaway']}" if r.get("takeaway") else ""
     return (f"### {r['claim']}\n\n"
-            f"**{number(name, r)}.** Verdict: **{r['verdict']}** ({r['seeds']} cold starts). "
+            f"**{r['number']}.** Verdict: **{r['verdict']}** ({r['seeds']} cold starts). "
             f"{r['source']} reports: {r['reported']}.{takeaway}\n\n"
             f"![{r['claim']}]({r['figure'].removeprefix('docs/')})\n\n"
             f"<details><summary>the rule, written beforehand, and the measurement</summary>\n\n"
             f"```\n{rule(name)}\n```\n\n"
-            f"Measured: {r['measured']}.\n\nSpread: {spread}.\n\n"
+            f"Measured: {r['measured']}.\n\n"
             f"`{r['command']}`; data: [results/{name}.json](../results/{name}.json)\n\n</details>")
 
 

@@ -4,9 +4,10 @@
     python experiments/reference_runs.py smollm2     GSPO on SmolLM2-135M-Instruct, four-shot max(a,b)= (tests/make_smollm2.py first)
     python experiments/reference_runs.py --draw      docs/figures/reference_runs.png from results/reference_runs.json
 
-Every run is the real script in a process of its own, its cold start made anew. What is promised of them (the project's targets):
-default: held-out pass@1 from about 0.5 to at least 0.95, greedy at least 0.99, mean of three seeds, within 90 s on two cores;
-smollm2: from about 0.5 to at least 0.9 within 20 rollout batches and five minutes on two cores.
+Every run is the real script in a process of its own, its cold start made anew. What is promised of
+them (the project's targets): default: held-out pass@1 from about 0.5 to at least 0.95, greedy at
+least 0.99, mean of three seeds, within 90 s on two cores; smollm2: from about 0.5 to at least 0.9
+within 20 rollout batches and five minutes on two cores.
 """
 
 import argparse

@@ -1,17 +1,22 @@
 """What does routing replay cost?
 
-Claim: GRPO on a Mixture of Experts needs routing replay, which costs memory and communication; GSPO does without (GSPO 2507.18071,
-§5.3; no figure). RSPO's authors report 20.8 % less throughput and about 1.5 GiB per device for their routers' shift (second hand).
-Written down beforehand, seconds of one rollout batch's old log-probs and four updates, with and without replay, taken in turns:
+Claim: GRPO on a Mixture of Experts needs routing replay, which costs memory and communication; GSPO
+does without (GSPO 2507.18071, §5.3; no figure). RSPO's authors report 20.8 % less throughput and
+about 1.5 GiB per device for their routers' shift (second hand). Written down beforehand, seconds of
+one rollout batch's old log-probs and four updates, with and without replay, taken in turns, the
+median of the pairs of each cold start:
 
-  confirmed   replay takes at least 5 % longer, or its indices at least 16 bytes per token, one byte each (four times an old log-prob)
-  refuted     less of both
+  confirmed   replay takes more than 5 % longer
+  refuted     it takes less
 
-Both sides compute every response in the same shapes: that equal responses are skipped and short ones packed where no routes are kept
-is a convenience of this code (plumbing/fast.py), not a cost of replay. The routes are held whole, indices and logits; the indices alone, one byte each, are what an engine would ship. Nothing here measures
-communication: that is the cost of many devices.
+Memory is arithmetic and stands beside it. Both sides compute every response in the same shapes:
+that equal responses are skipped and short ones packed where no routes are kept is a convenience of
+this code, not a cost of replay. The routes are held whole, indices and logits; the indices alone,
+one byte each, are what an engine would ship. Nothing here measures communication: that is the cost
+of many devices.
 """
 
+import math
 import time
 from unittest.mock import patch
 
@@ -20,6 +25,10 @@ import drift
 from plumbing import fast
 from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
 from routes import route_bytes
+
+ROW = dict(claim="Routing replay costs time and memory that GSPO does not need",
+           source="GSPO §5.3", reported="no figure (RSPO: throughput -20.8 %)")
+ARMS = {"GSPO": (), "GRPO + replay": (*drift.GRPO, *drift.REPLAY)}
 
 
 def one_batch(lab, rollout, batch, replay):
@@ -35,7 +44,7 @@ def one_batch(lab, rollout, batch, replay):
 
 @patch.object(fast, "keeps_shapes", lambda model: True)
 def measure(seeds, quick):
-    data = dict(logp={"GSPO": [], "GRPO + replay": []}, update={"GSPO": [], "GRPO + replay": []}, times=[])
+    data = dict(logp={name: [] for name in ARMS}, update={name: [] for name in ARMS}, times=[])
     for seed in seeds:
         lab = drift.Lab(seed)
         rollout, batch, _ = lab.rollout(1)
@@ -43,7 +52,7 @@ def measure(seeds, quick):
         ratios = []
         for turn in range(3 if quick else 5):
             seconds = {}
-            for name, flags in (("GSPO", []), ("GRPO + replay", [*drift.GRPO, "--routing_replay", "old"])):
+            for name, flags in ARMS.items():
                 twin = lab.twin(*flags)
                 first, second, held = one_batch(twin, rollout, batch, replay=bool(flags))
                 if turn:                                     # the first turn warms up
@@ -51,29 +60,34 @@ def measure(seeds, quick):
                     data["update"][name].append(second)
                 seconds[name] = first + second
             ratios.append(seconds["GRPO + replay"] / seconds["GSPO"])
-        data["times"].append(sorted(ratios[1:])[len(ratios[1:]) // 2])
-    data |= dict(bytes_held=held / tokens, bytes_least=config.num_hidden_layers * config.num_experts_per_tok,
-                 qwen=48 * 8, tokens=tokens, positions=rollout.prompt_ids.numel() + rollout.mask.numel())
-    times = claim.mean(data["times"])
-    held_true = times >= 1.05 or data["bytes_least"] >= 16
-    measured = (f"{times:.2f} times the seconds of log-probs and updates (median of pairs); {data['bytes_held']:.0f} bytes per token as held here (indices and logits), "
-                f"{data['bytes_least']} as one-byte indices; 48 layers with 8 experts per token: {data['qwen']}")
-    return measured, claim.span(data["times"], "{:.2f}") + " (times)", claim.HELD if held_true else claim.NOT_HELD, data
+        data["times"].append(claim.median(ratios[1:]))
+    least = config.num_hidden_layers * config.num_experts_per_tok
+    return data | dict(bytes_held=held / tokens, bytes_least=least, qwen=48 * 8, tokens=tokens)
+
+
+def judge(data):
+    measured = (f"{claim.mean(data['times']):.2f} times the seconds of log-probs and updates "
+                f"(median of pairs); {data['bytes_held']:.0f} bytes per token as held here "
+                f"(indices and logits), {data['bytes_least']} as one-byte indices; 48 layers with 8 experts "
+                f"per token: {data['qwen']}")
+    answer = claim.verdict(data["times"], held=(1.05, math.inf))
+    return measured, claim.number(data["times"], "{:.2f}", "times the seconds"), answer
 
 
 def draw(data):
     figure, (left, right) = panels(1, 2, width=8.2)
-    middle = lambda values: sorted(values)[len(values) // 2]
     for place, name in enumerate(data["logp"]):
-        logp, update = middle(data["logp"][name]), middle(data["update"][name])
+        logp, update = claim.median(data["logp"][name]), claim.median(data["update"][name])
         left.bar(place, logp, color=SKY, label="old log-probs" if place == 0 else None)
-        left.bar(place, update, bottom=logp, color=BLUE, label="four updates" if place == 0 else None)
-        left.text(place, logp + update, f" {logp + update:.2f} s", ha="center", va="bottom")
+        left.bar(place, update, bottom=logp, color=BLUE,
+                 label="four updates" if place == 0 else None)
+        left.text(place, logp + update, f"{logp + update:.2f} s", ha="center", va="bottom")
     left.set_xticks(range(2), list(data["logp"]))
     left.set_ylim(top=left.get_ylim()[1] * 1.18)
     label(left, "Seconds per rollout batch (256 answers, CPU)", "", "seconds")
     left.legend(loc="upper left", ncols=2, fontsize=8)
-    names = ["an old log-prob\n(float32)", "routes here:\n4 layers, top 2,\none byte each", "routes here\nas held\n(with logits)", "48 layers,\ntop 8,\none byte each"]
+    names = ["an old log-prob\n(float32)", "routes here:\n4 layers, top 2,\none byte each",
+             "routes here\nas held\n(with logits)", "48 layers,\ntop 8,\none byte each"]
     values = [4, data["bytes_least"], data["bytes_held"], data["qwen"]]
     right.bar(range(4), values, color=[GREY, ORANGE, ORANGE, ORANGE])
     for place, value in enumerate(values):
@@ -86,4 +100,4 @@ def draw(data):
 
 
 if __name__ == "__main__":
-    claim.main(__file__, "Routing replay costs time and memory that GSPO does not need", "GSPO §5.3", "no figure (RSPO: throughput -20.8 %)", measure, draw)
+    claim.main(__file__, ROW, measure, judge, draw)

@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 # The experiments in the order in which they are started, the longest first. The maps take hours:
 # without --maps the table shows their committed result.
-CLAIMS = ["family_rewards", "sampler_numerics", "gradient_noise", "clipped_tokens", "expert_flips",
-          "token_credit", "perplexity_identity", "variance_length", "off_policyness",
-          "perplexity_dynamics", "product_ratio", "replay_cost", "length_band", "hidden_divergence"]
-MAPS = ["moe_stability"]
+CLAIMS = ["family_rewards", "gradient_noise", "clipped_tokens", "expert_flips", "token_credit",
+          "perplexity_identity", "variance_length", "off_policyness", "perplexity_dynamics",
+          "product_ratio", "replay_cost", "length_band", "hidden_divergence"]
+MAPS = ["sampler_noise", "stability_map", "moe_stability"]
 
 # The table of claims: six groups, each with its question and its claims, the leading one first.
 GROUPS = {
@@ -38,10 +38,11 @@ GROUPS = {
     "mixtures of experts": ("Does GRPO collapse on a MoE, as experts flip?",
                             ["moe_stability", "expert_flips"]),
     "infrastructure": ("May GSPO trust the sampler's log-probs?",
-                       ["sampler_numerics", "replay_cost"]),
-    "speed of learning": ("Does GSPO learn faster than GRPO?", ["family_rewards", "token_credit"]),
+                       ["sampler_noise", "replay_cost"]),
+    "speed of learning": ("Does GSPO learn faster than GRPO?",
+                          ["stability_map", "family_rewards", "token_credit"]),
 }
-COLUMNS = ("claim", "source", "reported", "measured", "spread", "seeds", "verdict", "figure",
+COLUMNS = ("claim", "source", "reported", "measured", "number", "seeds", "verdict", "figure",
            "command")
 
 
@@ -68,6 +69,8 @@ def parse(argv):
             raise ValueError(f"no claim is called {name}{guess}; known: {', '.join(CLAIMS + MAPS)}")
         if name in MAPS and not args.maps:
             raise ValueError(f"{name} takes hours: say --maps too")
+    if args.maps and args.quick:
+        raise ValueError("--maps takes hours and knows no --quick")
     if args.jobs < 1 or args.seeds is not None and args.seeds < 1:
         raise ValueError(f"--jobs {args.jobs}, --seeds {args.seeds}: both at least 1")
     return args
@@ -106,7 +109,8 @@ def run_experiments(pending, args, finished):
         while pending or running:
             while pending and len(running) < args.jobs:
                 name = pending.pop(0)
-                command = [sys.executable, f"experiments/{name}.py", *flags]
+                options = [] if name in MAPS else flags
+                command = [sys.executable, f"experiments/{name}.py", *options]
                 with open(f"runs/claims/{name}.log", "w") as log:
                     process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
                 running[name] = process, time.perf_counter()
@@ -150,26 +154,19 @@ def tabulate(folder):
     for name in (name for _, names in GROUPS.values() for name in names):
         file = (Path("results") if name in MAPS else folder) / f"{name}.json"
         if file.is_file():
-            rows.append(row_of(json.loads(file.read_text())))
+            found = json.loads(file.read_text())
+            rows.append({column: found[column] for column in COLUMNS})
         else:
             missing.append(name)
     for row in rows:
         print(f"\n{row['claim']}   ({row['source']})\n"
-              f"  {row['verdict'].upper()}, {row['seeds']} seed(s)\n"
+              f"  {row['verdict'].upper()}, {row['seeds']} cold start(s)\n"
               f"  reported  {row['reported']}\n  measured  {row['measured']}\n"
-              f"  spread    {row['spread']}")
+              f"  number    {row['number']}")
     counts = Counter(row["verdict"].split(":")[0] for row in rows).most_common()
     print("\n" + ", ".join(f"{count} {verdict}" for verdict, count in counts)
           + (f"; not measured here: {', '.join(missing)}" if missing else ""))
     return rows
-
-
-def row_of(result):
-    """A result's row of claims.json; a spread per arm becomes one line."""
-    spread = result["spread"]
-    if not isinstance(spread, str):
-        spread = ", ".join(f"{arm} {value}" for arm, value in spread.items())
-    return {key: result[key] for key in COLUMNS} | {"spread": spread}
 
 
 def main(argv=None):

@@ -1,55 +1,217 @@
-"""A dose of sampler noise and its responses: when may the sampler's log-probs be trusted, and by which ratio?
+"""A dose of sampler noise and its responses: when may the sampler's log-probs be trusted?
 
-Claim: sequence likelihoods tolerate precision differences better than token likelihoods, so GSPO may use the inference engine's
-log-probs and save recomputing them (GSPO 2507.18071, §5.4). Newer accounts make this gap the cause of MoE collapse (2510.11370,
-2512.01374, 2510.18855). Here the sampling copy's weights are rounded row by row to b bits, router and head included. The dose is
-measured: KL(sampler || trainer) per token and the share of tokens whose experts differ, on the first batch of every cold start.
+Claim: sequence likelihoods tolerate precision differences better than token likelihoods, so GSPO
+may use the inference engine's log-probs and save recomputing them (GSPO 2507.18071, §5.4). Newer
+accounts make this gap the cause of MoE collapse (2510.11370, 2512.01374, 2510.18855). Here the
+sampling copy's weights are rounded row by row to b bits, router and head included. The dose is
+measured: KL(sampler || trainer) per token and the share of chosen experts that differ, on each cold
+start's first batch.
 
-Setting: train.py's default task and policy (MoE, or the dense control of equal active size), rate 4e-4, 4 mini-batches, 16 rollout
-batches. Seeds are independent cold starts (0 to 7). Endpoint: held-out pass@1 at the end; differences are paired by cold start with
-95 % t intervals. "Lost" is recomputed minus trusted. Written down beforehand, per dose:
+Setting: train.py's default task and policy (MoE, or a dense control of equal active size), rate
+4e-4, 4 mini-batches, 16 rollout batches. Differences are paired by cold start (0 to 7), with 95 % t
+intervals. "Lost" is held-out pass@1 at the end, recomputed minus trusted. Written down beforehand,
+per dose:
 
-  tolerates   GSPO's loss is below 0.05: the interval's upper end is
-  suffers     its loss is above 0.05: the interval's lower end is
+  tolerates   the loss is below 0.05: the interval's upper end is
+  suffers     it is above 0.05: the interval's lower end is
 
   confirmed   GSPO tolerates every dose at which GRPO suffers, and there is such a dose
-  refuted     GSPO suffers at every dose at which GRPO suffers, or GRPO suffers at none while GSPO suffers at one
+  refuted     GSPO suffers at every dose at which GRPO suffers, or GRPO suffers at none while GSPO
+              suffers at one
   depends on the dose   GSPO tolerates at one dose and suffers at another
   undecided   otherwise, and with fewer than 8 cold starts
 
-Reported beside it, by the same intervals: trusted GSPO minus trusted GRPO (does the sequence ratio protect?), recomputing and
-recomputing with token weights in [0, 2] (TIS) as remedies, and the share of routes in it: replaying the sampler's routes (R3) or the
-trainer's (R2) in the updates, a dense policy, and rounding all but router and head. Routes are a part of it if R3 gains over
-recomputing and the MoE loses more than the dense policy at the same measured KL.
+Beside it, by the same intervals: trusted GSPO minus trusted GRPO (does the sequence ratio
+protect?), recomputing and recomputing with token weights in [0, 2] (TIS) as remedies, and the share
+of routes in it: replaying the sampler's routes (R3) or the trainer's (R2) in the updates, and a
+dense policy. Routes are a part of it if R3 gains over recomputing and the MoE loses more than the
+dense policy.
 """
 
-import maps
+import math
+import time
 
-GRPO, GSPO = "--algorithm grpo --epsilon_high 0.27", "--algorithm gspo"     # GRPO: the band of GSPO's own baseline, §5.1
-TRUST, TIS = "--old_logp sampler", "--mismatch token_truncate --mismatch_high 2"
-ARMS = {f"{name}{extra}": f"{algorithm} {flags}" for name, algorithm in (("grpo", GRPO), ("gspo", GSPO)) for extra, flags in (
-    ("_trusted", TRUST), ("", ""), ("_tis", TIS), ("_r3", "--routing_replay rollout"), ("_r2", "--routing_replay old"))}
-BITS = ("int3", "int4", "int5", "int6", "float8", "bfloat16", "float32")
-SEEDS, BATCHES = range(8), 16
-MAIN = ("grpo_trusted", "gspo_trusted", "grpo", "gspo", "grpo_tis", "gspo_tis")
+import torch
+
+import claim
+import drift
+import maps
+from plumbing import batches
+from plumbing.actor import Actor, sampling_copy
+from plumbing.style import BLUE, GREY, ORANGE, label, panels
+from routes import flip_rate
+
+ROW = dict(claim="GSPO tolerates the sampler's numerics, so old log-probs need no recomputation",
+           source="GSPO §5.4", reported="no figure")
+GRPO, GSPO = " ".join(drift.GRPO), "--algorithm gspo"
+WAYS = {"_trusted": "--old_logp sampler", "": "", "_tis": " ".join(drift.TIS),
+        "_r3": "--routing_replay rollout", "_r2": " ".join(drift.REPLAY)}
+ARMS = {f"{name}{way}": f"{algorithm} {flags}" for way, flags in WAYS.items()
+        for name, algorithm in (("grpo", GRPO), ("gspo", GSPO))}
+DOSES = ("int3", "int4", "int5", "int6", "float8", "bfloat16", "float32")
+SEEDS, BATCHES, LOSS = range(8), 16, .05
+FILE = maps.runs_of("sampler_noise")
 
 
 def grid(full):
     """The doses that hurt first, seed by seed: stopping anywhere leaves whole rows."""
-    def cells(arms, bits, seeds=SEEDS, **more):
-        return [maps.cell(arm, seed, bits=b, batches=BATCHES, **more) for seed in seeds for b in bits for arm in arms]
+    def cells(arms, doses, seeds=SEEDS, **more):
+        return [maps.cell(arm, seed, bits=bits, batches=BATCHES, **more)
+                for seed in seeds for bits in doses for arm in arms]
+    main = ("grpo_trusted", "gspo_trusted", "grpo", "gspo")
     for seed in SEEDS:
-        yield from cells(MAIN, ("int3",), [seed])
-        yield from cells(MAIN[:5], ("int4",), [seed])
-        yield from cells(("grpo", "gspo"), ("float32",), [seed])           # no noise: where the curves begin
-    yield from cells(MAIN[:2], ("int5",))
-    yield from cells(MAIN[:4], ("int3", "int4"), policy="dense")
-    yield from cells(("grpo_r3", "gspo_r3", "grpo_r2"), ("int3", "int4"))
+        yield from cells((*main, "grpo_tis"), ("int3",), [seed])
+        yield from cells(main, ("int4",), [seed])
+        yield from cells(("dose",), DOSES[:-1], [seed])
+    yield from cells(("grpo_r3", "gspo_r3", "grpo_r2"), ("int3",))
+    yield from cells(main, ("int3",), policy="dense")
+    yield from cells(("dose",), DOSES[:-1], policy="dense")
+    yield from cells(main[:2], ("int5",))
     if full:
-        yield from cells(MAIN, ("int5", "int6", "float8", "bfloat16"))
-        yield from cells(MAIN[:4], BITS, policy="dense")
-        yield from cells(("grpo_r3", "gspo_r3", "grpo_r2", "gspo_r2"), BITS)
+        yield from cells([a for a in ARMS if a != "grpo_trusted"], DOSES)
+        yield from cells(main, DOSES, policy="dense")
+
+
+def make(c):
+    return measure_dose(c) if c["arm"] == "dose" else maps.one_run(c, ARMS[c["arm"]])
+
+
+@torch.no_grad()
+def measure_dose(c):
+    """How far the sampler is from the trainer, on the first rollout batch of a cold start."""
+    began, shape = time.perf_counter(), maps.POLICIES[c["policy"]].split()
+    lab = drift.Lab(c["seed"], "--sampler_dtype", c["bits"], *shape)
+    rollout, batch, routes = lab.rollout(1, routes=True)
+    error = (batch["old_logp"] - rollout.sampler_logp)[rollout.mask]                 # [loss tokens]
+    copied = Actor(sampling_copy(lab.policy, c["bits"]).float(), lab.args)
+    theirs = batches.scored(lab.args, copied, copied.policy, rollout, record=True).routes
+    indices = [batches.response_routes(r, rollout).indices for r in (routes, theirs)]
+    flips = flip_rate(*indices, rollout.mask).mean().item() if c["policy"] == "moe" else None
+    kl = (torch.expm1(error) - error).mean().item()          # the estimator that is never negative
+    return c | {"after": kl, "kl": kl, "sigma_w": error.std().item(), "flips": flips,
+                "seconds": time.perf_counter() - began}
+
+
+# -------------------------------------------------------------------------------- what was found
+
+def outcomes(runs, arm, bits, policy="moe"):
+    """{seed: held-out pass@1}"""
+    return maps.values(runs, arm=arm, bits=bits, policy=policy, batches=BATCHES)
+
+
+def lost(runs, name, bits, policy="moe"):
+    """Recomputed minus trusted, paired."""
+    return maps.paired(outcomes(runs, name, bits, policy),
+                       outcomes(runs, f"{name}_trusted", bits, policy))
+
+
+def judge(runs):
+    doses = [bits for bits in DOSES if lost(runs, "grpo", bits) and lost(runs, "gspo", bits)]
+    answers = {name: {bits: claim.verdict(lost(runs, name, bits), held=(-math.inf, LOSS))
+                      for bits in doses} for name in ("grpo", "gspo")}
+    seeds = min(len(lost(runs, name, bits)) for name in ("grpo", "gspo") for bits in doses)
+    parts = []
+    for bits in doses:
+        protects = maps.paired(*(outcomes(runs, f"{a}_trusted", bits) for a in ("gspo", "grpo")))
+        parts.append(f"{bits}: lost by trusting GRPO {number(lost(runs, 'grpo', bits))}, GSPO "
+                     f"{number(lost(runs, 'gspo', bits))}; trusted GSPO minus trusted GRPO "
+                     f"{number(protects)}")
+    parts += [text for bits in doses for text in remedies(runs, bits)]
+    return "; ".join(parts), headline(runs, doses), decide(*answers.values(), seeds), seeds
+
+
+def decide(grpo, gspo, seeds):
+    """The verdict from {dose: HELD (tolerates), REFUTED (suffers) or undecided} of the two."""
+    suffers = [bits for bits, answer in grpo.items() if answer == claim.REFUTED]
+    spared = all(answer == claim.HELD for answer in grpo.values())
+    if suffers and all(gspo[bits] == claim.HELD for bits in suffers):
+        return claim.HELD
+    if suffers and all(gspo[bits] == claim.REFUTED for bits in suffers):
+        return claim.REFUTED
+    if spared and claim.REFUTED in gspo.values():
+        return claim.REFUTED
+    if {claim.HELD, claim.REFUTED} <= set(gspo.values()):
+        return claim.depends("the dose")
+    return claim.undecided(seeds)
+
+
+def headline(runs, doses):
+    return f"{number(lost(runs, 'gspo', doses[0]))} pass@1 lost by GSPO at {doses[0]}"
+
+
+def remedies(runs, bits):
+    """What recomputing with weights or replayed routes gains over recomputing alone, and dense."""
+    names = {"tis": "TIS", "r3": "R3", "r2": "R2"}
+    for arm in ("grpo", "gspo"):
+        for way, name in names.items():
+            gain = maps.paired(outcomes(runs, f"{arm}_{way}", bits), outcomes(runs, arm, bits))
+            if gain:
+                yield f"{bits}: {arm.upper()} recomputed + {name} minus recomputed {number(gain)}"
+        dense = lost(runs, arm, bits, "dense")
+        if dense:
+            yield f"{bits}, dense: lost by trusting {arm.upper()} {number(dense)}"
+
+
+def takeaway(runs):
+    """Who stands the largest dose best, on average and in the worst cold start."""
+    bits = next(bits for bits in DOSES if outcomes(runs, "grpo", bits))
+    found = {name: list(outcomes(runs, arm, bits).values()) for arm, (name, *_) in LOOK.items()}
+    found = {name: values for name, values in found.items() if values}
+    ranked = sorted(found, key=lambda name: -claim.mean(found[name]))
+    return (f"With the sampler's weights at {bits}, mean and worst cold start: "
+            + ", ".join(f"{name} {claim.mean(found[name]):.2f} and {min(found[name]):.2f}"
+                        for name in ranked) + ".")
+
+
+def number(values):
+    return f"{claim.number(values, '{:+.2f}')} ({len(values)})"
+
+
+LOOK = {"grpo_trusted": ("GRPO, trusted", ORANGE, "o", ":"),
+        "grpo": ("GRPO, recomputed", ORANGE, "s", "-"),
+        "grpo_tis": ("GRPO, recomputed + TIS", ORANGE, "^", "--"),
+        "gspo_trusted": ("GSPO, trusted", BLUE, "o", ":"),
+        "gspo": ("GSPO, recomputed", BLUE, "s", "-")}
+
+
+def draw(runs):
+    doses = [bits for bits in reversed(DOSES) if any(outcomes(runs, arm, bits) for arm in LOOK)]
+    widths = dict(width_ratios=[5, 3])
+    figure, (left, right) = panels(1, 2, height=4.2, width=9.6, gridspec_kw=widths)
+    for i, (arm, (name, colour, marker, line)) in enumerate(LOOK.items()):
+        shown = [(x, outcomes(runs, arm, bits)) for x, bits in enumerate(doses)]
+        shown = [(x + .07 * (i - 2), list(found.values())) for x, found in shown if found]
+        face = "white" if "trusted" in arm else colour
+        for x, found in shown:
+            left.plot([x] * len(found), found, marker, color=colour, alpha=.45, markersize=4,
+                      markerfacecolor=face)
+        left.plot([x for x, _ in shown], [claim.mean(found) for _, found in shown], line,
+                  marker=marker, color=colour, markerfacecolor=face, markersize=8, label=name)
+        clipped = [(x, maps.values(runs, "clipped", arm=arm, bits=bits, policy="moe"))
+                   for x, bits in enumerate(doses)]
+        clipped = [(x, claim.mean(found.values())) for x, found in clipped if found]
+        right.plot(*zip(*clipped), line, marker=marker, color=colour, markerfacecolor=face)
+    for axes in (left, right):
+        axes.set_xticks(range(len(doses)), [tick(runs, bits) for bits in doses], fontsize=8)
+    label(left, f"Held-out pass@1 after {BATCHES} batches (small: cold starts, large: mean)",
+          "weights of the sampler; KL(sampler || trainer); experts that differ", "pass@1")
+    label(right, "Clipped tokens: the band mistakes noise for drift", "", "share of loss tokens")
+    left.legend(loc="lower left", fontsize=8)
+    left.set_ylim(0, 1)
+    before = claim.mean(maps.values(runs, "before", arm="grpo", policy="moe").values())
+    left.axhline(before, color=GREY, linewidth=1)
+    left.text(-.3, before + .01, "cold start", fontsize=8, color=GREY)
+    return figure
+
+
+def tick(runs, bits):
+    """A dose's name, KL and flips."""
+    found = maps.values(runs, "kl", arm="dose", bits=bits, policy="moe")
+    flips = maps.values(runs, "flips", arm="dose", bits=bits, policy="moe")
+    if not found:
+        return bits
+    return f"{bits}\n{claim.mean(found.values()):.0e}\n{claim.mean(flips.values()):.0%}"
 
 
 if __name__ == "__main__":
-    maps.main(__file__, ARMS, grid, None, None, __doc__)
+    maps.main(__file__, ROW, grid, make, judge, takeaway, draw)

@@ -1,75 +1,222 @@
-"""Which step sizes does each algorithm survive, and which learns most at its best one? A map instead of a point.
+"""Which step sizes does each algorithm survive, and which learns most at its best one? A map.
 
-Claim: GSPO is more stable than GRPO and learns faster at equal training cost (GSPO 2507.18071, §5.1 and figure 1; its baseline on the
-Mixture of Experts is GRPO with routing replay). The answer may depend on the learning rate, as a narrow band acts like a smaller step.
+Claim: GSPO is more stable than GRPO and learns faster at equal training cost (GSPO 2507.18071, §5.1
+and figure 1; its baseline on the Mixture of Experts is GRPO with routing replay). The answer may
+depend on the learning rate, as a narrow band acts like a smaller step.
 
-Setting: train.py's default task and policy (and, as a control, a dense one of equal active size), 10 rollout batches of 256 answers.
-Learning rates times mini-batches per rollout batch, every algorithm on the same grid. Seeds are independent cold starts. Endpoint:
-held-out pass@1 at the end. The map is drawn from cold starts 0 to 3, which also choose each algorithm's best cell; what is reported
-comes from the fresh cold starts 4 to 11, paired, with 95 % t intervals. Written down beforehand, GSPO at its own band against GRPO
-and, where it was run, against GRPO + replay:
+Setting: train.py's default task and policy (and, as a control, a dense one of equal active size),
+10 rollout batches of 256 answers, every algorithm on the same grid of learning rates and
+mini-batches per rollout batch. Endpoint: held-out pass@1 at the end. The map is drawn from cold
+starts 0 to 3, which also choose each algorithm's best rate; what is reported comes from the fresh
+cold starts 4 to 11, paired, with 95 % t intervals. Written down beforehand, GSPO at its own band
+against GRPO, and against GRPO + replay where it was run:
 
-  learns faster   GSPO minus GRPO, each at its best cell, fresh cold starts:
-  confirmed       the interval lies above 0
-  refuted         it lies below 0, or within ±0.03: then they are equal
-  depends on the rate   neither, or the comparison at shared cells decides otherwise: above 0 at GSPO's best cell and below 0 at
-                  GRPO's best cell
-  undecided       otherwise, and with fewer than 8 cold starts
+  learns faster     GSPO minus GRPO, each at its best rate, fresh cold starts:
+  confirmed         the interval lies above 0
+  refuted           it lies below 0, or within ±0.03: then they are equal
+  depends on the learning rate    at one of the two best rates, shared by both, GSPO minus GRPO lies
+                                  above 0, at the other below 0
+  undecided         otherwise, and with fewer than 8 cold starts
 
-  more stable     the frontier (largest rate of the grid that ends above its start, mean of the map's cold starts) of GSPO lies
-                  beyond GRPO's; reported with the mean over cold starts at the largest rate, paired, with its interval
+  more stable       the frontier, the largest rate of the grid that ends above its start (mean of
+                    the map's cold starts); reported beside it, GSPO minus GRPO at the largest rate
 
-Clipping more and learning better (GSPO §5.1): over the same runs, does a larger clipped share go with a higher pass@1? Confirmed if
-the rank correlation over bands at each band's best cell is positive with its bootstrap interval above 0, refuted if below 0.
+Clipping more and learning better (§5.1): over the same runs, does a larger clipped share go with a
+higher pass@1? The scatter shows it: a point per run of GSPO at three bands.
 """
 
+import claim
+import drift
 import maps
+from plumbing.style import BLUE, GREY, ORANGE, label, panels
 
-GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline, §5.1
-ARMS = {"grpo": GRPO, "grpo_replay": GRPO + " --routing_replay old", "gspo": "--algorithm gspo",
+ROW = dict(claim="GSPO learns faster than GRPO at equal budget, and is more stable",
+           source="GSPO §5.1 and figure 1",
+           reported="higher reward at the same compute (curves only)")
+GRPO = " ".join(drift.GRPO)
+ARMS = {"grpo": GRPO, "gspo": "--algorithm gspo",
         "gspo_x10": "--algorithm gspo --epsilon 3e-3 --epsilon_high 4e-3",
         "gspo_x100": "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04",
-        "gspo_free": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99",       # no answer's s gets so far
+        "grpo_replay": " ".join((GRPO, *drift.REPLAY)),
+        "gspo_free": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99",     # no s gets so far
         "gmpo": "--algorithm gmpo", "cispo": "--algorithm cispo"}
-RATES, MINIBATCHES = (2e-4, 4e-4, 8e-4, 16e-4), (4, 8)
-FULL_RATES, FULL_MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
-MAIN = ("grpo", "gspo", "gspo_x10", "gspo_x100", "grpo_replay")
+NAMES = {"grpo": "GRPO", "gspo": "GSPO", "gspo_x10": "GSPO, 10× band",
+         "gspo_x100": "GSPO, 100× band",
+         "grpo_replay": "GRPO + replay", "gspo_free": "GSPO, no clip", "gmpo": "GMPO",
+         "cispo": "CISPO"}
+RATES = (2e-4, 4e-4, 8e-4, 16e-4)
+FULL_RATES, MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
+MAIN, PAIR, BANDS = tuple(ARMS)[:5], ("grpo", "gspo"), ("gspo", "gspo_x10", "gspo_x100")
+FILE, EQUAL = maps.runs_of("stability_map"), .03
 
 
 def grid(full):
-    def cells(arms, rates, minibatches, seeds, **more):
-        return [maps.cell(arm, seed, rate=rate, minibatches=m, **more)
-                for seed in seeds for m in minibatches for rate in rates for arm in arms]
-    yield from cells(MAIN[:4], RATES, MINIBATCHES, maps.CHOOSE)
-    yield from fresh()
-    yield from cells(MAIN[:2], RATES, MINIBATCHES[:1], maps.CHOOSE, policy="dense")
-    yield from cells(MAIN[4:], RATES, MINIBATCHES[:1], maps.CHOOSE)
+    """The part that is reported has 4 mini-batches; the rest of the map comes with --full."""
+    def cells(arms, rates, minibatches=(4,), **more):
+        return [maps.cell(arm, seed, rate=rate, minibatches=m, **more) for seed in maps.CHOOSE
+                for m in minibatches for rate in rates for arm in arms]
+    yield from cells(MAIN[:4], RATES)
+    yield from fresh(maps.read(FILE))
+    yield from cells(MAIN[:4], RATES, (8,))
+    yield from cells(PAIR, RATES, policy="dense")
+    yield from cells(MAIN[4:], RATES)
+    yield from fresh(maps.read(FILE))                        # now GRPO + replay too
     if full:
-        yield from cells(ARMS, FULL_RATES, FULL_MINIBATCHES, maps.CHOOSE)
-        yield from cells(ARMS, FULL_RATES, FULL_MINIBATCHES, maps.CHOOSE, policy="dense")
+        yield from cells(ARMS, FULL_RATES, MINIBATCHES)
+        yield from cells(ARMS, FULL_RATES, MINIBATCHES, policy="dense")
 
 
-def fresh():
-    """Each arm at its best cell, and GRPO and GSPO at each other's, once the map's own cold starts are there to choose by."""
-    best = {arm: chosen(arm) for arm in MAIN}
-    shared = {best[arm] for arm in ("grpo", "gspo") if best[arm]}
-    wanted = {arm: ({best[arm]} | (shared if arm in ("grpo", "gspo") else set())) - {None} for arm in MAIN}
+def fresh(runs):
+    """Each arm at its best rate, and GRPO and GSPO at each other's, on fresh cold starts."""
+    best = {arm: rate for arm in MAIN if (rate := best_rate(runs, arm))}
+    shared = {best[arm] for arm in PAIR if arm in best}
     for seed in maps.REPORT:
-        for arm in MAIN:
-            yield from (maps.cell(arm, seed, rate=rate, minibatches=m) for rate, m in sorted(wanted[arm]))
+        for arm, rate in best.items():
+            for one in sorted({rate} | (shared if arm in PAIR else set())):
+                yield maps.cell(arm, seed, rate=one)
 
 
-def chosen(arm):
-    """(rate, mini-batches) with the highest mean pass@1 over all cold starts that choices are made on; None before all are there."""
-    runs = [r for r in maps.read(FILE) if r["policy"] == "moe"]
-    places = [(rate, m) for m in (MINIBATCHES if arm in MAIN[:4] else MINIBATCHES[:1]) for rate in RATES]
-    scores = {p: maps.values(runs, arm=arm, rate=p[0], minibatches=p[1], seeds=maps.CHOOSE) for p in places}
-    if any(len(found) < len(maps.CHOOSE) for found in scores.values()):
+# -------------------------------------------------------------------------------- what was found
+
+def ends(runs, arm, rate, seeds, policy="moe", minibatches=4, name="after"):
+    """{seed: held-out pass@1}"""
+    return maps.values(runs, name, seeds, arm=arm, rate=rate, policy=policy,
+                       minibatches=minibatches)
+
+
+def best_rate(runs, arm):
+    """The rate with the highest mean over the cold starts to choose on, None before these ran."""
+    found = {rate: ends(runs, arm, rate, maps.CHOOSE) for rate in RATES}
+    if any(len(values) < len(maps.CHOOSE) for values in found.values()):
         return None
-    return max(places, key=lambda p: sum(scores[p].values()))
+    return max(RATES, key=lambda rate: sum(found[rate].values()))
 
 
-FILE = "results/stability_map_runs.jsonl"
+def frontier(runs, arm, policy="moe", minibatches=4):
+    """The largest rate whose mean ends above its start; None if there is none."""
+    def gains(rate):
+        place = (runs, arm, rate, maps.CHOOSE, policy, minibatches)
+        return maps.paired(ends(*place), ends(*place, name="before"))
+    above = [rate for rate in RATES if gains(rate) and claim.mean(gains(rate)) > 0]
+    return max(above, default=None)
+
+
+def gap(runs, rates, seeds=maps.REPORT, others=PAIR):
+    """GSPO minus GRPO, each at its rate."""
+    grpo, gspo = (ends(runs, arm, rate, seeds) for arm, rate in zip(others, rates))
+    return maps.paired(gspo, grpo)
+
+
+def judge(runs):
+    best = {arm: best_rate(runs, arm) for arm in MAIN}
+    pair = tuple(best[arm] for arm in PAIR)
+    own = gap(runs, pair) if all(pair) else []
+    parts = [f"frontier: {', '.join(f'{NAMES[a]} {shown(frontier(runs, a))}' for a in MAIN[:4])}"]
+    largest = gap(runs, (RATES[-1],) * 2, maps.CHOOSE)
+    if largest:
+        parts.append(f"at {shown(RATES[-1])} GSPO minus GRPO {number(largest)}")
+    if not own:
+        return "; ".join(parts), "fresh cold starts not run", claim.undecided(0), 0
+    shared = {rate: gap(runs, (rate, rate)) for rate in sorted(set(pair))}
+    parts += [f"both at {shown(rate)}: {number(values)}" for rate, values in shared.items()]
+    for arm in MAIN:
+        if best[arm]:
+            found = ends(runs, arm, best[arm], maps.REPORT)
+            if found:
+                parts.append(f"{NAMES[arm]} at its best, {shown(best[arm])}: "
+                             f"{claim.number(found.values(), '{:.3f}')}")
+    dense = {rate: maps.paired(*(ends(runs, arm, rate, maps.CHOOSE, "dense") for arm in
+                                 reversed(PAIR))) for rate in RATES}
+    parts += [f"dense, both at {shown(rate)}: {number(values)}" for rate, values in dense.items()
+              if values]
+    return ("GSPO minus GRPO, fresh cold starts, " + "; ".join(parts),
+            f"{number(own)} pass@1, each at its best rate",
+            decide(own, list(shared.values())), len(own))
+
+
+def takeaway(runs):
+    """Each algorithm's best rate on the map and what it reaches there."""
+    best = {arm: rate for arm in MAIN if (rate := best_rate(runs, arm))}
+    shown_best = [f"{NAMES[arm]} {claim.mean(ends(runs, arm, rate, maps.CHOOSE).values()):.2f} at "
+                  f"{shown(rate)}" for arm, rate in best.items()]
+    return f"Each at its best rate of the map: {', '.join(shown_best)}."
+
+
+def decide(own, shared):
+    """The verdict from the differences at the best rates and at the shared ones."""
+    signs = {claim.verdict(values, held=(0, 1), refuted=(-1, 0)) for values in shared}
+    if {claim.HELD, claim.REFUTED} <= signs:
+        return claim.depends("the learning rate")
+    equal = claim.verdict(own, held=(-EQUAL, EQUAL)) == claim.HELD
+    return claim.REFUTED if equal else claim.verdict(own, held=(0, 1), refuted=(-1, 0))
+
+
+def number(values):
+    return f"{claim.number(values, '{:+.3f}')} ({len(values)})"
+
+
+def shown(rate):
+    return "none" if rate is None else f"{rate * 1e4:g}e-4"
+
+
+def draw(runs):
+    figure, axes = panels(2, 3, height=6.4, width=10)
+    scale = dict(vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    rows = [m for m in MINIBATCHES if ends(runs, "grpo", RATES[0], maps.CHOOSE, minibatches=m)]
+    for place, arm in zip(axes.flat[:4], MAIN):
+        found = [[ends(runs, arm, rate, maps.CHOOSE, minibatches=m).values() for rate in RATES]
+                 for m in rows]
+        table = [[claim.mean(v) if v else float("nan") for v in row] for row in found]
+        image = place.imshow(table, **scale)
+        for y, m in enumerate(rows):
+            for x, value in enumerate(table[y]):
+                place.text(x, y, f"{value:.2f}", ha="center", va="center",
+                           color="black" if value > .5 else "white")
+            edge = frontier(runs, arm, minibatches=m)
+            if edge:
+                x = RATES.index(edge) + .5
+                place.plot([x - .04] * 2, [y - .5, y + .5], color="white", linewidth=3)
+        place.set_xticks(range(len(RATES)), [shown(rate) for rate in RATES])
+        place.set_yticks(range(len(rows)), rows)
+        place.grid(False)
+        label(place, NAMES[arm], "learning rate", "mini-batches")
+    figure.colorbar(image, ax=axes.flat[3], label="held-out pass@1")
+    fresh_dots(axes.flat[4], runs)
+    scatter(axes.flat[5], runs)
+    return figure
+
+
+def fresh_dots(axes, runs):
+    """GRPO and GSPO at both best rates on fresh cold starts."""
+    rates = sorted({rate for arm in PAIR if (rate := best_rate(runs, arm))})
+    for arm, colour, marker, shift in (("grpo", ORANGE, "s", -.12), ("gspo", BLUE, "o", .12)):
+        for x, rate in enumerate(rates):
+            found = list(ends(runs, arm, rate, maps.REPORT).values())
+            if found:
+                axes.plot([x + shift] * len(found), found, marker, color=colour, alpha=.5,
+                          markersize=4)
+                middle, low, high = claim.interval(found)
+                axes.errorbar(x + shift, middle, [[middle - low], [high - middle]], fmt=marker,
+                              color=colour, capsize=3, label=NAMES[arm] if x == 0 else None)
+    axes.set_xticks(range(len(rates)), [shown(rate) for rate in rates])
+    label(axes, "Fresh cold starts, mean and 95 %", "learning rate", "held-out pass@1")
+    axes.legend(loc="lower left")
+
+
+def scatter(axes, runs):
+    """Every run of GSPO at the map's rates: clipped share against what was learnt."""
+    for arm, marker in zip(BANDS, "o^D"):
+        own = [r for r in runs
+               if r["arm"] == arm and r["policy"] == "moe" and r["seed"] in maps.CHOOSE]
+        if own:
+            axes.plot([r["clipped"] for r in own], [r["after"] for r in own], marker, color=BLUE,
+                      markerfacecolor="white" if arm != "gspo" else BLUE, markersize=4,
+                      label=NAMES[arm])
+    axes.axvline(.15, color=GREY, linestyle=":")
+    axes.set_xscale("symlog", linthresh=.01)
+    label(axes, "Clipping more is not learning more", "clipped share of tokens", "held-out pass@1")
+    axes.legend(loc="lower left", fontsize=8)
+
 
 if __name__ == "__main__":
-    maps.main(__file__, ARMS, grid, None, None, __doc__)
+    maps.main(__file__, ROW, grid, maps.trained(ARMS), judge, takeaway, draw)

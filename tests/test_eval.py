@@ -146,11 +146,11 @@ def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, ca
     assert "--jobs 0" in refused(capsys, "--jobs", "0", main=run_claims.main)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
-    row = dict(claim="A claim", source="a paper", reported="1", measured="2", spread="1 to 3", seeds=3, verdict="did not hold", figure="x.png", command="python x.py")
+    row = dict(claim="A claim", source="a paper", reported="1", measured="2", number="1 [0, 2]", seeds=3, verdict="refuted", figure="x.png", command="python x.py")
     (tmp_path / "results/clipped_tokens.json").write_text(json.dumps(row | {"data": {}}))
     run_claims.main(["--table"])
     printed = capsys.readouterr().out
-    assert "DID NOT HOLD" in printed and "1 did not hold; not measured here: perplexity_identity" in printed
+    assert "REFUTED" in printed and "1 refuted; not measured here: perplexity_identity" in printed
     assert json.loads((tmp_path / "results/claims.json").read_text()) == [row]
 
 
@@ -160,7 +160,7 @@ def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
     for name in ("replay_cost", "length_band"):
         (tmp_path / f"experiments/{name}.py").write_text(
             f"import json, os; os.makedirs('runs/quick', exist_ok=True); open('{name}.count', 'a').write('x')\n"
-            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', spread='', seeds=1, verdict='held', figure='f', command='c'),\n"
+            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', number='1', seeds=1, verdict='held', figure='f', command='c'),\n"
             f"          open('runs/quick/{name}.json', 'w'))\n" + ("" if name == "replay_cost" else "if not os.path.exists('fixed'): raise SystemExit(1)\n"))
     with pytest.raises(SystemExit) as stop:
         run_claims.main(["--quick", "replay_cost", "length_band"])
