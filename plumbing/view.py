@@ -34,7 +34,7 @@ CURVES = ("pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
 # -------------------------------------------------------------------------- what a run saves
 
 def save_tokens(args, folder, step, tokenizer, task, batch, problems, new):
-    """Append to tokens.jsonl: of a mini-batch's groups the first one whose advantages are not all 0.
+    """Append to tokens.jsonl: of a mini-batch's groups the first one that is not dead (all A = 0).
 
     batch: the last mini-batch, a batches.Batch of the queries `problems`; new: its Forward under
     the policy after the updates. Nothing is computed again.
