@@ -144,7 +144,7 @@ def has_signal(rewards, group_size):
 def not_all_correct(rewards, group_size, correct=1.0):
     """Which groups hold a reward below `correct`, [prompts] bool. SRPO's history resampling
     (2504.14286) keeps these for the next epoch: mixed ones and, unlike DAPO, all-wrong ones."""
-    return check_rewards(rewards, group_size).amin(-1) < correct                 # [prompts]
+    return check_rewards(rewards).view(-1, group_size).amin(-1) < correct        # [prompts]
 
 
 def overlong_penalty(lengths, max_length, cache):

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from plumbing import dashboard as pictures
 from plumbing import processes, style
-from plumbing.tasks import encode_prompt, from_arguments
+from plumbing.tasks import from_arguments
 from plumbing.fast import sample
 
 
@@ -83,8 +83,9 @@ def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temp
              chat=True, max_prompt_length=1024, batch_rows=256, seed=0, progress=None):
     """Sample `samples` answers per problem (1 greedy one at temperature 0) and verify them.
 
-    Returns {"rewards", "texts", "lengths" (tokens), "truncated"}, each [problems][samples].
-    Several processes divide the problems. progress: the name of a progress bar, None for no bar.
+    Returns {"rewards" (their first part), "texts", "lengths" (tokens), "truncated"}, each
+    [problems][samples], and "pass_at_1" as that function gives it. Several processes divide the
+    problems. progress: the name of a progress bar, None for no bar.
     """
     G = samples if temperature else 1
     own = list(range(len(problems)))[processes.rank()::processes.world()]
@@ -94,18 +95,20 @@ def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temp
     hide = None if progress else True
     for start in tqdm(range(0, len(own), width), desc=progress, disable=hide, leave=False):
         part = own[start:start + width]
-        prompts = [encode_prompt(tokenizer, problems[i], chat, max_prompt_length) for i in part]
+        asked = [problems[i] for i in part]
+        prompts = task.encode(tokenizer, asked, chat, max_prompt_length)
         rollout = sample(policy, tokenizer, prompts, G, max_new_tokens, temperature=temperature,
                          stop=task.stop, uniforms=uniforms[part].flatten(0, 1))
+        right = task.judge(rollout.texts, [p for p in asked for _ in range(G)])[:, 0].tolist()
         lengths, truncated = rollout.mask.sum(-1).tolist(), rollout.truncated.tolist()
         for j, i in enumerate(part):
             rows = slice(j * G, (j + 1) * G)
-            texts = rollout.texts[rows]
-            found[i] = dict(texts=texts, rewards=[task.verify(t, problems[i]) for t in texts],
-                            lengths=lengths[rows], truncated=truncated[rows])
+            found[i] = dict(texts=rollout.texts[rows], rewards=right[rows], lengths=lengths[rows],
+                            truncated=truncated[rows])
     found = {i: row for part in processes.gather(found) for i, row in part.items()}
-    return {key: [found[i][key] for i in range(len(problems))]
-            for key in ("texts", "rewards", "lengths", "truncated")}
+    answers = {key: [found[i][key] for i in range(len(problems))]
+               for key in ("texts", "rewards", "lengths", "truncated")}
+    return answers | {"pass_at_1": pass_at_1(answers["rewards"])}
 
 
 def held_out(args, actor, tokenizer, task):

@@ -19,13 +19,15 @@ from transformers import set_seed
 from transformers.utils import logging
 
 import rollout as plain
-from eval import held_out, pass_at_1
+from advantages import not_all_correct
+from eval import held_out
 from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
 from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
 from plumbing.actor import Actor, make_optimizer, make_schedule, reference_of, sampling_copy
 from plumbing.policy import load_policy
+from plumbing.stream import PromptStream
 from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
                             shift, with_overlong_penalty)
 from plumbing.trl import trl_config
@@ -34,30 +36,29 @@ from plumbing.view import save_tokens
 # -------------------------------------------------------------------------- the steps of the loop
 
 def collect(args, actor, tokenizer, task, stream, step):
-    """π_old samples G responses to each query, the verifier judges them: (rollout, problems, rewards
-    [B]). Dynamic sampling (DAPO) goes on, ten rounds at most, until enough groups have a signal."""
+    """π_old samples G responses to each query, verifiers judge them: (rollout, problems, rewards in
+    parts [B, K]). Dynamic sampling (DAPO): up to ten rounds, until enough groups have a signal."""
     rounds = []
     for attempt in range(10):
-        indices = stream.next(args.prompts_per_step)
+        indices = stream.next(args.prompts_per_step, step)
         problems = [task.train[i] for i in indices]
         uniforms = torch.rand(len(problems), args.num_generations, args.max_completion_length,
                               generator=generator_for(args, step, attempt + 1))     # [Q, G, T]
         with processes.gathered(actor) as policy:
-            rollout, rewards = sample_and_verify(args, policy, tokenizer, task, problems, uniforms)
-        stream.record(indices, (rewards.view(-1, args.num_generations) >= 1).all(-1).tolist())
+            rollout, parts = sample_and_verify(args, policy, tokenizer, task, problems, uniforms)
+        stream.record(indices, (~not_all_correct(parts[:, 0], args.num_generations)).tolist())
         if not args.dynamic_sampling:
-            return rollout, problems, rewards
-        rounds.append((rollout, problems, rewards))
-        full = batches.keep_signal(rounds, args.prompts_per_step, last=attempt == 9)
+            return rollout, problems, parts
+        rounds.append((rollout, problems, parts))
+        full = batches.keep_signal(rounds, args.prompts_per_step, task.total, last=attempt == 9)
         if full:
             return full
 
 
 def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
-    """(rollout, rewards [B]) of all processes, each of which samples for its share of the problems."""
+    """(rollout, parts of the rewards [B, K]) of all processes; each samples for its share."""
     own = processes.share(len(problems))
-    prompts = [tasks.encode_prompt(tokenizer, p, args.chat_template, args.max_prompt_length)
-               for p in problems[own]]
+    prompts = task.encode(tokenizer, problems[own], args.chat_template, args.max_prompt_length)
     sampler = sampling_copy(policy, args.sampler_dtype, keep=args.torch_compile)
     sample = plain.sample if args.plain else fast.sample
     if args.routing_replay == "rollout":
@@ -66,10 +67,10 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
     rollout = sample(sampler, tokenizer, prompts, args.num_generations, args.max_completion_length,
                      temperature=args.temperature, uniforms=uniforms[own].flatten(0, 1),
                      stop=task.stop, **more)
-    rewards = [task.verify(text, problems[own][i // args.num_generations])
-               for i, text in enumerate(rollout.texts)]
-    parts = processes.gather((rollout, rewards))
-    return batches.concat([p[0] for p in parts]), torch.tensor([r for p in parts for r in p[1]])
+    asked = [p for p in problems[own] for _ in range(args.num_generations)]
+    parts = task.judge(rollout.texts, asked)                                        # [B, K]
+    rollouts, parts = zip(*processes.gather((rollout, parts)))
+    return batches.concat(rollouts), torch.cat(parts)                               # [B, K]
 
 
 def score(args, scorer, policy, rollout, **options):
@@ -115,10 +116,9 @@ def train(args, saver, actor, tokenizer, task, device, progress):
     policy, scorer = actor.policy, processes.wrap(actor, args.shard)
     optimizer = make_optimizer(args, actor)
     schedule = make_schedule(args, optimizer)
-    second = args.stage2_step * args.prompts_per_step or None
-    stream = tasks.PromptStream(task.sizes, args.seed, second, args.history_resampling)
+    stream = PromptStream(task.sizes, args.seed, args.stage2_step, args.history_resampling)
     reference = reference_of(args, task, device)
-    progress = {"bad": 0, "best_pass_rate": 0.0, **progress}
+    progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0, **progress}
     saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
     step = start = saver.restore() if args.resume else 0
     stop, began = run.stop_on_signals(), time.perf_counter()
@@ -127,7 +127,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         clock = metrics.Clock(device)
 
         # query x ─► π_old samples G responses ─► verifier
-        rollout, problems, correct = collect(args, actor, tokenizer, task, stream, step)
+        rollout, problems, parts = collect(args, actor, tokenizer, task, stream, step)
         mask = rollout.mask                                                         # [B, T]
         clock.lap("seconds_rollout")
 
@@ -144,10 +144,10 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         clock.lap("seconds_logp")
 
         # rewards ─► advantages Â
-        rewards = with_overlong_penalty(args, correct.to(device), rollout)          # [B]
+        parts = with_overlong_penalty(args, parts.to(device), rollout)              # [B, K]
         values = old and old.values                                                 # [B, T] or None
-        tensors |= estimate_advantages(args, rewards, rollout, problems, task, tensors, values)
-        tensors["rewards"] = rewards
+        tensors |= estimate_advantages(args, parts, rollout, problems, task, tensors, values)
+        rewards = tensors["rewards"] = task.total(parts)                            # [B]
         batch = batches.Batch(rollout, tensors, old and old.routes)
 
         # importance ratio ─► clip and optimise ─► new π_θ, one mini-batch of whole groups at a time
@@ -164,14 +164,15 @@ def train(args, saver, actor, tokenizer, task, device, progress):
 
         # what happened: the last mini-batch once more, under the new policy
         new = score(args, scorer, policy, mini.rollout, entropy=True)
-        record = metrics.batch_record(args, step, correct, rewards, updates, batch, mini, new, clock)
+        record = metrics.batch_record(args, step, task, parts, updates, batch, mini, new, clock)
         record["lr"] = schedule.get_last_lr()[0]
-        record["verifier_errors"] = sum(task.verifier_errors.values())
+        progress["verifier_errors"] += sum(processes.gather(task.new_errors()))
+        record["verifier_errors"] = progress["verifier_errors"]
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         if args.eval_steps and step % args.eval_steps == 0 and step < args.steps:
-            record["pass_at_1"] = pass_at_1(held_out(args, actor, tokenizer, task)["sampled"]["rewards"])
+            record["pass_at_1"] = held_out(args, actor, tokenizer, task)["sampled"]["pass_at_1"]
         left = (time.perf_counter() - began) / (step - start) * (args.steps - step)
-        metrics.log(args, saver.folder, record, rollout, problems, correct, progress, left)
+        metrics.log(args, saver.folder, record, rollout, problems, rewards, progress, left)
         asked = [problems[i] for i in prompts]
         save_tokens(args, saver.folder, step, tokenizer, task, mini, asked, new)
         saver.mark(step)
@@ -198,6 +199,7 @@ def run_script(args):
         _, saved = processes.on_first(lambda: run.newest(folder)) if args.resume else (0, None)
         metrics.say(metrics.plan(args, folder, task, device))
         policy, tokenizer = load_policy(args, task, device, saved)
+        metrics.say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
         set_seed(args.seed)  # the same critic whether there was a cold start just now or not
         actor = Actor(policy, args).to(device)
         progress = {} if saved else {"before": held_out(args, actor, tokenizer, task)}

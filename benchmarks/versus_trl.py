@@ -37,6 +37,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 from plumbing import batches, fast  # noqa: E402
 import rollout  # noqa: E402
 from plumbing import tasks  # noqa: E402
+from plumbing.stream import PromptStream  # noqa: E402
 import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from plumbing.trl import trl_config  # noqa: E402
@@ -84,8 +85,8 @@ class Ours:
     def batch(self, numbers, step):
         """The task's problems of these numbers -> (seconds per phase, completion tokens, mean reward). Follows the loop of train.train."""
         args, clock, old = self.args, Clock(self.device), None
-        stream = SimpleNamespace(next=lambda n: numbers, record=lambda *_: None)
-        rollout, problems, rewards = train.collect(args, self.actor, self.tokenizer, self.task, stream, step)
+        stream = SimpleNamespace(next=lambda *_: numbers, record=lambda *_: None)
+        rollout, problems, parts = train.collect(args, self.actor, self.tokenizer, self.task, stream, step)
         clock.lap("rollout")
         tensors = {"old_logp": rollout.sampler_logp}
         if args.old_logp == "recompute":
@@ -94,7 +95,7 @@ class Ours:
         if args.beta:
             tensors["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout).logp
         clock.lap("logp")
-        tensors |= train.estimate_advantages(args, rewards.to(self.device), rollout, problems, self.task, tensors,
+        tensors |= train.estimate_advantages(args, parts.to(self.device), rollout, problems, self.task, tensors,
                                              old and old.values)
         batch = batches.Batch(rollout, tensors, old and old.routes)
         for prompts in torch.randperm(len(problems)).chunk(args.steps_per_generation):
@@ -104,7 +105,7 @@ class Ours:
         if args.natural:                                     # the metrics of a real run: the last mini-batch under the new policy
             train.score(args, self.actor, self.policy, mini.rollout, entropy=True)
             clock.lap("metrics")
-        return clock.laps | {"total": sum(clock.laps.values())}, int(rollout.mask.sum()), rewards.mean().item()
+        return clock.laps | {"total": sum(clock.laps.values())}, int(rollout.mask.sum()), parts.mean().item()
 
 
 class Trl:
@@ -226,7 +227,7 @@ def run_case(name, case, device, quick, limit, path=None):
     if not args.natural:
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     sides, G = {"trl": Trl(args, task, folder, device), "ours": Ours(args, task, folder, device)}, args.num_generations
-    stream, records, record = tasks.PromptStream(task.sizes), {"trl": [], "ours": []}, {}
+    stream, records, record = PromptStream(task.sizes), {"trl": [], "ours": []}, {}
     for round in range(rounds + 1):                          # the first one warms up, and is the one whose memory is measured
         numbers = stream.next(args.prompts_per_step)
         for side in sides:
@@ -285,7 +286,7 @@ def contributions(ours, rounds):
            "equal responses once": [rows(2), twice], "the same, and ended rows dropped": [rows(never), twice],
            "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
            "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler")]}
-    seconds, stream = {name: [] for name in off}, tasks.PromptStream(ours.task.sizes, seed=1)
+    seconds, stream = {name: [] for name in off}, PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)
         for name, changes in off.items():

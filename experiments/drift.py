@@ -29,6 +29,7 @@ from plumbing.actor import Actor, make_optimizer, make_schedule
 from plumbing.arguments import parse
 from plumbing.batches import Batch
 from plumbing.fast import response_logp, sample
+from plumbing.stream import PromptStream
 from ratios import cross_entropy
 from rollout import Rollout
 
@@ -55,7 +56,7 @@ class Lab:
         loaded = loaded[1:] if loaded else policy.load_policy(self.args, self.task, cpu)
         self.policy, self.tokenizer = loaded
         self.actor = Actor(self.policy, self.args)
-        self.stream = tasks.PromptStream(self.task.sizes, seed)
+        self.stream = PromptStream(self.task.sizes, seed)
         self.start()
 
     def start(self):
@@ -83,10 +84,10 @@ class Lab:
 
         -> (rollout, {"old_logp" [B, T], "advantages" [B]}, Routes or None)
         """
-        rollout, problems, correct = train.collect(self.args, self.actor, self.tokenizer, self.task,
-                                                   self.stream, step)
+        rollout, problems, parts = train.collect(self.args, self.actor, self.tokenizer, self.task,
+                                                 self.stream, step)
         old = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
-        advantages = group_advantages(correct, self.args.num_generations)                   # [B]
+        advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
         return rollout, {"old_logp": old.logp, "advantages": advantages}, old.routes
 
     def minibatches(self, step, rollout, batch, routes=None):

@@ -54,7 +54,8 @@ PRESETS = {
 
 def arg(default, help, **limits):
     """A flag. limits: choices, at_least, above; section: the heading of --help that it begins."""
-    default = {"default_factory": list} if default == [] else {"default": default}
+    several = isinstance(default, list)
+    default = {"default_factory": default.copy} if several else {"default": default}
     return field(**default, metadata={"help": help, **limits})
 
 
@@ -68,7 +69,7 @@ class Arguments:
                                 choices=("sequence-mean", "token-mean", "group-token-mean",
                                         "constant", "sequence-sum"))
     advantage: str = arg("group", "how rewards become advantages",
-                         choices=("group", "leave_one_out", "reinforce_plus_plus",
+                         choices=("group", "gdpo", "leave_one_out", "reinforce_plus_plus",
                                    "reinforce_plus_plus_baseline", "gae"))
     scale_rewards: str = arg("group", "whose deviation divides group advantages, or their mean",
                              choices=("group", "batch", "none", "mean"))
@@ -123,7 +124,9 @@ class Arguments:
     test_dataset_name: str | None = arg(None, "held-out problems; none: the dataset's own split")
     prompt_column: str | None = arg(None, "of the query; none: prompt, question or problem")
     answer_column: str | None = arg(None, "of the answer; none: answer or solution")
-    verifier: str = arg("math", "math (math-verify), exact, or file.py:function")
+    verifier: list[str] = arg(["math"], "math (math-verify), exact or file.py:function; of several "
+                                        "the rewards are parts of one")
+    reward_weights: list[float] = arg([], "of the parts, in their order; none: 1 each")
     chat_template: bool = arg(True, "use the tokenizer's chat template if it has one")
     stop: list[str] = arg([], "strings that end an answer; \\n stands for a line break")
     min_terms: int = arg(8, "running sum: fewest terms", at_least=1)
@@ -247,7 +250,7 @@ def make_parser():
 def add_flag(section, f):
     """--name VALUE; a list takes several values, a switch none (--no_name turns it off)."""
     kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
-    default = [] if f.default is MISSING else f.default
+    default = f.default_factory() if f.default is MISSING else f.default
     options = {"type": kind, "metavar": kind.__name__, "help": f.metadata["help"]}
     if kind is bool:
         options |= {"type": string_to_bool, "nargs": "?", "const": True}

@@ -181,18 +181,19 @@ def shared(rollouts):
     return prefix if len(begins) == 1 else 0
 
 
-def keep_signal(rounds, wanted, last):
-    """DAPO's dynamic sampling: of rounds of (rollout, problems, rewards) the first `wanted` groups that
-    hold different rewards; None if there are not enough yet, filled up with others in the last round."""
+def keep_signal(rounds, wanted, total, last):
+    """DAPO's dynamic sampling: of rounds of (rollout, problems, parts [B, K]) the first `wanted`
+    groups that hold different rewards total(parts) [B]; None if there are not enough yet, filled up
+    with others in the last round."""
     found = []
-    for number, (rollout, problems, rewards) in enumerate(rounds, 1):
-        signal = has_signal(rewards, rollout.group_size)                            # [Q]
+    for number, (rollout, problems, parts) in enumerate(rounds, 1):
+        signal = has_signal(total(parts), rollout.group_size)                       # [Q]
         keep = signal.nonzero().squeeze(-1)                                         # [q]
         if last and number == len(rounds):
             keep = signal.int().argsort(descending=True, stable=True)               # [Q]
         if len(keep):
             rows = rollout.rows_of(keep).cpu()
-            found.append((rollout.prompts(keep), [problems[i] for i in keep], rewards[rows]))
+            found.append((rollout.prompts(keep), [problems[i] for i in keep], parts[rows]))
     if sum(len(problems) for _, problems, _ in found) < wanted:
         return None
     rows = wanted * rounds[0][0].group_size

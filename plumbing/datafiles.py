@@ -1,7 +1,8 @@
-"""Data files: rows of a file, a hub dataset or a problem generator -> checked (prompt, answer, where) triples.
+"""Data files: a file, a hub dataset or a problem generator -> checked (prompt, answer, where).
 
-Every refusal is one line that names the file and the line or row: a null in row 7,412 of somebody else's file is found now, or
-after a night of training. Unicode and control characters pass unchanged. Knows nothing of tasks, models or losses.
+Every refusal is one line that names the file and the line or row: a null in row 7,412 of somebody
+else's file is found now, or after a night of training. Unicode and control characters pass through.
+Knows nothing of tasks, models or losses.
 """
 
 import csv
@@ -9,90 +10,173 @@ import difflib
 import io
 import json
 import math
+import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS, ANSWER_COLUMNS = ("prompt", "question", "problem"), ("answer", "solution")
 
 
+class Problem(NamedTuple):
+    prompt: str
+    answer: str
+    where: str = ""              # file and line, for error messages
+
+
+def load_problems(name, test_name, config, prompt_column, answer_column, size, seed):
+    """(train, test, {problem: its row}, notes) of a data file, a hub id, or `reasoning_gym:NAME`,
+    `size` problems made with `seed`.
+
+    Columns: prompt, question or problem; answer or solution; or as named. Numbers become text; of
+    an answer with `####` only what follows counts (gsm8k). Only the first row of a prompt is kept.
+    Test split: test_name, else the hub's own (test, or validation), and its prompts leave train;
+    else the tenth of the prompts with the smallest CRC-32, 1 to 512 of them; of a single problem,
+    that problem. Raises ValueError or FileNotFoundError that names the file and the line.
+    """
+    if name.startswith("reasoning_gym:"):
+        rows, own_test = gym_rows(name.partition(":")[2], size, seed), []
+        prompt_column = answer_column = None
+    else:
+        rows, own_test = file_or_hub_rows(name, config)
+    if test_name:
+        train_rows, test_rows = file_or_hub_rows(test_name, config)
+        own_test = test_rows or train_rows
+    train, test = problems_of(rows, name, prompt_column, answer_column), {}
+    if own_test or test_name:
+        test = problems_of(own_test, test_name or name, prompt_column, answer_column)
+    notes, total = [], len(rows) + len(own_test)
+    train = {prompt: found for prompt, found in train.items() if prompt not in test}
+    if len(train) + len(test) < total:
+        left_out = total - len(train) - len(test)
+        notes.append(f"{left_out} of {total} rows left out: their prompt came before or is in the "
+                     "test split")
+    if not train:
+        raise ValueError(f"{name}: nothing to train on: every prompt is in the test split too")
+    if not test and len(train) == 1:
+        test = train
+        notes.append("there is only one problem, so it is the test split too: the score says "
+                     "nothing about other problems")
+    elif not test:
+        by_hash = sorted(train, key=lambda prompt: (zlib.crc32(prompt.encode()), prompt))
+        held_out = set(by_hash[:min(512, max(1, len(train) // 10))])
+        test = {prompt: found for prompt, found in train.items() if prompt in held_out}
+        train = {prompt: found for prompt, found in train.items() if prompt not in held_out}
+        notes.append(f"no test split: {len(test)} problems held out, those whose prompts have the "
+                     "smallest CRC-32")
+    found = [*train.values(), *test.values()]
+    return [p for p, _ in train.values()], [p for p, _ in test.values()], dict(found), notes
+
+
+def problems_of(rows, source, prompt_column, answer_column):
+    """{prompt: (Problem, row)}, the first row of each prompt."""
+    problems = {}
+    for triple, (_, row) in zip(checked_rows(rows, source, prompt_column, answer_column), rows):
+        problems.setdefault(triple[0], (Problem(*triple), row))
+    return problems
+
+
 def file_or_hub_rows(name, config):
-    """(train rows, test rows): a data file if it ends like one, is there or looks like a path; else a hub id."""
-    if Path(name).suffix.lower() in DATA_FILES or Path(name).exists() or name.startswith((".", "/", "~")):
+    """(train rows, test rows): a data file if it ends like one, is there or looks like a path; else
+    a hub id."""
+    known = Path(name).suffix.lower() in DATA_FILES or Path(name).exists()
+    if known or name.startswith((".", "/", "~")):
         return read_rows(name), []
     return hub_rows(name, config)
 
 
 def read_rows(path):
-    """Rows of a data file as (where, row) pairs; `where` names file and line. Raises FileNotFoundError or ValueError."""
+    """Rows of a data file as (where, row) pairs; `where` names file and line.
+
+    Raises FileNotFoundError or ValueError.
+    """
     path, kind = Path(path), Path(path).suffix.lower()
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: {'is a folder, not a data file' if path.is_dir() else 'there is no such data file'}")
+        what = "is a folder, not a data file" if path.is_dir() else "there is no such data file"
+        raise FileNotFoundError(f"{path}: {what}")
     if kind not in DATA_FILES:
         raise ValueError(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
     if kind == ".parquet":
-        import pyarrow.parquet
-        try:
-            return [(f"{path} row {i}", row) for i, row in enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1)]
-        except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path}: not a Parquet file: {str(error).splitlines()[0]}")
+        return parquet_rows(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text from byte {error.start} on")
-    rows, number, hint = [], 1, "" if kind == ".csv" else " (one object per line, or one list of objects)"
+    if kind == ".csv":
+        return csv_rows(path, text)
+    number, is_list, rows = 1, text.lstrip().startswith("["), []
     try:
-        if kind == ".csv":
-            csv.field_size_limit(2 ** 31 - 1)
-            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-            for row in reader:
-                if None in row:
-                    raise ValueError("more cells than the header has names")
-                rows.append((f"{path} line {reader.reader.line_num}", row))
-        elif text.lstrip().startswith("["):                          # one JSON list of objects
-            rows = [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
-        else:
-            for number, line in enumerate(text.split("\n"), 1):
-                if line.strip():
-                    rows.append((f"{path} line {number}", json.loads(line)))
-    except (ValueError, csv.Error, RecursionError) as error:
-        if kind == ".csv":
-            number = reader.reader.line_num
-        elif text.lstrip().startswith("["):
-            number = getattr(error, "lineno", 1)
-        raise ValueError(f"{path} line {number}: broken {kind[1:].upper()}: {getattr(error, 'msg', error)}{hint}")
+        if is_list:                                          # one JSON list of objects
+            return [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
+        for number, line in enumerate(text.split("\n"), 1):
+            if line.strip():
+                rows.append((f"{path} line {number}", json.loads(line)))
+    except (ValueError, RecursionError) as error:
+        number = getattr(error, "lineno", 1) if is_list else number
+        reason = f"{getattr(error, 'msg', error)} (one object per line, or one list of objects)"
+        raise ValueError(f"{path} line {number}: broken {kind[1:].upper()}: {reason}")
     return rows
 
 
+def csv_rows(path, text):
+    csv.field_size_limit(2 ** 31 - 1)
+    reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
+    try:
+        for row in reader:
+            if None in row:
+                raise ValueError("more cells than the header has names")
+            rows.append((f"{path} line {reader.reader.line_num}", row))
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} line {reader.reader.line_num}: broken CSV: {error}")
+    return rows
+
+
+def parquet_rows(path):
+    import pyarrow.parquet
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a Parquet file: {first_line(error)}")
+    return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
+
+
 def hub_rows(name, config):
-    """(train rows, test rows) of a dataset on the Hugging Face hub; no test rows if it has no such split. Raises ValueError."""
+    """(train rows, test rows) of a dataset on the Hugging Face hub; no test rows if it has no such
+    split. Raises ValueError."""
     import datasets
     try:
         splits = datasets.load_dataset(name, config or ("main" if name == "openai/gsm8k" else None))
-    except Exception as error:                                       # no network, unknown name or configuration, gated …
-        raise ValueError(f"dataset {name}: there is no such file, and the hub gives {type(error).__name__}: {first_line(error)}")
+    except Exception as error:               # no network, unknown name or configuration, gated …
+        raise ValueError(f"dataset {name}: there is no such file, and the hub gives "
+                         f"{type(error).__name__}: {first_line(error)}")
     train = "train" if "train" in splits else next(iter(splits))
-    test = next((split for split in ("test", "validation") if split in splits and split != train), None)
-    return tuple([(f"{name} {split} row {i}", row) for i, row in enumerate(splits[split] if split else [], 1)]
+    test = next((s for s in ("test", "validation") if s in splits and s != train), None)
+    return tuple([(f"{name} {split} row {i}", row)
+                  for i, row in enumerate(splits[split] if split else [], 1)]
                  for split in (train, test))
 
 
 def gym_rows(name, size, seed):
-    """`size` problems of the package reasoning_gym's generator `name`, as read_rows gives them. Raises ValueError."""
+    """`size` problems of reasoning_gym's generator `name`, as read_rows gives them; `row` is the
+    number by which its verifier knows them. Raises ValueError."""
     try:
         import reasoning_gym
     except ImportError:
-        raise ValueError(f"dataset reasoning_gym:{name}: the package is not installed: pip install reasoning-gym")
+        raise ValueError(f"dataset reasoning_gym:{name}: the package is not installed: "
+                         "pip install reasoning-gym")
     known = list(reasoning_gym.factory.DATASETS)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3, cutoff=0)
-        raise ValueError(f"dataset reasoning_gym:{name}: there is no generator {name!r}; the nearest are {', '.join(near)}")
+        raise ValueError(f"dataset reasoning_gym:{name}: there is no generator {name!r}; the "
+                         f"nearest are {', '.join(near)}")
     try:
         data = reasoning_gym.create_dataset(name, seed=seed, size=size)
         problems = [data[i] for i in range(size)]
     except Exception as error:
         raise ValueError(f"dataset reasoning_gym:{name}: the generator fails: {first_line(error)}")
-    return [(f"reasoning_gym:{name} row {i}", {"prompt": row["question"], "answer": str(row["answer"] or "any that fits")})
-            for i, row in enumerate(problems, 1)]
+    return [(f"reasoning_gym:{name} row {i + 1}",
+             {"prompt": row["question"], "answer": str(row["answer"] or "any that fits"), "row": i})
+            for i, row in enumerate(problems)]
 
 
 def first_line(error):
@@ -100,50 +184,44 @@ def first_line(error):
 
 
 def checked_rows(rows, source, prompt_column=None, answer_column=None):
-    """(where, row) pairs -> (prompt, answer, where) triples of text. Raises ValueError naming the bad row, or the columns."""
+    """(where, row) pairs -> (prompt, answer, where) triples of text, one per row, in their order.
+
+    Of an answer with `####` only what follows counts. Raises ValueError naming the bad row, or the
+    columns.
+    """
     if not rows:
         raise ValueError(f"{source}: is empty: it holds no rows")
     for where, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: not an object with named columns but {type(row).__name__}")
     there, columns = list(rows[0][1]), []
-    for part, wanted, usual in (("prompt", prompt_column, PROMPT_COLUMNS), ("answer", answer_column, ANSWER_COLUMNS)):
+    for part, wanted, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
+                                ("answer", answer_column, ANSWER_COLUMNS)):
         names = [wanted] if wanted else usual
         columns += [name for name in names if name in there][:1]
         if not set(names) & set(there):
-            raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has {', '.join(there) or 'none'}")
-
-    def text(where, value, column):
-        if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
-            raise ValueError(f"{where}: {column} holds a {type(value).__name__}: text or a number is needed")
-        if value is None or isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{where}: {column} is {'null' if value is None else value}: text or a number is needed")
-        if not str(value).strip():
-            raise ValueError(f"{where}: {column} is empty")
-        if any("\ud800" <= c <= "\udfff" for c in str(value)):
-            raise ValueError(f"{where}: {column} holds half a surrogate pair, which no tokenizer accepts")
-        return str(value)
-
+            raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has "
+                             f"{', '.join(there) or 'none'}")
     triples = []
     for where, row in rows:
-        prompt, answer = (text(where, row.get(column), column) for column in columns)
+        prompt, answer = (checked_text(where, row.get(column), column) for column in columns)
         if "####" in answer:
-            answer = text(where, answer.rpartition("####")[2].strip(), f"{columns[1]} after ####")
+            final = answer.rpartition("####")[2].strip()
+            answer = checked_text(where, final, f"{columns[1]} after ####")
         triples.append((prompt, answer, where))
     return triples
 
 
-if __name__ == "__main__":
-    import tempfile
-    good = '{"question": "Two apples and three pears: how many?", "answer": "2 + 3 = 5\\n#### 5"}\n'
-    print("one good line, then one more:\n")
-    for line in ('{"question": "6*7?", "answer": 42}', '{"question": "6*7?", "answer": null}', '{"question": "6*7?"', "[6, 7]"):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "rows.jsonl")
-            path.write_text(good + line)
-            try:
-                prompt, answer, _ = checked_rows(read_rows(path), path)[-1]
-                result = f"prompt {prompt!r}, answer {answer!r}"
-            except ValueError as error:
-                result = f"refused: {error}".replace(f"{folder}/", "")
-        print(f"  {line:40} {result}")
+def checked_text(where, value, column):
+    """A cell as text. Raises ValueError if it is neither text nor a finite number, or is empty."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
+        what = f"holds a {type(value).__name__}"
+        raise ValueError(f"{where}: {column} {what}: text or a number is needed")
+    if value is None or isinstance(value, float) and not math.isfinite(value):
+        what = "null" if value is None else value
+        raise ValueError(f"{where}: {column} is {what}: text or a number is needed")
+    if not str(value).strip():
+        raise ValueError(f"{where}: {column} is empty")
+    if any("\ud800" <= c <= "\udfff" for c in str(value)):
+        raise ValueError(f"{where}: {column} holds half a surrogate pair: no tokenizer accepts it")
+    return str(value)

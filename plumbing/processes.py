@@ -1,10 +1,11 @@
 """More than one process: torch.distributed, as `torchrun --nproc_per_node=N train.py …` starts it.
 
-Every process holds the whole rollout batch and does its share of the three expensive parts: sampling, scoring, forward and backward. All
-that is decided from the batch (advantages, weights, mini-batches, which prompts to draw next) is computed by all from the same numbers,
-so the loss is that of a single process. Weights per token are made over the whole mini-batch (losses.token_weights), hence gradients are
-*summed* over processes: DDP and FSDP2 average them, so the loss is multiplied by the number of processes. The first process alone writes
-to the run folder, which must be one that all can read.
+Every process holds the whole rollout batch and does its share of the three expensive parts:
+sampling, scoring, forward and backward. What is decided from the batch (advantages, weights,
+mini-batches, which prompts come next) all compute from the same numbers, so the loss is that of a
+single process. Weights per token are made over the whole mini-batch (losses.token_weights), hence
+gradients are *summed* over processes: DDP and FSDP2 average them, so the loss is multiplied by the
+number of processes. Only the first process writes to the run folder, which all must see.
 """
 
 import copy
@@ -14,8 +15,8 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_optimizer_state_dict, set_model_state_dict,
-                                                     set_optimizer_state_dict)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,20 +24,24 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def start(args):
-    """Join the other processes, if torchrun started several. Returns this one's device. Raises ValueError without the hardware, or
-    if the batch does not divide evenly."""
+    """Join the other processes, if torchrun started several. Returns this one's device.
+
+    Raises ValueError without the hardware, or if the batch does not divide evenly.
+    """
     cuda = torch.cuda.is_available() and not args.use_cpu
     local = int(os.environ.get("LOCAL_RANK", 0))
     if cuda and local >= torch.cuda.device_count():
-        raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} here): lower --nproc_per_node, or --use_cpu")
+        raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
+                         "here): lower --nproc_per_node, or --use_cpu")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     if args.prompts_per_step // args.steps_per_generation % world():
-        raise ValueError(f"--prompts_per_step {args.prompts_per_step} / --steps_per_generation {args.steps_per_generation} queries per mini-batch "
-                         f"do not divide over {world()} processes")
+        raise ValueError(f"--prompts_per_step {args.prompts_per_step} / --steps_per_generation "
+                         f"{args.steps_per_generation} queries per mini-batch do not divide over "
+                         f"{world()} processes")
     return device
 
 
@@ -49,23 +54,25 @@ def world():
 
 
 def share(n):
-    """This process's part of n equal things, as a slice. n is a multiple of the number of processes."""
+    """This process's part of n things, a slice; n is a multiple of the number of processes."""
     return slice(rank() * n // world(), (rank() + 1) * n // world())
 
 
 def gather(part):
-    """An object of each process, tensors and all -> the list of them, in the order of ranks, on this process's device."""
+    """An object of each process, tensors and all -> the list of them by rank, on this device."""
     if world() == 1:
         return [part]
     parts, buffer = [None] * world(), io.BytesIO()
     torch.save(part, buffer)
     dist.all_gather_object(parts, buffer.getvalue())
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else "cpu"
-    return [torch.load(io.BytesIO(data), map_location=device, weights_only=False) for data in parts]   # our own processes wrote it
+    nccl = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if nccl else "cpu"
+    # not weights_only: our own processes wrote it
+    return [torch.load(io.BytesIO(data), device, weights_only=False) for data in parts]
 
 
 def on_first(call):
-    """What call() returns, or the ValueError or OSError that it raises, in the first process: for all of them."""
+    """What call() returns in the first process, or the ValueError or OSError it raises: for all."""
     if world() == 1:
         return call()
     result = [None]
@@ -88,23 +95,26 @@ def total(tensor):
 
 
 def wrap(actor, shard):
-    """DDP, a replica per process; or FSDP2, every decoder layer and the rest in shards that are gathered when they are used."""
+    """DDP, a replica per process; or FSDP2, every decoder layer and the rest in shards that are
+    gathered when they are used."""
     if world() == 1:
         return actor
     if not shard:
         return DistributedDataParallel(actor)
-    for tensor in actor.state_dict().values():               # the same numbers everywhere, as DDP sees to by itself
+    for tensor in actor.state_dict().values():               # DDP does this by itself
         dist.broadcast(tensor, 0)
-    actor.shell = [copy.deepcopy(actor.policy).requires_grad_(False)]     # in a list: no part of what is trained or saved
+    # in a list, so that it is no part of what is trained or saved
+    actor.shell = [copy.deepcopy(actor.policy).requires_grad_(False)]
     for layer in actor.policy.base_model.layers:
         fully_shard(layer)
-    return fully_shard(actor, reshard_after_forward=True)    # so that outside a forward every parameter is a shard
+    # reshard: outside a forward every parameter is a shard
+    return fully_shard(actor, reshard_after_forward=True)
 
 
 @contextmanager
 def gathered(actor):
-    """The policy to sample with, its weights whole: token by token, and each process at its own pace, gathering shards would not do.
-    Of a sharded policy it is a plain copy that holds memory only inside this block."""
+    """The policy to sample with, its weights whole: processes sample token by token, each at its
+    own pace. Of a sharded policy it is a plain copy that holds memory only inside this block."""
     if not hasattr(actor, "shell"):
         yield actor.policy
         return
@@ -136,8 +146,9 @@ def load_state(actor, optimizer, state, shard):
 
 
 def lost_another(error):
-    """Whether an error of a collective call says that another process has died (gloo names the peer, NCCL has an exception of its own)."""
-    return world() > 1 and (isinstance(error, dist.DistError) or "by peer" in str(error) or "Broken pipe" in str(error))
+    """Whether an error says that another process died: gloo names the peer, NCCL has its own."""
+    words = "by peer" in str(error) or "Broken pipe" in str(error)
+    return world() > 1 and (isinstance(error, dist.DistError) or words)
 
 
 def stop():

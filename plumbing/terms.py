@@ -1,7 +1,9 @@
 """Terms: which advantages a flag asks for, and what a loss holds besides the objective."""
 
-from advantages import (gae, group_advantages, leave_one_out, overlong_penalty, reinforce_plus_plus,
-                        value_loss)
+import torch
+
+from advantages import (gae, gdpo, group_advantages, leave_one_out, overlong_penalty,
+                        reinforce_plus_plus, value_loss)
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing import batches, tasks
 from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
@@ -9,18 +11,21 @@ from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 VALUE_COEF = 0.5  # weight of the critic's loss, as TRL's PPO and PPO2 before it
 
 
-def with_overlong_penalty(args, rewards, rollout):
-    """Rewards [B], less DAPO's penalty for answers near the length limit, if --overlong_cache."""
+def with_overlong_penalty(args, parts, rollout):
+    """Rewards in parts [B, K], DAPO's penalty for answers near the length limit as one more part if
+    there is an --overlong_cache."""
     if not args.overlong_cache:
-        return rewards
+        return parts
     cache = tasks.overlong_zone(args.overlong_cache, args.max_completion_length)
     lengths = rollout.mask.sum(-1)                                                  # [B]
-    return rewards + overlong_penalty(lengths, args.max_completion_length, cache)   # [B]
+    penalty = overlong_penalty(lengths, args.max_completion_length, cache)          # [B]
+    return torch.cat([parts, penalty[:, None]], 1)                                  # [B, K + 1]
 
 
-def estimate_advantages(args, rewards, rollout, problems, task, tensors, values):
-    """Rewards [B] -> {"advantages": [B] or [B, T]}, with a critic also its "values" and "returns"."""
-    G, mask = args.num_generations, rollout.mask
+def estimate_advantages(args, parts, rollout, problems, task, tensors, values):
+    """Rewards in parts [B, K] -> {"advantages": [B] or [B, T]}, with a critic also its "values" and
+    "returns"."""
+    G, mask, rewards = args.num_generations, rollout.mask, task.total(parts)        # [B]
     if args.advantage == "gae":
         advantages, returns = gae(rewards, values, mask)      # [B, T] each
         return {"advantages": advantages, "values": values, "returns": returns}
@@ -31,6 +36,8 @@ def estimate_advantages(args, rewards, rollout, problems, task, tensors, values)
             kl = kl_penalty(tensors["old_logp"], tensors["ref_logp"], mask, "k1")   # [B, T]
         advantages = reinforce_plus_plus(rewards, mask, baseline, kl=kl, beta=args.beta)
         return {"advantages": advantages}                                           # [B, T]
+    if args.advantage == "gdpo":
+        return {"advantages": gdpo(parts, task.weights(parts), G)}                  # [B]
     if args.advantage == "leave_one_out":
         advantages = leave_one_out(rewards, G)                                      # [B]
     else:

@@ -1,15 +1,17 @@
-"""Verifiers: the reward r(x, y) of a text that nobody vouches for.
+"""Verifiers: the reward r(x, y) of untrusted model output.
 
-A response is data and never code: nothing here evaluates it, and what some library evaluates is held back by `guard_rail`. A
-maths verifier can hang (`9^{9^{9^9}}`), run out of memory or crash on what a language model writes, and a user's own function can
-do anything. So all but the exact match work in a process of their own with a time limit per answer; an answer that breaks its
-verifier gets reward 0, is counted, and the run goes on.
+A response is data and never code: nothing here evaluates it, and `guard_rail` holds back what some
+library evaluates. A maths verifier can hang (`9^{9^{9^9}}`), run out of memory or crash on what a
+language model writes, and a user's own function can do anything. So all but the exact match work in
+processes of their own with a time limit per answer; an answer that breaks its verifier gets reward
+0, is counted, and the run goes on.
 
 Knows nothing of tasks, models or losses.
 """
 
 import functools
 import importlib.util
+import inspect
 import json
 import logging
 import math
@@ -20,45 +22,117 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+MEMORY = 4 * 2 ** 30             # bytes for a library's verifier: 9^{9^{9^9}} wants more
 
 
 class Verifier:
-    r"""r(x, y) of one kind, called with (response, answer) -> float. A response never makes it raise or hang: one that
-    crashes it, or takes longer than `time_limit` seconds, gets 0 and is counted in `errors`. Each thread gets its own worker.
+    r"""r(x, y) of one kind, called with (response, answer) -> float, the sum of its parts.
 
-    kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact" (equal but for white space at
-    the ends), "file.py:function" (your own function of two strings), "reasoning_gym:NAME:SEED:SIZE" (that package's own; `answer`
-    is the number of the problem). Raises ValueError or FileNotFoundError if there is no such verifier.
+    kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact"
+    (equal but for white space at the ends), "reasoning_gym:NAME:SEED:SIZE" (that package's own), or
+    "file.py:function": your own function of (response, answer), which returns a number or a dict of
+    named numbers, the same names every time. If it has a parameter `problem`, it gets the data row.
+
+    A response never makes it raise or hang: one that breaks the verifier, or takes longer than
+    `time_limit` seconds, gets 0 and is counted in `errors`. Threads may call it at the same time,
+    each gets a worker of its own. ValueError or FileNotFoundError: there is no such verifier.
     """
 
     def __init__(self, kind, time_limit=3.0):
         if not (time_limit > 0 and math.isfinite(time_limit)):
             raise ValueError(f"time_limit {time_limit} is not a number of seconds above 0")
         path, _, function = kind.rpartition(":")
-        if kind not in ("exact", "math") and not kind.startswith("reasoning_gym:"):
-            if not (path.endswith(".py") and function.isidentifier()):
-                raise ValueError(f"verifier {kind!r} is not known: use math, exact or file.py:function")
-            if not Path(path).is_file():
-                raise FileNotFoundError(f"verifier {kind!r}: there is no file {path}")
+        if kind in ("exact", "math") or kind.startswith("reasoning_gym:"):
+            self.name, self.names = kind.split(":")[0], [kind.split(":")[0]]
+        elif not (path.endswith(".py") and function.isidentifier()):
+            raise ValueError(f"verifier {kind!r} is not known: use math, exact or file.py:function")
+        elif not Path(path).is_file():
+            raise FileNotFoundError(f"verifier {kind!r}: there is no file {path}")
+        else:
+            self.name, self.names = function, None           # known from the first reply on
         self.kind, self.time_limit, self.errors = kind, time_limit, Counter()
-        self.idle = [] if kind == "exact" else [self.start()]        # workers that wait for an answer to check
+        self.own, self.wants_problem = path.endswith(".py"), False
+        self.complaint, self.complained = None, False        # what first went wrong; is it said
+        self.idle = [] if kind == "exact" else [self.start()]        # workers without an answer
+
+    def __call__(self, response, answer, problem=None):
+        return sum(self.parts(response, answer, problem).values())
+
+    def parts(self, response, answer, problem=None):
+        """The named parts of the reward, {name: float}: 0 where an answer broke the verifier."""
+        if self.kind == "exact":
+            return {"exact": float(response.strip() == answer.strip())}
+        worker, began = self.worker(), time.monotonic()
+        row = problem if self.wants_problem else None
+        line = self.ask(worker, [response, answer, row], self.time_limit)
+        late = time.monotonic() - began >= self.time_limit
+        if late or not line:
+            self.end(worker)
+            reply = f"took longer than {self.time_limit:g} s" if late else "its process ended"
+        else:
+            self.idle.append(worker)
+            reply = json.loads(line)
+        if isinstance(reply, float):
+            reply = {self.name: reply}
+        if isinstance(reply, dict):
+            self.names = self.names or list(reply)
+            if set(reply) == set(self.names):
+                return {name: reply[name] for name in self.names}
+            reply = f"returned {' '.join(reply)}, but {' '.join(self.names)} before"
+        self.errors["timeout" if late else "crash"] += 1
+        self.complaint = self.complaint or f"{self.kind}: {reply}, for {response[:40]!r}"
+        return dict.fromkeys(self.names or [self.name], 0.0)
+
+    def try_on(self, answers):
+        """Ask about right answers [(response, answer, problem)] before there are others: then the
+        parts have their names. Returns a note if none of them is right or can be judged."""
+        note = None
+        if self.kind == "math" and not any(self(*answer) for answer in answers):
+            note = (f"math-verify reads answers like {answers[0][1][:40]!r} only in $…$ or "
+                    r"\boxed{…}: perhaps the verifier exact is meant")
+        if self.own and not any(self.parts(*answer) and self.names for answer in answers):
+            note = f"verifier {self.complaint}: it cannot judge the first right answers"
+        self.errors.clear()
+        self.complaint = None
+        return note
+
+    def complain(self):
+        """Say what first went wrong in a user's own function, once, on stderr."""
+        if self.complaint and self.own and not self.complained:
+            self.complained = True
+            sys.stderr.write(f"train.py: warning: verifier {self.complaint}: the reward is 0, and "
+                             "verifier_errors counts such answers\n")
+
+    def worker(self):
+        worker = None
+        while worker is None or worker.poll() is not None:   # somebody may have killed an idle one
+            try:
+                worker = self.idle.pop()
+            except IndexError:
+                worker = self.start()
+        return worker
 
     def start(self):
-        worker = subprocess.Popen([sys.executable, "-u", __file__, "--verifier", self.kind, str(self.time_limit)],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        complaint = self.ask(worker, None, limit=120)                # once loaded it says "", or what is wrong
-        if complaint != b'""\n':
+        worker = subprocess.Popen(
+            [sys.executable, "-u", __file__, self.kind, str(self.time_limit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # once loaded it says whether it wants the data row, or what is wrong
+        reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
+        if isinstance(reply, str):
             self.end(worker)
-            raise ValueError(f"verifier {self.kind!r} does not load: {json.loads(complaint or '0') or 'its process ended'}")
+            raise ValueError(f"verifier {self.kind!r} does not load: {reply}")
+        self.wants_problem = reply
         return worker
 
     def ask(self, worker, question, limit):
-        """A JSON line in, a JSON line out; b"" if the worker died, or was killed after `limit` seconds."""
+        """A JSON line in, one out; b"" if the worker died, or was killed after `limit` seconds."""
         timer = threading.Timer(limit, worker.kill)
         timer.start()
         try:
-            worker.stdin.write(json.dumps(question).encode() + b"\n")
+            worker.stdin.write(json.dumps(question, default=str).encode() + b"\n")
             worker.stdin.flush()
             return worker.stdout.readline()
         except OSError:
@@ -68,52 +142,46 @@ class Verifier:
 
     def end(self, worker):
         worker.kill()
-        worker.communicate()                                         # closes the pipes and collects the process
-
-    def __call__(self, response, answer):
-        if self.kind == "exact":
-            return float(response.strip() == answer.strip())
-        worker = None
-        while worker is None or worker.poll() is not None:           # one that somebody else killed is no answer's fault
-            try:
-                worker = self.idle.pop()
-            except IndexError:
-                worker = self.start()
-        started = time.monotonic()
-        line = self.ask(worker, [response, answer], self.time_limit)
-        late = time.monotonic() - started >= self.time_limit
-        if late or not line:
-            self.end(worker)
-        else:
-            self.idle.append(worker)
-        reward = None if late else json.loads(line or "null")
-        if reward is None:
-            self.errors["timeout" if late else "crash"] += 1
-            return 0.0
-        return reward
+        worker.communicate()                                 # closes the pipes, waits for its end
 
     def close(self):
         while self.idle:
             self.end(self.idle.pop())
 
 
+def in_parallel(call, *arguments, workers=None):
+    """[call(*a) for a in zip(*arguments)] in that order, on so many threads; None: one per core of
+    this process (of torchrun's), at most 8."""
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    with ThreadPoolExecutor(workers or min(max(cores, 1), 8)) as pool:
+        return list(pool.map(call, *arguments))
+
+
+# ------------------------------------------------------------------------ inside the worker process
+
 def load_verifier(kind):
-    """The function (response, answer) -> number behind a kind of verifier; called inside its worker process."""
+    """The function (response, answer[, problem]) behind a kind of verifier."""
     if kind == "math":
         import math_verify
         logging.disable()
-        parse = functools.partial(math_verify.parse, parsing_timeout=None)   # its own limits are signals; ours kills the process
+        # its own time limits are signals; ours kills the process
+        parse = functools.partial(math_verify.parse, parsing_timeout=None)
 
         @functools.lru_cache
-        def gold(answer):                                                        # bare LaTeX is only parsed between dollars
-            return parse(answer) if "$" in answer or "boxed" in answer else parse(f"${answer}$") or parse(answer)
-        return lambda response, answer: math_verify.verify(gold(answer), parse(response), timeout_seconds=None)
+        def gold(answer):                                    # bare LaTeX is read between $ only
+            if "$" in answer or "boxed" in answer:
+                return parse(answer)
+            return parse(f"${answer}$") or parse(answer)
+        return lambda response, answer: float(
+            math_verify.verify(gold(answer), parse(response), timeout_seconds=None))
     if kind.startswith("reasoning_gym:"):
         import reasoning_gym
         _, name, seed, size = kind.split(":")
         data = reasoning_gym.create_dataset(name, seed=int(seed), size=int(size))
         entry = functools.lru_cache(data.__getitem__)
-        return lambda response, row: data.score_answer(reasoning_gym.utils.extract_answer(response) or response, entry(int(row)))
+        extract = reasoning_gym.utils.extract_answer
+        return lambda response, answer, problem: data.score_answer(
+            extract(response) or response, entry(problem["row"]))
     path, _, function = kind.rpartition(":")
     spec = importlib.util.spec_from_file_location("verifier", path)
     module = importlib.util.module_from_spec(spec)
@@ -122,62 +190,79 @@ def load_verifier(kind):
     return getattr(module, function)
 
 
-def guard_rail(event, arguments):
-    """Audit hook: checking an answer has no business writing files, starting programs or opening sockets. Not a sandbox.
+def takes_problem(check):
+    try:
+        return "problem" in inspect.signature(check).parameters
+    except (TypeError, ValueError):                          # written in C
+        return False
 
-    sympy's parser is built on eval. math-verify gives it only digits and operators, but some of reasoning_gym's checkers give it
-    the whole response: without this, `__import__('os').system('…')` from a model would run.
+
+def checked(reward):
+    """A verifier's result as a float or as {name: float}; a text if there is something wrong."""
+    parts = reward if isinstance(reward, dict) else {"": reward}
+    for name, value in parts.items():
+        try:
+            fine = math.isfinite(float(value)) and not isinstance(value, (str, bytes))
+        except (TypeError, ValueError, OverflowError):
+            fine = False
+        if not fine:
+            return f"returned {value!r:.80}{f' for {name}' if name else ''}, not a finite number"
+    if parts is reward:
+        return {str(name): float(value) for name, value in parts.items()} or "returned no parts"
+    return float(reward)
+
+
+def guard_rail(event, arguments):
+    """Audit hook: no verifier has to write files, start programs or open sockets. Not a sandbox.
+
+    sympy's parser is built on eval. math-verify gives it only digits and operators, but some of
+    reasoning_gym's checkers give it the whole response: `__import__('os').system('…')` would run.
     """
-    writes = event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-    acts = event.startswith(("os.", "shutil.", "subprocess.", "socket.", "ctypes.")) and event not in ("os.listdir", "os.scandir")
-    if writes or acts:
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    writes = event == "open" and arguments[2] & writing
+    acts = event.startswith(("os.", "shutil.", "subprocess.", "socket.", "ctypes."))
+    if writes or acts and event not in ("os.listdir", "os.scandir"):
         raise PermissionError(f"a verifier tried {event}")
 
 
 def verifier_worker(kind, time_limit):
-    """The worker process: JSON lines [response, answer] in, the reward out (null if the verifier crashed), until end of input."""
+    """JSON lines [response, answer, problem] in, rewards out, or a text that says what is wrong."""
     questions, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)                     # a verifier that reads or prints, or a program it starts,
-    os.dup2(2, 1)                                                    # must not touch the questions and replies
-    signal.signal(signal.SIGINT, signal.SIG_IGN)                     # Ctrl-C is for the run
+    # a verifier that reads or prints, or a program it starts, must not touch questions and replies
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)             # Ctrl-C is for the run
 
     def say(reply):
         replies.write(json.dumps(reply) + "\n")
         replies.flush()
 
+    def text(error):
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
     try:
         check = load_verifier(kind)
-    except BaseException as error:                                   # a user's file may do anything, sys.exit() too
-        return say(f"{type(error).__name__}: {error}".splitlines()[0])
-    posix = os.name == "posix"                                       # signals; Windows has none
+    except BaseException as error:                           # a user's file may call sys.exit()
+        return say(text(error))
     if not kind.rpartition(":")[0].endswith(".py"):
         sys.addaudithook(guard_rail)
         if sys.platform == "linux":
             import resource
-            resource.setrlimit(resource.RLIMIT_AS, (4 * 2 ** 30,) * 2)       # bytes: 9^{9^{9^9}} must not eat the machine
-    say("")
-    questions.readline()                                             # the greeting
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    questions.readline()                                     # the greeting
+    with_problem = takes_problem(check)
+    say(with_problem)
+    alarm = getattr(signal, "alarm", lambda seconds: None)   # Windows has none
     for line in questions:
-        if posix:
-            signal.alarm(math.ceil(time_limit) + 1)                  # ends this process even if the run that asked is gone
+        *texts, problem = json.loads(line)
+        alarm(math.ceil(time_limit) + 1)                     # ends this process if the run is gone
         try:
-            reward = float(check(*json.loads(line)))
-        except BaseException:
-            reward = math.nan
-        if posix:
-            signal.alarm(0)
-        say(reward if math.isfinite(reward) else None)
+            reply = checked(check(*texts, **({"problem": problem} if with_problem else {})))
+        except BaseException as error:
+            reply = f"raised {text(error)}"
+        alarm(0)
+        say(reply)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--verifier"]:
-        verifier_worker(sys.argv[2], float(sys.argv[3]))
-        sys.exit()
-    check = Verifier("math", time_limit=1.0)
-    print("math-verify against the right answer 42, at most 1 second per answer\n")
-    for response in ("so 6 * 7 = 42.", r"\boxed{\frac{84}{2}}", "It is 41.", "__import__('os')", "", "$10^{10^{10}} + 42$"):
-        start = time.monotonic()
-        print(f"  {response!r:36} reward {check(response, '42'):.0f}  {time.monotonic() - start:5.2f} s")
-    print(f"\n  exact match: {Verifier('exact')(' 42 ', '42'):.0f} for ' 42 ', {Verifier('exact')('42.0', '42'):.0f} for '42.0'")
-    print(f"  answers that broke math-verify, reward 0: {dict(check.errors)}")
-    check.close()
+    verifier_worker(sys.argv[1], float(sys.argv[2]))

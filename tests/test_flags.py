@@ -124,6 +124,7 @@ EFFECTS = {
     "prompt_column": (DATA, None, "other", prompts),
     "answer_column": (f"{DATA} --no_chat_template", None, "other_answer", last("reward")),
     "verifier": (DATA, "exact", "mine.py:reward", last("reward")),
+    "reward_weights": (f"{DATA} --verifier mine.py:reward", None, "0.5", last("reward")),
     "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
     "stop": (DATA, None, ",", last("length")),
     "min_terms": (NEW, None, "2", prompts),

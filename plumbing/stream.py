@@ -1,0 +1,84 @@
+"""Data position: which queries come next, and SRPO's two stages and history resampling."""
+
+import random
+
+
+class PromptStream:
+    """An endless shuffled sequence of problem numbers, epoch by epoch; state_dict() is its place.
+
+    sizes: problems per source (Task.sizes). SRPO (2504.14286) adds two things. stage2_step, its two
+    stages: only the first source in so many rollout batches, then a new epoch with all of them; 0:
+    all from the start. resample, its history resampling: at an epoch's end, problems whose
+    last responses were all correct leave for good; mixed and all-wrong ones stay. say: called with
+    a line of text when a stage begins or nothing is left. Raises ValueError for impossible sizes.
+    """
+
+    def __init__(self, sizes, seed=0, stage2_step=0, resample=False, say=print):
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"sizes {sizes}: every source needs at least one problem")
+        if stage2_step and len(sizes) < 2:
+            raise ValueError(f"stage2_step {stage2_step} needs two sources; sizes are {sizes}")
+        self.sizes, self.seed, self.stage2_step = list(sizes), seed, stage2_step
+        self.resample, self.say = resample, say
+        self.epoch = self.position = 0
+        self.stage = 1 if stage2_step else 2
+        self.solved, self.dropped = set(), set()
+        self.shuffle()
+
+    def shuffle(self):
+        everything = range(sum(self.sizes) if self.stage == 2 else self.sizes[0])
+        self.order = [i for i in everything if i not in self.dropped]
+        if not self.order:
+            self.say(f"epoch {self.epoch}: all responses to all problems were correct; history "
+                     "resampling starts again with all")
+            self.dropped, self.order = set(), list(everything)
+        random.Random(f"{self.seed} {self.epoch}").shuffle(self.order)
+
+    def new_epoch(self):
+        self.epoch, self.position = self.epoch + 1, 0
+        if self.resample:
+            self.dropped |= self.solved
+            self.solved = set()
+        self.shuffle()
+
+    def next(self, n, step=1):
+        """The next n problem numbers, for rollout batch `step` (from 1 on); an epoch that ends in
+        between is followed by the next one."""
+        if self.stage == 1 and step > self.stage2_step:
+            self.stage = 2
+            self.say(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
+                     f"{step - 1} batches")
+            self.new_epoch()
+        numbers = []
+        while len(numbers) < n:
+            if self.position == len(self.order):
+                self.new_epoch()
+            part = self.order[self.position:self.position + n - len(numbers)]
+            self.position += len(part)
+            numbers += part
+        return numbers
+
+    def record(self, numbers, all_correct):
+        """For history resampling: whether all responses were correct, for each problem drawn."""
+        for number, correct in zip(numbers, all_correct, strict=True):
+            (self.solved.add if correct else self.solved.discard)(number)
+
+    def state_dict(self):
+        return {"sizes": self.sizes, "seed": self.seed, "epoch": self.epoch, "stage": self.stage,
+                "position": self.position, "solved": sorted(self.solved),
+                "dropped": sorted(self.dropped)}
+
+    def load_state_dict(self, state):
+        if (state["sizes"], state["seed"]) != (self.sizes, self.seed):
+            raise ValueError(f"the saved data position is of sizes {state['sizes']}, seed "
+                             f"{state['seed']}; this task has sizes {self.sizes}, seed {self.seed}")
+        self.epoch, self.position, self.stage = (state[k] for k in ("epoch", "position", "stage"))
+        self.solved, self.dropped = set(state["solved"]), set(state["dropped"])
+        self.shuffle()
+
+
+if __name__ == "__main__":
+    stream = PromptStream([6], resample=True)
+    first = stream.next(6)
+    stream.record(first, [number < 2 for number in first])
+    print(f"epoch 0: {first}; all responses to 0 and 1 were correct; epoch 1: {stream.next(4)}")

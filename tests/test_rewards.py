@@ -1,0 +1,132 @@
+"""Rewards in parts: what a verifier may return, how the parts are weighed, and what is logged.
+
+    python -m pytest tests/test_rewards.py
+"""
+import json
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from plumbing.tasks import load_task
+from plumbing.verifiers import Verifier, in_parallel
+from tiny_run import TINY, differences, metrics
+
+ROOT = Path(__file__).resolve().parent.parent
+SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}) + "\n"
+               for a in range(1, 5) for b in range(1, 5))
+
+
+@pytest.fixture
+def checkpoint(workplace, cold_start):
+    """Flags for a run of a checkpoint on rows.jsonl, 16 sums."""
+    Path("rows.jsonl").write_text(SUMS)
+    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
+            "rows.jsonl", "--max_completion_length", "4"]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A verifier, or a task of 16 sums, from the source text of the user's function `check`."""
+    made = []
+
+    def make(source, task=False, **options):
+        (tmp_path / "mine.py").write_text(source)
+        (tmp_path / "rows.jsonl").write_text(SUMS)
+        kind = f"{tmp_path}/mine.py:check"
+        if task:
+            task = load_task(f"{tmp_path}/rows.jsonl", verifier=[kind], time_limit=20.0, **options)
+            made.extend(task.verifiers)
+            return task
+        made.append(Verifier(kind, 20.0))
+        return made[-1]
+    yield make
+    for verifier in made:
+        verifier.close()
+
+
+# ------------------------------------------------------------------------------------ what may be returned
+
+def test_the_row_is_given_to_a_function_that_asks_for_it(own):
+    task = own("def check(response, answer, problem):\n    return problem['largest'] + len(problem) / 10\n",
+               task=True)
+    for problem in task.train:
+        assert task.verify("", problem) == pytest.approx(max(map(int, problem.prompt[:-1].split("+"))) + 0.3)
+
+
+def test_parts_are_weighed_in_the_order_in_which_they_are_named(own):
+    source = "def check(response, answer):\n    return {'right': response == answer, 'short': 0.5, 'a': 3}\n"
+    task = own(source, task=True, reward_weights=[1.0, 2.0, -1.0])
+    problem = task.train[0]
+    assert task.part_names == ["right", "short", "a"] and task.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
+    assert task.judge([problem.answer, "no"], [problem, problem]).tolist() == [[1, 0.5, 3], [0, 0.5, 3]]
+    assert task.verify(problem.answer, problem) == -1.0
+    task.reward_weights = [1.0, 2.0]
+    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right, short, a"):
+        task.weights(torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("bad, words", [
+    ("{'right': 1}", "returned right, but right format before"),
+    ("{'right': 1, 'format': float('nan')}", "returned nan for format, not a finite number"),
+    ("{'right': '1', 'format': 1}", "returned '1' for right, not a finite number"),
+    ("{'right': None, 'format': 1}", "returned None for right"), ("{}", "returned no parts"),
+    ("{'right': 1, 'format': 1, 'more': 1}", "returned right format more, but"),
+    ("1.0", "returned check, but right format before"), ("{'right': 10 ** 400, 'format': 1}", "not a finite"),
+    ("{}['right']", "raised KeyError: 'right'")])
+def test_a_bad_dict_is_one_line_reward_0_and_counted(own, bad, words, capfd):
+    task = own("def check(response, answer):\n    if 'bad' in response:\n"
+               f"        return {bad}\n    return {{'right': response == answer, 'format': 1}}\n", task=True)
+    problem = task.train[0]
+    judged = task.judge([problem.answer, "bad", "bad 2"], [problem] * 3)
+    judged = torch.cat([judged, task.judge(["bad", "fine"], [problem] * 2)])
+    assert judged.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 1]]
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and words in err and "mine.py:check" in err and "the reward is 0" in err
+    assert task.verifier_errors == {"crash": 3} and task.new_errors() == 3 and task.new_errors() == 0
+
+
+def test_a_function_that_fails_on_the_right_answers_too_is_noticed_before_the_run(own):
+    task = own("def check(response, answer):\n    return response.split('<answer>')[1] == answer\n", task=True)
+    assert any("raised IndexError" in note and "cannot judge the first right answers" in note for note in task.notes)
+    assert not task.verifier_errors and task.verify(f"<answer>{task.train[0].answer}", task.train[0]) == 1.0
+
+
+def test_parts_of_several_verifiers_stand_side_by_side(own, tmp_path):
+    (tmp_path / "form.py").write_text("def form(response, answer):\n    return len(response) == 1\n")
+    (tmp_path / "rows.jsonl").write_text(SUMS)
+    task = load_task(f"{tmp_path}/rows.jsonl", verifier=["exact", f"{tmp_path}/form.py:form"], reward_weights=[1, 0.5])
+    problem = task.train[0]
+    assert task.part_names == ["exact", "form"]
+    assert [task.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
+    with pytest.raises(ValueError, match="two parts of the reward have one name"):
+        load_task(f"{tmp_path}/rows.jsonl", verifier=[f"{tmp_path}/form.py:form"] * 2)
+    for verifier in task.verifiers:
+        verifier.close()
+
+
+# -------------------------------------------------------------------------------------------- in parallel
+
+def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(own, tmp_path):
+    source = ("import os, time\ndef check(response, answer):\n    n = int(response)\n    time.sleep(n % 3 / 500)\n"
+              "    if n % 7 == 3: raise ValueError\n    if n % 31 == 5: os._exit(1)\n    return n / 1000\n")
+    texts, rewards, errors = [str(n) for n in range(200)], [], []
+    for workers in (1, 4):
+        check = own(source)
+        rewards.append(in_parallel(check, texts, [""] * 200, workers=workers))
+        errors.append(dict(check.errors))
+        assert len(check.idle) <= workers
+    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(200)]
+    assert rewards == [expected, expected] and errors[0] == errors[1] == {"crash": expected[1:].count(0.0)}
+
+
+def test_four_workers_wait_at_the_same_time(own):
+    check = own("import time\ndef check(response, answer):\n    time.sleep(0.2)\n    return 1\n")
+    in_parallel(check, [""] * 4, [""] * 4, workers=4)        # their processes start
+    began = time.monotonic()
+    assert in_parallel(check, [""] * 16, [""] * 16, workers=4) == [1.0] * 16
+    assert 0.8 <= time.monotonic() - began < 2.4             # 3.2 s one after the other
