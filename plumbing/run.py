@@ -1,6 +1,6 @@
 """The run folder: opening, saving and resuming a run exactly and atomically.
 
-    config.json  metrics.jsonl  samples.jsonl  summary.json
+    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
     checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
 
 A checkpoint is written beside its place and renamed, so a folder named step_N is whole, whatever

@@ -135,8 +135,6 @@ def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(tmp
     shutil.rmtree(tmp_path / "resumed/checkpoints/step_3")
     train.main([*command, "--output_dir", str(tmp_path / "resumed"), "--resume"])
     assert lines(tmp_path / "resumed") == saved
-    train.main([*TINY, "--steps", "1", "--save_tokens", "false", "--output_dir", str(tmp_path / "without")])
-    assert not (tmp_path / "without/tokens.jsonl").exists()
 
 
 # -------------------------------------------------------------------------------- the file
