@@ -136,6 +136,8 @@ def expert_product(rows, weight, ends):
 
 
 class MoE(nn.Module):
+    """The feed-forward of a sparse layer."""
+
     def __init__(self, config):
         super().__init__()
         self.gate = TopKRouter(config)

@@ -29,6 +29,7 @@ class Routes:
     logits = property(lambda self: self.only().logits)
 
     def only(self):
+        """The one forward there is; else ValueError."""
         if len(self.passes) != 1:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one")
         return self.passes[0]
@@ -43,12 +44,11 @@ class Routes:
         """Chunks of a batch joined along B; narrower ones are padded: indices -1, logits 0."""
         def join(tensors, fill):
             width = max(x.shape[2] for x in tensors)
-            padded = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
-            return torch.cat(padded, 1)
+            wide = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
+            return torch.cat(wide, 1)
 
-        chunks = zip(*(part.passes for part in parts), strict=True)
-        return cls(Pass(join([p.indices for p in passes], -1), join([p.logits for p in passes], 0))
-                   for passes in chunks)
+        chunks = (zip(*passes) for passes in zip(*(part.passes for part in parts), strict=True))
+        return cls(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
 
     def responses(self, prompt_width, batch):
         """What predicts the tokens of `batch` responses: Pass(indices [L, B, T, K], logits).
@@ -63,12 +63,8 @@ class Routes:
         return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
 
 
-def routers_of(model):
-    return [m for m in model.modules() if type(m).__name__.endswith("Router")]
-
-
 def has_routers(model):
-    return bool(routers_of(model))
+    return any(type(m).__name__.endswith("Router") for m in model.modules())
 
 
 # ------------------------------------------------------------------------------- record and replay
@@ -78,7 +74,8 @@ def router_hooks(model, on_router, on_forward):
     """on_router(layer, router, output, shape) may replace a router's output; on_forward(shape)
     follows a whole forward. shape: (B, S) of the forward under way; None while the backward of
     gradient checkpointing runs a layer again."""
-    number = {router: layer for layer, router in enumerate(routers_of(model))}
+    routers = (m for m in model.modules() if type(m).__name__.endswith("Router"))
+    number = {router: layer for layer, router in enumerate(routers)}
     base, shape = getattr(model, "base_model", model), None
     if not number:
         raise ValueError(f"{type(model).__name__} has no routers: no class name ends in 'Router'")
@@ -96,8 +93,8 @@ def router_hooks(model, on_router, on_forward):
 
     def routed(router, args, output):
         if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
-            raise ValueError(f"{type(router).__name__} is not supported: it does not return "
-                             "(logits [N, E], gates [N, K], indices [N, K])")
+            name = type(router).__name__
+            raise ValueError(f"{name} is not supported: not (logits, gates, indices)")
         return on_router(number[router], router, output, shape)
 
     handles = [router.register_forward_hook(routed) for router in number]
@@ -151,9 +148,10 @@ def replay_routes(model, routes):
         logits, gates, chosen = output                                  # [N, E], [N, K], [N, K]
         indices, old = (x[layer] for x in passes[forwards if many else 0])          # [B, S, K]
         here = (*(shape or indices.shape[:2]), chosen.shape[1], logits.shape[1])
-        if here != (*indices.shape, old.shape[2]):
+        then = (*indices.shape, old.shape[2])
+        if here != then:
             raise ValueError(f"replay_routes: (rows, places, top-K, experts) are {here} here, "
-                             f"{(*indices.shape, old.shape[2])} recorded")
+                             f"{then} recorded")
         if not forwards:
             check_gates(router, output)
         forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]
@@ -163,22 +161,20 @@ def replay_routes(model, routes):
     def on_forward(shape):
         nonlocal forwards, due
         forwards += 1
-        layers = (m for m in model.modules() if getattr(m, "gradient_checkpointing", False))
-        due += torch.is_grad_enabled() and any(m.training for m in layers)
+        again = any(getattr(m, "gradient_checkpointing", 0) and m.training for m in model.modules())
+        due += torch.is_grad_enabled() and again
 
     with router_hooks(model, on_router, on_forward) as layers:
         recorded = [len(p.indices) for p in passes]
         if set(recorded) != {layers}:
-            raise ValueError(f"replay_routes: {layers} routers here, {recorded} in the recorded "
-                             "forwards")
+            raise ValueError(f"replay_routes: {layers} routers here, {recorded} recorded")
         model.replays_routes = True  # plumbing/fast.py then keeps a row per response
         try:
             yield
         finally:
             model.replays_routes = False
         if forwards < len(passes):
-            raise ValueError(f"replay_routes: {forwards} of {len(passes)} recorded forwards were "
-                             "replayed")
+            raise ValueError(f"replay_routes: {forwards} of {len(passes)} forwards were replayed")
         if due and not recomputed:
             raise ValueError("replay_routes: gradient checkpointing runs routers again in "
                              "backward(): call it inside the block")
@@ -209,8 +205,7 @@ def check_gates(router, output):
     logits, gates, chosen = output                                      # [N, E], [N, K], [N, K]
     ours = gates_of(router, logits, chosen).float()                                 # [N, K]
     if not torch.allclose(ours, gates.float(), rtol=2e-2, atol=1e-4):
-        raise ValueError(f"{type(router).__name__} is not supported: its gates are of a kind "
-                         "unknown here")
+        raise ValueError(f"{type(router).__name__} is not supported: gates of a kind unknown here")
 
 
 # ---------------------------------------------------------------------------------------- measures

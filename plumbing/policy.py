@@ -54,8 +54,6 @@ def load_policy(args, task, device, folder=None):
             words = "some experts' weights are missing or misshapen"
         raise ValueError(f"--model_name_or_path {name} cannot be loaded: {words[:300]}") from None
 
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     policy = policy.float().to(device).eval()
     try:
         check_length(policy.config, args)
@@ -88,6 +86,8 @@ def read_checkpoint(name):
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) < 3:
         raise ValueError("it has no tokenizer, and transformers makes up an empty one")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
 
 
@@ -116,47 +116,43 @@ def check_log_probs(policy, tokenizer):
     ids = [(7 * i + 3) % policy.config.vocab_size for i in range(fast.MIN_PREFIX + 8)]
     prompts = [ids[:-5], ids[:-6] + ids[-4:]]  # they begin alike and are of unequal length
     uniforms = torch.tensor([[0.1, 0.3, 0.5], [0.9, 0.7, 0.5]]).repeat(2, 1)        # [B, T]
+    wrong = []
     try:
-        gaps = {}
         for name, way in (("plain", plain), ("quick", fast)):
             drawn = way.sample(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
             own = own_logp(policy, drawn)                                           # [B, T]
-            scores = way.response_logp(policy, drawn, entropy=False)
-            for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scores.logp)):
-                gap = (logp - own).abs() / (1 + own.abs())                          # [B, T]
-                gaps[f"{part} the {name} way"] = gap[drawn.mask].max().item()
+            scored = way.response_logp(policy, drawn, entropy=False).logp           # [B, T]
+            for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scored)):
+                close = (logp - own).abs() < CLOSE * (1 + own.abs())      # [B, T]  nan is not close
+                wrong += [] if close.all() else [f"{part} the {name} way"]
     except Exception as error:  # whatever the model's own code raises
-        words = " ".join(str(error).split())[:200]
-        raise ValueError(f"{type(policy).__name__} is not supported: it cannot be sampled and "
-                         f"scored in padded batches ({words})") from None
-    wrong = [part for part, gap in gaps.items() if not gap < CLOSE]  # nan is wrong too
+        wrong = [f"sampling and scoring ({' '.join(str(error).split())[:200]})"]
     if wrong:
-        raise ValueError(f"{type(policy).__name__} is not supported: {', '.join(wrong)} in padded "
-                         "batches gives other log-probs than its own logits")
+        raise ValueError(f"{type(policy).__name__} is not supported: in padded batches "
+                         f"{', '.join(wrong)} does not give its own log-probs")
 
 
 def own_logp(model, rollout):
     """Log-probs [B, T] of a rollout's tokens by the model's own logits, a forward per response."""
-    logp = torch.zeros(rollout.mask.shape, device=rollout.mask.device)              # [B, T]
-    for row, (answer, mask) in enumerate(zip(rollout.response_ids, rollout.mask)):
-        group, answer = row // rollout.group_size, answer[mask]                     # [t]
-        prompt = rollout.prompt_ids[group][rollout.prompt_mask[group]]              # [p]
-        ids = torch.cat([prompt, answer])[None]                                     # [1, p+t]
-        logits = model(input_ids=ids).logits[0, len(prompt) - 1:-1].float()         # [t, V]
-        logp[row, mask] = logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0]  # [t]
+    logp, G = torch.zeros_like(rollout.sampler_logp), rollout.group_size            # [B, T]
+    for row, mask in enumerate(rollout.mask):
+        prompt = rollout.prompt_ids[row // G][rollout.prompt_mask[row // G]]        # [p]
+        ids = torch.cat([prompt, rollout.response_ids[row][mask]])                  # [p+t]
+        every = model(input_ids=ids[None]).logits[0, :-1].float().log_softmax(-1)   # [p+t-1, V]
+        logp[row, mask] = every.gather(-1, ids[1:, None])[len(prompt) - 1:, 0]      # [t]
     return logp
 
 
 @torch.no_grad()
 def check_routers(policy, args):
     """Refuse flags about routers that this policy has not, or not of a kind that they know."""
-    flags = {"the router shift of --objective rspo": args.objective == "rspo",
-             "--routing_replay": args.routing_replay != "none",
-             "--router_aux_loss_coef": args.router_aux_loss_coef}
-    asked = ", ".join(flag for flag, on in flags.items() if on)
+    asked = [flag for flag, on in (("rspo", args.objective == "rspo"),
+                                   ("--routing_replay", args.routing_replay != "none"),
+                                   ("--router_aux_loss_coef", args.router_aux_loss_coef)) if on]
+    if asked and not has_routers(policy):
+        raise ValueError("it is dense, or its routers are not modules of their own: no "
+                         f"{', no '.join(asked)}")
     if not has_routers(policy):
-        if asked:
-            raise ValueError(f"it is dense, and {asked} needs a mixture of experts")
         return
     ids = torch.tensor([[0, 1]], device=policy.device)
     with record_routes(policy) as routes:
@@ -164,9 +160,9 @@ def check_routers(policy, args):
     if asked:
         with replay_routes(policy, routes):
             policy(input_ids=ids)
-    if args.objective == "rspo" and has_sigmoid(policy):
-        raise ValueError("the router shift of --objective rspo is one of probabilities, and the "
-                         f"routers of {type(policy).__name__} score each expert by a sigmoid")
+    if "rspo" in asked and has_sigmoid(policy):
+        raise ValueError("rspo's router shift is one of probabilities, and the routers of "
+                         f"{type(policy).__name__} score each expert by a sigmoid")
 
 
 # -------------------------------------------------------------------------------------- cold start

@@ -8,6 +8,8 @@ one unpadded sequence at a time, with prompts of unequal length that begin alike
 1.3; or loading refuses it in one line that says why.
 """
 
+import json
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,7 +70,9 @@ HEADS = {  # something follows the LM head, or stands before it
 }
 DISTANCES = {  # attention that depends on more than rotary positions
     "mistral": WINDOW, "ministral": WINDOW, "exaone4": WINDOW, "olmo3": WINDOW,
-    "gemma3_text": WINDOW | layers("sliding", "sliding", "full"), "gemma4_text": WINDOW,
+    "gemma3_text": WINDOW | layers("sliding", "sliding", "full"),
+    "gemma4_text": WINDOW | dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=17,
+                                 final_logit_softcapping=2.0, global_head_dim=16),
     "gemma3n_text": WINDOW | layers(*["sliding", "full"] * 3) | dict(
         num_hidden_layers=6, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
         vocab_size_per_layer_input=17, laurel_rank=4, altup_num_inputs=2,
@@ -197,6 +201,17 @@ def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp
             assert (logp - own).abs().max() < 2e-5
             assert (gradient(model, logp) - wanted).norm() < 1e-4 * wanted.norm()
     check_compiled_steps(model, prompts, uniforms)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EQUAL)
+def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, tmp_path):
+    checkpoint(name, tmp_path / "model")
+    train.main([*TINY, "--model_name_or_path", str(tmp_path / "model"), "--steps", "1",
+                "--max_completion_length", "8", "--entropy_coef", "0.1",  # no reward to learn from
+                "--output_dir", str(tmp_path / "run")])
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert metrics["mismatch_kl"] < 1e-8 and metrics["grad_norm"] > 1e-3
 
 
 def check_compiled_steps(model, prompts, uniforms):

@@ -15,8 +15,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import rollout as plain
 from make_smollm2 import FOLDER, make_smollm2
-from rollout import response_logp, sample
+from plumbing import fast
+from plumbing.fast import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.checkpoint
@@ -85,26 +87,27 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
 QUESTIONS = ["What is the capital of France?", "Tom has 3 apples and buys 4 more. How many apples does he have now?"]   # of unequal length
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logp_is_that_of_a_plain_forward(model, tokenizer, temperature):
+@pytest.mark.parametrize("way, temperature", [(fast, 1.0), (fast, 0.7), (plain, 0.7)])
+def test_logp_is_that_of_a_plain_forward(model, tokenizer, way, temperature):
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
     torch.manual_seed(0)
-    rollout = sample(model, tokenizer, prompts, 3, 24, temperature=temperature)
-    assert rollout.mask.sum(-1).unique().numel() > 1                                     # some answers have ended before others
+    rollout = way.sample(model, tokenizer, prompts, 3, 24, temperature=temperature)
+    assert rollout.mask.sum(-1).unique().numel() > 1         # some answers have ended before others
     with torch.no_grad():
-        shared = response_logp(model, rollout, temperature)
-        plain = response_logp(model, rollout, temperature, share_prompt=False)
+        quick = fast.response_logp(model, rollout, temperature)
+        slow = plain.response_logp(model, rollout, temperature)
     for i, (ids, mask) in enumerate(zip(rollout.response_ids, rollout.mask)):
         length, prompt = int(mask.sum()), prompts[i // 3]
-        row = torch.tensor([prompt + ids[:length].tolist()])                             # [1, P+t]  alone: no padding, no cache, no sharing
+        row = torch.tensor([prompt + ids[:length].tolist()])     # [1, P+t]  no padding, no cache
         with torch.no_grad():
             logits = model(row).logits[0, len(prompt) - 1:-1] / temperature              # [t, V]
         logp = logits.double().log_softmax(-1)                                           # [t, V]
         expected = logp.gather(-1, row[0, len(prompt):, None]).squeeze(-1).float()       # [t]
-        for found in (shared.logp, plain.logp, rollout.sampler_logp):
+        for found in (quick.logp, slow.logp, rollout.sampler_logp):
             torch.testing.assert_close(found[i, :length], expected, atol=1e-4, rtol=0)
             assert (found[i, length:] == 0).all()
-        torch.testing.assert_close(shared.entropy[i, :length], -(logp.exp() * logp).sum(-1).float(), atol=1e-3, rtol=0)
+        entropy = -(logp.exp() * logp).sum(-1).float()                                   # [t]
+        torch.testing.assert_close(quick.entropy[i, :length], entropy, atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -465,9 +465,9 @@ WRONG = {
     "rows and places swapped": (both(lambda x: x.transpose(1, 2)), "(9, 4, 2, 6) recorded"),
     "fewer experts per token": (lambda r: altered(r, lambda x: x[..., :1]), "(4, 9, 1, 6) recorded"),
     "more experts": (lambda r: altered(r, logits=lambda x: torch.cat([x, x], -1)), "(4, 9, 2, 12) recorded"),
-    "fewer layers": (both(lambda x: x[:2]), "3 routers here, [2] in the recorded forwards"),
-    "no routes": (lambda r: Routes(), "3 routers here, [] in the recorded forwards"),
-    "not all used": (lambda r: Routes(r.passes * 2), "1 of 2 recorded forwards"),
+    "fewer layers": (both(lambda x: x[:2]), "3 routers here, [2] recorded"),
+    "no routes": (lambda r: Routes(), "3 routers here, [] recorded"),
+    "not all used": (lambda r: Routes(r.passes * 2), "1 of 2 forwards"),
 }
 
 
