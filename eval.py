@@ -115,7 +115,8 @@ def held_out(args, actor, tokenizer, task):
     """Answers to held-out queries, {"sampled": ..., "greedy": ...} as evaluate returns them."""
     if not args.eval_samples:
         return None
-    with processes.gathered(actor) as policy:
+    halved = torch.autocast(actor.policy.device.type, torch.bfloat16, enabled=actor.halved)
+    with processes.gathered(actor) as policy, halved:
         return {kind: evaluate(policy, tokenizer, task, task.test[:args.eval_prompts],
                                args.eval_samples, args.max_completion_length,
                                temperature=temperature, max_prompt_length=args.max_prompt_length,

@@ -25,8 +25,8 @@ from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
 from plumbing.arguments import parse
 from plumbing.errors import errors_in_one_line
-from plumbing.actor import Actor, make_optimizer, make_schedule, reference_of, sampling_copy
-from plumbing.policy import load_policy
+from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
+                            trained_policy, write_merged)
 from plumbing.stream import PromptStream
 from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
                             shift, with_overlong_penalty)
@@ -101,7 +101,8 @@ def update(args, scorer, policy, optimizer, batch):
         value_loss = more.get("critic", torch.zeros_like(loss))
         parts.append(stats | {"loss": loss.detach(), "value_loss": value_loss.detach()})
     stats = batches.whole_stats(parts, batch.rollout.mask)
-    norm = nn.utils.clip_grad_norm_(scorer.parameters(), args.max_grad_norm or math.inf)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(trained, args.max_grad_norm or math.inf)
     stats["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     if not stats["skipped"]:
@@ -117,7 +118,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
     optimizer = make_optimizer(args, actor)
     schedule = make_schedule(args, optimizer)
     stream = PromptStream(task.sizes, args.seed, args.stage2_step, args.history_resampling)
-    reference = reference_of(args, task, device)
+    reference = reference_of(args, task, device, actor)
     progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0, **progress}
     saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
     step = start = saver.restore() if args.resume else 0
@@ -166,6 +167,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         new = score(args, scorer, policy, mini.rollout, entropy=True)
         record = metrics.batch_record(args, step, task, parts, updates, batch, mini, new, clock)
         record["lr"] = schedule.get_last_lr()[0]
+        record["bytes_offloaded"] = optimizer.moved() if args.optimizer_offload else None
         progress["verifier_errors"] += sum(processes.gather(task.new_errors()))
         record["verifier_errors"] = progress["verifier_errors"]
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
@@ -198,7 +200,7 @@ def run_script(args):
     with run.run_folder(args) as folder:
         _, saved = processes.on_first(lambda: run.newest(folder)) if args.resume else (0, None)
         metrics.say(metrics.plan(args, folder, task, device))
-        policy, tokenizer = load_policy(args, task, device, saved)
+        policy, tokenizer = trained_policy(args, task, device, saved)
         metrics.say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
         set_seed(args.seed)  # the same critic whether there was a cold start just now or not
         actor = Actor(policy, args).to(device)
@@ -213,6 +215,7 @@ def run_script(args):
             metrics.say(f"stopped after batch {step} and saved; the same command with --output_dir "
                         f"{folder} --resume goes on")
             raise SystemExit(130)
+        write_merged(args, task, policy, tokenizer, folder)
         after = held_out(args, actor, tokenizer, task)
         metrics.report(args, folder, task, progress["before"], after, time.perf_counter() - began)
     processes.stop()

@@ -1,29 +1,35 @@
-"""Memory: the log-prob and update passes against the vocabulary, and the estimate of plumbing/memory.py against measured peaks.
+"""Memory: log-prob and update passes against the vocabulary, and plumbing/memory.py's estimate
+against peaks that a CPU measured and a simulated GPU counted.
 
-    python benchmarks/memory.py            # --quick: only the shortest response; TRL's column needs pip install trl==1.16.0
+    python benchmarks/memory.py            # --quick: only the shortest response and one model
+                                           # TRL's column needs pip install trl==1.16.0
 
-Peaks are the CPU allocator's, as torch's profiler records every allocation: what the pass added to what was there before it.
-The first table: a backbone of width 64, so that the logits are nearly everything, with Qwen's vocabulary of 151,936 tokens.
-`ours`: the LM head in row chunks whose backward computes them again. `at once`: the same code with all logits in one tensor.
+Measured peaks are the CPU allocator's, as torch's profiler records every allocation: what the pass
+added to what was there before it. The first table: a backbone of width 64, so that the logits are
+nearly everything, with Qwen's vocabulary of 151,936 tokens. `ours`: the LM head in row chunks whose
+backward computes them again. `at once`: the same code with all logits in one tensor.
+Simulated peaks: tests/gpu/simulate_memory.py, no GPU needed (g++, once).
 """
 
 import argparse
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "9")               # the profiler's own log
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's own log
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
+from plumbing.fast import response_logp  # noqa: E402
+from plumbing.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
+from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402
-from plumbing import fast  # noqa: E402
-from plumbing.memory import Work, footprint, table  # noqa: E402
-from rollout import Rollout, response_logp  # noqa: E402
 
 MB = 2 ** 20
 
@@ -50,19 +56,20 @@ def peak_bytes(work, device=torch.device("cpu")):
 def random_model(kind, D, L, H, H_kv, ffn, V, **more):
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(
-        kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv, head_dim=D // H, intermediate_size=ffn, vocab_size=V,
-        tie_word_embeddings=False, **more))
+        kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
+        head_dim=D // H, intermediate_size=ffn, vocab_size=V, tie_word_embeddings=False, **more))
 
 
 def random_rollout(V, prompts, group, P, T):
     generator = torch.Generator().manual_seed(0)
     ids = lambda *shape: torch.randint(0, V, shape, generator=generator)
     B = prompts * group
-    return Rollout(ids(prompts, P), torch.ones(prompts, P, dtype=torch.bool), ids(B, T), torch.ones(B, T, dtype=torch.bool), torch.zeros(B, T),
+    seen, mask = torch.ones(prompts, P, dtype=torch.bool), torch.ones(B, T, dtype=torch.bool)
+    return Rollout(ids(prompts, P), seen, ids(B, T), mask, torch.zeros(B, T),
                    torch.zeros(B, dtype=torch.bool), [""] * B, group)
 
 
-# ----------------------------------------------------------------------------------------------- against the vocabulary
+# ------------------------------------------------------------------------ against the vocabulary
 
 def passes(logp_of, model):
     """Peaks in MB of a log-prob pass without gradient and of a forward and backward."""
@@ -77,7 +84,7 @@ def passes(logp_of, model):
 
 
 def vocabulary(lengths, V=151936):
-    """{T: {side: (log-prob pass, update) in MB}}; a side that would need more than the free memory is left out."""
+    """{T: {side: (log-prob pass, update) in MB}}, without sides that would need too much memory."""
     try:
         from trl.trainer.utils import add_fused_lm_head
     except ImportError:
@@ -90,9 +97,11 @@ def vocabulary(lengths, V=151936):
         labels[:, :16] = -100
         sides = {"ours": lambda m: response_logp(m, rollout, entropy=False).logp}
         if 4 * T * V * 4 < free_bytes() / 2:
-            sides["at once"] = lambda m: response_logp(m, rollout, entropy=False, max_logits=2 ** 62).logp
+            sides["at once"] = lambda m: response_logp(m, rollout, entropy=False,
+                                                       max_logits=2 ** 62).logp
         if add_fused_lm_head:
-            sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels, fused_lm_head=True).log_probs
+            sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
+                                       labels=labels, fused_lm_head=True).log_probs
         found[T] = {}
         for name, logp_of in sides.items():
             model = random_model("qwen2", 64, 1, 4, 4, 128, V)
@@ -106,37 +115,96 @@ def free_bytes():
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# ------------------------------------------------------------------------------------------- the estimate and the measure
+# ------------------------------------------------------------------- the estimate and the measure
 
+SHAPE = ("qwen2", 128, 6, 4, 2, 512, 512)
+WORK = Work(2, 8, 32, 96, 16, padded=False)
 CHECKS = {   # (model, work): small enough for a CPU, dominated by different things
-    "dense, activations": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16)),
     "dense, vocabulary": (("llama", 64, 2, 4, 4, 128, 49152), Work(1, 4, 16, 128, 4)),
     "dense, weights": (("llama", 512, 4, 8, 8, 2048, 2048), Work(1, 4, 16, 16, 4)),
-    "dense, plain path": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16, share_prompt=False)),
-    "dense, checkpointing": (("qwen2", 128, 6, 4, 2, 512, 512), Work(2, 8, 32, 96, 16, gradient_checkpointing=True)),
+    "dense, plain path": (SHAPE, Work(2, 8, 32, 96, 16, plain=True, padded=False)),
+    "dense, checkpointing": (SHAPE, Work(2, 8, 32, 96, 16, gradient_checkpointing=True,
+                                         padded=False)),
     "MoE, 8 experts top-2": (("qwen3_moe", 96, 4, 4, 4, 192, 64), Work(4, 8, 24, 48, 32)),
 }
 
 
 def measured(shape, work):
     """(measured, estimated) peak in bytes of an update, weights and AdamW included."""
-    more = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=shape[1], decoder_sparse_step=1, norm_topk_prob=True) \
-        if shape[0] == "qwen3_moe" else {}
+    more = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=shape[1],
+                decoder_sparse_step=1, norm_topk_prob=True) if shape[0] == "qwen3_moe" else {}
     model = random_model(*shape, **more).train()
     if work.gradient_checkpointing:
         model.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    rollout = random_rollout(shape[-1], work.rows // work.group_size, work.group_size, work.prompt_tokens, work.new_tokens)
+    rollout = random_rollout(shape[-1], work.rows // work.group_size, work.group_size,
+                             work.prompt_tokens, work.new_tokens)
+    way = plain.response_logp if work.plain else response_logp
 
     def update():
-        (fast if work.share_prompt else plain).response_logp(model, rollout, entropy=False).logp.sum().backward()
+        way(model, rollout, entropy=False).logp.sum().backward()
         optimizer.step()
 
-    update()                                                 # AdamW's moments exist from the first step on
+    update()                                     # AdamW's moments exist from the first step on
     optimizer.zero_grad()
     parameters = sum(p.numel() for p in model.parameters())
     estimate = footprint(model.config, parameters, work)
     return 12 * parameters + peak_bytes(update), estimate["state"] + estimate["updating"]
+
+
+# ---------------------------------------------------------------------- a GPU that is not there
+
+# name: (model type, hidden, layers, heads, key-value heads, feed-forward, vocabulary)
+MODELS = {"SmolLM2 135M": ("llama", 576, 30, 9, 3, 1536, 49152),
+          "Qwen 0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936),
+          "Qwen3 0.6B": ("qwen3", 1024, 28, 16, 8, 3072, 151936),
+          "Qwen 1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151936),
+          "Qwen 3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
+WAYS = {"full": {}, "checkpointing": {"gradient_checkpointing": True}, "LoRA": {"state": "lora"},
+        "offload": {"state": "offload"}}
+
+
+def named(name):
+    """The config of a row of MODELS."""
+    kind, D, L, H, H_kv, F, V = MODELS[name]
+    return AutoConfig.for_model(
+        kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
+        head_dim=128 if kind == "qwen3" else D // H, intermediate_size=F, vocab_size=V,
+        tie_word_embeddings=True, max_position_embeddings=4096)
+
+
+def simulated(cases):
+    """[{"model", ..., "peak", "estimate"} in bytes] of cases as simulate_memory.py takes them."""
+    script = ROOT / "tests" / "gpu" / "simulate_memory.py"
+    done = subprocess.run([sys.executable, script, json.dumps(cases)], capture_output=True,
+                          text=True)
+    if done.returncode:
+        raise RuntimeError(f"{script.name}: {done.stderr.strip().splitlines()[-1]}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def fits_table(error):
+    """What fits where, as lines of text. error: largest relative one, of simulated peaks."""
+    sizes = (8, 16, 24, 80)
+    lines = ["rows per micro-batch that fit: 8 queries x 8 responses, 512 + 512 tokens, bfloat16",
+             "(GC: only with --gradient_checkpointing; -: not even one row). Computed, no GPU was",
+             f"there; simulated peaks of these models differ by at most {error:.0%}.", "",
+             f"{'':14}{'':22}{'state':>9}" + "".join(f"{f'{gb} GB':>8}" for gb in sizes)]
+    for name in MODELS:
+        config = named(name)
+        parameters = parameters_of(config)
+        for way, state in (("full fine-tuning", "full"), ("--use_peft", "lora"),
+                           ("--optimizer_offload", "offload")):
+            work = Work(8, 8, 512, 512, 32, bf16=True, state=state, max_logits=2 ** 26)
+            again = Work(**{**vars(work), "gradient_checkpointing": True})
+            held = footprint(config, parameters, work)["state"] / GB
+            cells = []
+            for gb in sizes:
+                rows, most = (fits(config, parameters, w, gb * GB) for w in (work, again))
+                cells.append(str(rows) if rows else f"{most} GC" if most else "-")
+            title = name if state == "full" else ""
+            lines.append(f"{title:14}{way:22}{held:6.1f} GB" + "".join(f"{c:>8}" for c in cells))
+    return lines
 
 
 def write_json(path, result):
@@ -146,21 +214,39 @@ def write_json(path, result):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="only the shortest response")
-    parser.add_argument("--json", default="results/memory.json", help="where the numbers go (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="the shortest response, one model")
+    parser.add_argument("--json", default="results/memory.json",
+                        help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     result = {"vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096)), "estimate": {}}
     print("peak memory in MB, one response of T tokens, vocabulary 151,936\n")
-    print(f"{'T':>6}  {'log-probs:  ours':>16} {'at once':>8} {'TRL':>6}   {'update:  ours':>14} {'at once':>8} {'TRL':>6}")
+    print(f"{'T':>6}  {'log-probs:  ours':>16} {'at once':>8} {'TRL':>6}   {'update:  ours':>14} "
+          f"{'at once':>8} {'TRL':>6}")
     for T, sides in result["vocabulary"].items():
         cell = lambda name, i: f"{sides[name][i]:,}" if name in sides else "-"
-        print(f"{T:6}  {cell('ours', 0):>16} {cell('at once', 0):>8} {cell('trl', 0):>6}   {cell('ours', 1):>14} {cell('at once', 1):>8} {cell('trl', 1):>6}")
-    print(f"\n{'the estimate against measured peaks of an update':50}{'measured':>10}{'estimated':>11}{'ratio':>7}")
+        print(f"{T:6}  {cell('ours', 0):>16} {cell('at once', 0):>8} {cell('trl', 0):>6}   "
+              f"{cell('ours', 1):>14} {cell('at once', 1):>8} {cell('trl', 1):>6}")
+    print(f"\n{'against measured peaks of an update':50}{'measured':>10}{'estimated':>11}"
+          f"{'ratio':>7}")
     for name, (shape, work) in CHECKS.items():
         real, estimate = measured(shape, work)
-        result["estimate"][name] = {"measured_mb": round(real / MB, 1), "estimated_mb": round(estimate / MB, 1)}
+        result["estimate"][name] = {"measured_mb": round(real / MB, 1),
+                                    "estimated_mb": round(estimate / MB, 1)}
         print(f"  {name:48}{real / MB:7.1f} MB{estimate / MB:8.1f} MB{estimate / real:7.2f}")
-    print("\n" + table())
+    models = list(MODELS)[:1] if args.quick else MODELS
+    cases = [{"model": m, "way": way, "rows": 8, **more, **({} if way == "full" else {"layers": 6})}
+             for m in models for way, more in WAYS.items()]  # fewer layers: a fifth of the time
+    found = simulated(cases)
+    result["simulated"] = found
+    print(f"\n{'against simulated peaks, 8 rows of 512 + 512 tokens':50}{'simulated':>10}"
+          f"{'estimated':>11}{'ratio':>7}")
+    for r in found:
+        peak, estimate = r["peak"] / GB, r["estimate"] / GB
+        print(f"  {r['model'] + ', ' + r['way']:48}{peak:7.2f} GB{estimate:8.2f} GB"
+              f"{estimate / peak:7.2f}")
+    error = max(abs(r["estimate"] / r["peak"] - 1) for r in found)
+    result["fits"] = fits_table(error)
+    print("\n" + "\n".join(result["fits"]))
     write_json(args.json, result)
     print(f"\nnumbers: {args.json}")
 

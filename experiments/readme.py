@@ -19,7 +19,6 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.run_claims import GROUPS                                               # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
-from plumbing import memory as footprint                                                # noqa: E402
 from plumbing.arguments import PRESETS                                                  # noqa: E402
 from plumbing.trl import TRL_LOSS                                                       # noqa: E402
 
@@ -284,8 +283,7 @@ def memory():
                    "update: ours", "all logits at once", "TRL"), *rows)
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
             "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/memory.py` (`python -m plumbing.memory` prints it):\n\n```\n"
-            + footprint.table() + "\n```\n\n"
+            "`plumbing/memory.py`:\n\n```\n" + "\n".join(found["fits"]) + "\n```\n\n"
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 

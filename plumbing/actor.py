@@ -1,6 +1,5 @@
 """What is trained, the policy and its critic, and the copy of it that samples."""
 
-import copy
 import math
 from contextlib import nullcontext
 from functools import lru_cache
@@ -11,7 +10,9 @@ from torch import nn
 
 import rollout
 from advantages import ValueHead
-from plumbing import fast
+from plumbing import fast, processes
+from plumbing.adapters import Frozen, adapted_layers, add_adapters, merged, named_adapters
+from plumbing.offload import HostAdamW, halve_matrices
 from plumbing.policy import load_policy
 from routes import Routes, record_routes
 
@@ -30,6 +31,7 @@ class Actor(nn.Module):
     def __init__(self, policy, args):
         super().__init__()
         self.policy, self.bf16 = policy, args.bf16
+        self.halved = halves(args)
         self.critic = ValueHead(policy.config.hidden_size) if args.advantage == "gae" else None
         self.response_logp = rollout.response_logp if args.plain else fast.response_logp
         self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
@@ -59,11 +61,45 @@ def checkpoint_layers(policy):
     return layers
 
 
+def halves(args):
+    """Whether matrices are held in bfloat16: those that are frozen, or have masters on the host."""
+    return args.bf16 and (args.use_peft or args.optimizer_offload)
+
+
+def trained_policy(args, task, device, folder=None):
+    """(policy, tokenizer): load_policy's, made ready for training; folder: a checkpoint of ours.
+
+    With --use_peft base weights come from where the run began, adapters from `folder`.
+    """
+    policy, tokenizer = load_policy(args, task, device, None if args.use_peft else folder)
+    if args.use_peft:
+        add_adapters(policy, args, folder).to(device)
+    if halves(args):
+        halve_matrices(policy, masters=args.optimizer_offload)
+    return policy, tokenizer
+
+
+def write_merged(args, task, policy, tokenizer, folder):
+    """What --merge leaves: a plain float32 checkpoint, adapters added to weights as once read."""
+    if not args.merge or processes.rank():
+        return
+    plain, _ = load_policy(args, task, torch.device("cpu"))
+    add_adapters(plain, args)
+    for own, trained in zip(named_adapters(plain).values(), named_adapters(policy).values()):
+        own.data.copy_(trained)
+    merged(plain).save_pretrained(folder / "merged")
+    tokenizer.save_pretrained(folder / "merged")
+
+
 def make_optimizer(args, actor):
+    parameters = [p for p in actor.parameters() if p.requires_grad]
     if args.optim == "sgd":
-        return torch.optim.SGD(actor.parameters(), args.learning_rate)
-    return torch.optim.AdamW(actor.parameters(), args.learning_rate, betas=(0.9, 0.95),
-                             weight_decay=0.0, fused=True)
+        return torch.optim.SGD(parameters, args.learning_rate)
+    if args.optimizer_offload and processes.world() > 1:
+        raise ValueError("--optimizer_offload serves one process: its gradients leave the device "
+                         "before they could be added up; use --shard")
+    kind = HostAdamW if args.optimizer_offload else torch.optim.AdamW
+    return kind(parameters, lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
 
 def make_schedule(args, optimizer):
@@ -82,10 +118,12 @@ def make_schedule(args, optimizer):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
-def reference_of(args, task, device):
-    """The frozen starting policy that --beta holds on to, or None."""
+def reference_of(args, task, device, actor):
+    """The frozen starting policy of --beta, or None. Of adapters: the same model without them."""
     if not args.beta:
         return None
+    if args.use_peft:
+        return Frozen(actor)
     return Actor(load_policy(args, task, device)[0], args).to(device).requires_grad_(False)
 
 
@@ -93,21 +131,18 @@ def sampling_copy(policy, dtype, keep=False):
     """The policy that samples: itself in float32, or a copy as an inference engine holds it,
     rounded as `dtype` says. keep: into the copy of the last call, where compiled code looks for it.
     """
-    if dtype == "float32":
+    if dtype == "float32" and all(p.dtype == torch.float32 for p in policy.parameters()):
         return policy
-    copied = standing_copy(policy, dtype) if keep else copy_for(policy, dtype)
-    for new, old in zip(copied.parameters(), policy.parameters(), strict=True):
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float32  # of arithmetic, too
+    source = merged(policy, kind) if adapted_layers(policy) else policy
+    copied = standing_copy(policy, kind) if keep else source
+    copied = merged(policy, kind) if copied is policy else copied
+    for new, old in zip(copied.parameters(), source.parameters(), strict=True):
         new.data.copy_(rounded(old.data, dtype))
     return copied
 
 
-def copy_for(policy, dtype):
-    """bfloat16 is weights and arithmetic; other types are of weights, computed with in float32."""
-    copied = copy.deepcopy(policy)
-    return copied.to(torch.bfloat16) if dtype == "bfloat16" else copied
-
-
-standing_copy = lru_cache(maxsize=1)(copy_for)
+standing_copy = lru_cache(maxsize=1)(merged)
 
 
 def rounded(weight, dtype):

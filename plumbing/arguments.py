@@ -119,6 +119,13 @@ class Arguments:
     cold_start_steps: int = arg(320, "tiny MoE: supervised steps before RL", at_least=0)
     cold_start_learning_rate: float = arg(3e-3, "tiny MoE: their learning rate", above=0)
 
+    use_peft: bool = arg(False, "train LoRA adapters beside frozen weights (pip install peft)",
+                         section="adapters")
+    lora_r: int = arg(16, "their rank", at_least=1)
+    lora_alpha: int = arg(32, "their product counts lora_alpha / lora_r", at_least=1)
+    lora_target_modules: list[str] = arg([], "modules that get one; none: every linear layer")
+    merge: bool = arg(False, "at the end write output_dir/merged, a plain checkpoint")
+
     dataset_name: str | None = arg(None, "hub id, .jsonl, .json, .csv or .parquet file or "
                                    "reasoning_gym:NAME; none: a running sum", section="the task")
     test_dataset_name: str | None = arg(None, "held-out problems; none: the dataset's own split")
@@ -158,6 +165,7 @@ class Arguments:
     plain: bool = arg(False, "a row per response, nothing shared: to read and to compare with")
     bf16: bool | None = arg(None, "bfloat16 autocast; none: for a checkpoint on CUDA")
     torch_compile: bool = arg(False, "compile the token step of sampling")
+    optimizer_offload: bool = arg(False, "AdamW's numbers and float32 masters on the host")
     use_cpu: bool = arg(False, "stay on the CPU even if there is a GPU")
     shard: bool = arg(False, "with torchrun: FSDP2 instead of a replica per process")
 

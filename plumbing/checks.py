@@ -119,6 +119,13 @@ def check_combinations(args):
         ("torch_compile", args.torch_compile and args.shard,
          "cannot be combined with --shard: the gathered weights that sample lie elsewhere at every "
          "batch"),
+        *((name, getattr(args, name) and not args.use_peft, "needs --use_peft")
+          for name in ("merge", "lora_target_modules")),
+        *((name, getattr(args, name) and args.shard, "cannot be combined with --shard")
+          for name in ("use_peft", "optimizer_offload")),
+        ("optimizer_offload", args.optimizer_offload and (args.use_peft or args.optim == "sgd"),
+         "keeps the masters and moments of AdamW for trained weights: it does not go with "
+         "--use_peft or --optim sgd"),
         ("resume", args.resume and args.overwrite_output_dir,
          "contradicts --overwrite_output_dir: go on with the run, or replace it"),
         *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: which run?")

@@ -1,12 +1,12 @@
-"""Footprint: what a run needs of memory, computed before it is needed.
+"""Memory: what a run needs on its device, computed before it is needed.
 
-    weights + gradients + AdamW's two moments     16 bytes per parameter, always there
-    while sampling                                the keys and values of every row, one row of logits each
-    while updating                                what backward keeps of each token in each layer, and one chunk of logits
+    always            weights, gradients, AdamW's two moments: 16 bytes per parameter; in bfloat16
+                      with --use_peft or --optimizer_offload about 2 (plumbing/offload.py)
+    while sampling    the rounded copy; keys and values of every row; one row of logits each
+    while updating    what backward keeps of each token in each layer, and one chunk of logits
 
-The response's logits never exist at once (rollout.response_logp runs the LM head in chunks), so the vocabulary counts once per chunk and
-not once per token. Gradient checkpointing keeps one hidden state per token and layer and makes one layer again at a time.
-tests/test_fast_paths.py holds the sum against measured peaks on a CPU.
+benchmarks/memory.py makes the table of what fits where. Held against a simulated GPU's peaks by
+tests/test_gpu.py, against measured ones on a CPU by tests/test_fast_paths.py.
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rollout import MAX_LOGITS
 from plumbing.policy import tiny_config
 from plumbing.tasks import builtin_tokenizer
+from rollout import MAX_LOGITS
 
-GB = 1e9                                                     # as GPUs are sold
+GB = 1e9  # as GPUs are sold
 
 
 @dataclass
@@ -31,120 +31,129 @@ class Work:
     rows: int                    # responses per forward and backward
     bf16: bool = False
     gradient_checkpointing: bool = False
-    share_prompt: bool = True
+    plain: bool = False          # each row computes its own prompt
     reference: bool = False      # a frozen copy of the policy (--beta)
-
-
-def floats_per_token(config, keys):
-    """What backward keeps per token and layer, in numbers: (of the layer, of its attention's `keys` keys and values per token)."""
-    D, H, d, H_kv = shape(config)
-    E, K = getattr(config, "num_experts", 0) or 0, getattr(config, "num_experts_per_tok", 0) or 0
-    normed = "qwen3" in config.model_type                    # RMSNorm on queries and keys
-    norms = 6 * D                                            # of two RMSNorms: input, normed, scaled
-    attention = (4 if normed else 2) * H * d + (3 if normed else 0) * H_kv * d
-    feed_forward = K * (4 * config.moe_intermediate_size + 2 * D) + 3 * E if E else 4 * config.intermediate_size
-    return norms + attention + feed_forward, 2 * H_kv * d * keys
+    state: str = "full"          # or "lora" (--use_peft), "offload" (--optimizer_offload)
+    lora_r: int = 16
+    padded: bool = True          # prompts of unequal length: attention needs a mask
+    max_logits: int = MAX_LOGITS
 
 
 def footprint(config, parameters, work):
-    """Bytes by name, and the peaks of the two phases: {"state", "sampling", "updating", "peak", "logits", "activations"}.
+    """Bytes by name: "state" and, beyond it, "sampling" and "updating"; "peak" is the most at once.
 
     config: a transformers config. parameters: how many the policy has.
     """
-    D, H, d, H_kv = shape(config)
+    D, H, d, H_kv, F = shape(config)
     L, V, size = config.num_hidden_layers, config.vocab_size, 2 if work.bf16 else 4
-    state = 16 * parameters + (4 * parameters if work.reference else 0)
-    casts = 2 * parameters if work.bf16 else 0               # the copy that samples, then autocast's copies
+    head = V * D                                             # trained in float32, as embeddings are
+    matrices = parameters - head * (1 if config.tie_word_embeddings else 2)
+    held, cast = (2, 0) if work.bf16 and work.state != "full" else (4, 2 if work.bf16 else 0)
+    weights = held * matrices + 4 * (parameters - matrices)
+    lora = L * work.lora_r * (2 * D + 2 * H * d + 2 * D + 2 * H_kv * d + 3 * (D + F))
+    trained = {"full": parameters, "lora": lora, "offload": 0}[work.state]
+    reference = 4 * parameters if work.reference and work.state != "lora" else 0
+    state = weights + 12 * trained + (4 * lora if work.state == "lora" else 0) + reference
 
     B, P, T = work.prompts * work.group_size, work.prompt_tokens, work.new_tokens
-    cache = 2 * L * H_kv * d * B * (P + T + 32) * size
-    sampling = cache * (1 + 1 / L) + casts + 4 * B * V * 4
+    cache = 2 * L * H_kv * d * B * (P + T) * size
+    copy = 2 * parameters if work.bf16 else 0                # each weight rounded by itself
+    sampling = copy + cache * (1 + 2 / L) + 4 * B * V * 4
 
-    shared = work.share_prompt and not work.gradient_checkpointing
-    prompts = work.rows / work.group_size if shared else work.rows
-    tokens, response = prompts * P + work.rows * T, work.rows * T
-    layer, keys = floats_per_token(config, (P + T) / T if shared else 1)
-    one = (tokens * layer + response * keys) * size
-    activations = one + L * tokens * D * size if work.gradient_checkpointing else L * one
-    chunk = min(response, max(1, MAX_LOGITS // V))
-    logits = 3 * chunk * V * 4 + (2 * response * D * 4)      # logits, their softmax, the gradient; the hidden states that predict
-    updating = activations + logits + casts
-    return {"state": state, "sampling": sampling, "updating": updating, "peak": state + max(sampling, updating), "logits": logits,
-            "activations": activations}
+    alone = work.plain or work.gradient_checkpointing        # a row computes its prompt itself
+    tokens = work.rows * (P + T) if alone else work.rows / work.group_size * P + work.rows * T
+    response = work.rows * T
+    one = layer_bytes(config, work, tokens, response, alone)
+    again = work.gradient_checkpointing
+    activations = one + 4 * L * tokens * D if again else L * one
+    chunk = min(response, max(1, work.max_logits // V))
+    of_head = 0 if work.state == "lora" else (2 if response > chunk else 1) * 4 * head
+    logits = 3 * 4 * chunk * V + 2 * 4 * response * D        # softmax, two gradients; hidden states
+    backward = 3 * size * tokens * F                         # gradients inside one layer
+    updating = activations + cast * matrices + max(logits + of_head, backward + of_head / 2)
+    return {"state": state, "sampling": sampling, "updating": updating,
+            "logits": logits, "activations": activations,
+            "peak": max(4 * parameters, state + max(sampling, updating))}       # as read, before
+
+
+def layer_bytes(config, work, tokens, response, alone):
+    """What backward keeps of `tokens` tokens in one layer, in bytes."""
+    D, H, d, H_kv, F = shape(config)
+    size, frozen = 2 if work.bf16 else 4, work.state == "lora"
+    E, K = getattr(config, "num_experts", 0) or 0, getattr(config, "num_experts_per_tok", 0) or 0
+    norms = 2 * (4 + (0 if frozen else 4)) * D  # float32 also under autocast: input, normed
+    inputs = 5 * 2 * D if work.bf16 else 2 * 4 * D  # of linear layers; autocast casts each anew
+    attention = 2 * H * d * size                             # queries, outputs
+    if "qwen3" in config.model_type:                         # RMSNorm on queries and keys
+        attention += (6 if work.bf16 else 8) * (H + H_kv) * d
+    dense = 4 * F * size
+    experts = K * (4 * config.moe_intermediate_size + 2 * D) * size + 3 * E * 4 if E else 0
+    C = work.prompt_tokens + work.new_tokens                 # keys that a response token sees
+    masked = work.padded or not alone                        # then keys are repeated for every head
+    keys = 2 * (H if masked else H_kv) * d * size
+    own = tokens if alone else response / work.new_tokens * C + tokens - response
+    rows = (own if alone else response) / (C if alone else work.new_tokens)
+    mask = rows * (C if alone else work.new_tokens) * C * size if masked else 0
+    return tokens * (norms + inputs + attention + (experts or dense)) + own * keys + mask
 
 
 def shape(config):
+    """(hidden, heads, width of a head, key-value heads, feed-forward)"""
     H = config.num_attention_heads
-    return config.hidden_size, H, getattr(config, "head_dim", None) or config.hidden_size // H, config.num_key_value_heads
+    d = getattr(config, "head_dim", None) or config.hidden_size // H
+    return config.hidden_size, H, d, config.num_key_value_heads, config.intermediate_size
 
 
 def work_of(args, prompt_tokens):
     """What a run of train.py asks for; prompt_tokens: its longest prompt."""
-    rows = args.micro_batch_size or args.prompts_per_step // args.steps_per_generation * args.num_generations
-    return Work(args.prompts_per_step, args.num_generations, prompt_tokens, args.max_completion_length or 256, rows, bool(args.bf16),
-                args.gradient_checkpointing, not args.plain, bool(args.beta))
+    prompts = args.prompts_per_step // args.steps_per_generation
+    state = "lora" if args.use_peft else "offload" if args.optimizer_offload else "full"
+    return Work(args.prompts_per_step, args.num_generations, prompt_tokens,
+                args.max_completion_length or 256,
+                args.micro_batch_size or prompts * args.num_generations, bool(args.bf16),
+                args.gradient_checkpointing, args.plain, bool(args.beta), state, args.lora_r)
 
 
 def fits(config, parameters, work, capacity):
-    """The largest micro-batch of at most work.rows rows that fits into `capacity` bytes, halving; 0 if not even one row does."""
+    """The largest micro-batch that fits into `capacity` bytes, halving work.rows; or 0."""
     rows = work.rows
-    while rows and footprint(config, parameters, replace(work, rows=rows))["peak"] > 0.9 * capacity:   # the rest: fragments
-        rows //= 2
+    while rows and footprint(config, parameters, replace(work, rows=rows))["peak"] > 0.9 * capacity:
+        rows //= 2                                           # the tenth that is left: fragments
     return rows
 
 
 def advice(args, capacity):
-    """After an out-of-memory error: one line that names the flags to lower, and values that should fit into `capacity` bytes."""
+    """After an out-of-memory error: one line that names the flags to change, and values that should
+    fit into `capacity` bytes."""
     config, parameters = known_model(args.model_name_or_path, args)
-    work = work_of(args, args.max_prompt_length if args.model_name_or_path else 2 * args.max_terms)
-    need = footprint(config, parameters, work)
-    line = (f"out of GPU memory: about {need['peak'] / GB:.1f} GB needed of {capacity / GB:.1f} (weights and AdamW {need['state'] / GB:.1f}, "
-            f"sampling {need['sampling'] / GB:.1f}, an update {need['updating'] / GB:.1f}): ")
-    if need["state"] > 0.9 * capacity:
-        return line + "take a smaller model, or --shard over several GPUs"
-    if need["state"] + need["sampling"] > 0.9 * capacity:
+    prompt_tokens = args.max_prompt_length if args.model_name_or_path else 2 * args.max_terms
+    work, room = work_of(args, prompt_tokens), 0.9 * capacity
+    need = {name: value / GB for name, value in footprint(config, parameters, work).items()}
+    line = (f"out of GPU memory: about {need['peak']:.1f} GB needed of {capacity / GB:.1f} "
+            f"(weights and optimiser {need['state']:.1f}, sampling {need['sampling']:.1f}, an "
+            f"update {need['updating']:.1f}): ")
+    if need["state"] * GB > room:
+        less = " --optimizer_offload or --use_peft," if work.state == "full" and work.bf16 else ""
+        return line + f"try{less} a smaller model, or --shard over several GPUs"
+    if (need["state"] + need["sampling"]) * GB > room:
         return line + "lower --prompts_per_step, --num_generations or --max_completion_length"
+    shorter = f"lower --max_completion_length (now {work.new_tokens})"
     for flag in ("", " --gradient_checkpointing"):
-        rows = fits(config, parameters, replace(work, gradient_checkpointing=bool(flag) or work.gradient_checkpointing), capacity)
-        if rows:
-            rows = rows if rows < work.rows or flag else max(1, rows // 2)                   # the estimate was too low: halve it
-            return line + f"try --micro_batch_size {rows}{flag}, or lower --max_completion_length (now {work.new_tokens})"
-    return line + f"lower --max_completion_length (now {work.new_tokens}), or take a smaller model"
+        again = replace(work, gradient_checkpointing=bool(flag) or work.gradient_checkpointing)
+        rows = fits(config, parameters, again, capacity)
+        if rows:  # as many as now: the estimate was too low
+            rows = rows if rows < work.rows or flag else max(1, rows // 2)
+            return line + f"try --micro_batch_size {rows}{flag}, or {shorter}"
+    return line + f"{shorter}, or take a smaller model"
 
 
-# name: (model type, hidden, layers, heads, key-value heads, feed-forward, vocabulary)
-MODELS = {"SmolLM2 135M": ("llama", 576, 30, 9, 3, 1536, 49152), "Qwen 0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936),
-          "Qwen 1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151936), "Qwen 3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
+def known_model(name, args):
+    """(config, number of parameters) of a checkpoint, or (None) of the tiny MoE of `args`."""
+    config = AutoConfig.from_pretrained(name) if name else tiny_config(args, builtin_tokenizer())
+    return config, parameters_of(config)
 
 
-def known_model(name, args=None):
-    """(config, number of parameters) of a row of MODELS, a checkpoint, or (None) the tiny MoE of `args`; nothing is allocated."""
-    if name in MODELS:
-        kind, D, L, H, H_kv, F, V = MODELS[name]
-        config = AutoConfig.for_model(kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
-                                      intermediate_size=F, vocab_size=V, tie_word_embeddings=True)
-    else:
-        config = tiny_config(args, builtin_tokenizer()) if name is None else AutoConfig.from_pretrained(name)
+def parameters_of(config):
+    """How many parameters a model of this config has; nothing is allocated."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return config, sum(p.numel() for p in model.parameters())
-
-
-def table():
-    """What fits where, as text."""
-    sizes = (8, 16, 24, 80)
-    lines = ["rows per micro-batch that fit: 8 queries x 8 responses, 512 + 512 tokens, bfloat16 autocast over float32 weights, AdamW",
-             "(GC: only with --gradient_checkpointing; -: not even one row). Computed, not measured.", "",
-             f"{'':14}{'parameters':>12}{'state':>10}" + "".join(f"{f'{gb} GB':>10}" for gb in sizes)]
-    for name in MODELS:
-        config, parameters = known_model(name)
-        cells = []
-        for gb in sizes:
-            rows, again = (fits(config, parameters, Work(8, 8, 512, 512, 32, bf16=True, gradient_checkpointing=gc), gb * GB) for gc in (False, True))
-            cells.append(str(rows) if rows else f"{again} GC" if again else "-")
-        lines.append(f"{name:14}{parameters / 1e6:10.0f} M{16 * parameters / GB:7.1f} GB" + "".join(f"{cell:>10}" for cell in cells))
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())

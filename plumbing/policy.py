@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3M
 import rollout as plain
 from moe import TinyMoE
 from plumbing import fast, tasks
+from plumbing.adapters import add_adapters, base_of, is_adapter, merged
 from plumbing.run import write_text
 from rollout import Rollout, left_pad, response_logp
 from routes import (expert_share, has_routers, has_sigmoid, load_balancing_loss, record_routes,
@@ -46,6 +47,9 @@ def load_policy(args, task, device, folder=None):
     if name is None:
         return cold_start(args, task, device)
     name = str(name)
+    if is_adapter(name):
+        policy, tokenizer = load_policy(args, task, device, base_of(name))
+        return merged(add_adapters(policy, args, name)), tokenizer
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -55,6 +59,7 @@ def load_policy(args, task, device, folder=None):
         raise ValueError(f"--model_name_or_path {name} cannot be loaded: {words[:300]}") from None
 
     policy = policy.float().to(device).eval()
+    policy.name_or_path = name
     try:
         check_length(policy.config, args)
         check_log_probs(policy, tokenizer)
@@ -193,10 +198,13 @@ def cold_start(args, task, device):
                   problems=digest(task.train))  # and their order
     folder = CACHE / digest(recipe)[:12]
     if folder.is_dir():
-        return TinyMoE.from_pretrained(folder).to(device), tokenizer
+        policy = TinyMoE.from_pretrained(folder).to(device)
+        policy.name_or_path = str(folder.resolve())
+        return policy, tokenizer
 
     torch.manual_seed(args.seed)
     policy = TinyMoE(config).to(device)
+    policy.name_or_path = str(folder.resolve())
     supervise(policy, tokenizer, task, args)
     passed = share_right(policy, tokenizer, task)
     if passed < MUST_PASS:

@@ -17,7 +17,7 @@ import random
 import shutil
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,6 +27,7 @@ import transformers
 from safetensors import SafetensorError
 
 from plumbing import processes
+from plumbing.adapters import save_policy
 
 try:
     import fcntl
@@ -200,7 +201,7 @@ class Saver:
         """Write the checkpoint of the marked batch. Every process takes part, the first writes."""
         marked, self.marked = self.marked, None              # a write that fails is not tried again
         state = marked | processes.whole_state(self.actor, self.optimizer, self.shard)
-        with processes.gathered(self.actor) as policy:
+        with processes.gathered(self.actor) as policy, self.in_full():
             processes.on_first(lambda: save(self.folder, state["step"], policy, self.tokenizer,
                                             state))
 
@@ -220,6 +221,10 @@ class Saver:
             self.progress.update(state["progress"])
             self.mark(step)
         return step
+
+    def in_full(self):
+        """The weights as precise as the optimiser holds them (plumbing/offload.py)."""
+        return getattr(self.optimizer, "masters_shown", nullcontext)()
 
     def __enter__(self):
         return self
@@ -241,7 +246,8 @@ class Saver:
             return
         state = self.marked | processes.whole_state(self.actor, self.optimizer, self.shard)
         half = self.schedule.state_dict() != self.marked["schedule"]
-        save(self.folder, step, self.actor.policy, self.tokenizer, state)
+        with self.in_full():
+            save(self.folder, step, self.actor.policy, self.tokenizer, state)
         print(f"\nan error in batch {step + 1}: saved {self.folder}/checkpoints/step_{step} first"
               f"{', with the updates this batch had made' * half}; --resume goes on from there")
 
@@ -292,7 +298,7 @@ def save(run, step, policy, tokenizer, state):
         with naming(f"{folder} (the last whole checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            policy.save_pretrained(partial)
+            save_policy(policy, partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / "state.pt")
             for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:

@@ -4,6 +4,7 @@ References: transformers' own cache and logits; the CPU allocator's peak. Shared
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import rollout
 import train
 from plumbing.arguments import parse
-from plumbing.memory import Work, advice, fits, footprint, known_model, table
+from plumbing.memory import Work, advice, fits, footprint, parameters_of
 from losses import policy_loss
 from plumbing import fast
 from plumbing.fast import response_logp, sample
@@ -70,21 +71,23 @@ def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatc
     assert peaks[1] - peaks[0] < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
 
 
-@pytest.mark.parametrize("name", ["dense, vocabulary", "dense, plain path", "dense, checkpointing", "MoE, 8 experts top-2"])
+@pytest.mark.parametrize("name", memory.CHECKS)
 def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name):
     measured, estimated = memory.measured(*memory.CHECKS[name])
     assert 0.8 * measured < estimated < 1.2 * measured
 
 
 def test_the_estimate_grows_where_memory_grows():
-    config, parameters = known_model("Qwen 0.5B")
-    peak = lambda **change: footprint(config, parameters, Work(**{**vars(Work(8, 8, 512, 512, 32)), **change}))["peak"]
+    config, work = memory.named("Qwen 0.5B"), Work(8, 8, 512, 512, 32)
+    parameters = parameters_of(config)
+    peak = lambda **change: footprint(config, parameters, replace(work, **change))["peak"]
     assert peak() > peak(rows=16) > peak(rows=16, gradient_checkpointing=True)
     assert peak(new_tokens=1024) > peak() > peak(bf16=True)
-    assert peak(share_prompt=False) > peak() and peak(reference=True) - peak() == 4 * parameters
-    rows = fits(config, parameters, Work(8, 8, 512, 512, 32), 80e9)
+    assert peak(plain=True) > peak() and peak(reference=True) - peak() == 4 * parameters
+    assert peak(bf16=True) > peak(bf16=True, state="offload") > peak(bf16=True, state="lora")
+    rows = fits(config, parameters, work, 80e9)
     assert rows and peak(rows=rows) < 80e9
-    assert "80 GB" in table()
+    assert sum("80 GB" in line for line in memory.fits_table(0.1)) == 1
 
 
 @pytest.mark.parametrize("flags, capacity, wanted", [

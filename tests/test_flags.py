@@ -118,6 +118,12 @@ EFFECTS = {
     "cold_start_steps": (NEW, "1", "2", last("entropy")),
     "cold_start_learning_rate": (NEW, None, "0.01", last("entropy")),
 
+    "use_peft": (ONE, None, "true", last("grad_norm")),
+    "lora_r": (f"{ONE} --use_peft", None, "2", last("grad_norm")),
+    "lora_alpha": (f"{ONE} --use_peft", None, "8", last("grad_norm")),
+    "lora_target_modules": (f"{ONE} --use_peft", None, "q_proj", last("grad_norm")),
+    "merge": (f"{ONE} --use_peft", None, "true", lambda seen: "merged/config.json" in seen.files),
+
     "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
     "test_dataset_name": (f"{DATA} --eval_samples 1", "b.jsonl", "c.jsonl",
                           lambda seen: seen.forwards),
@@ -149,6 +155,7 @@ EFFECTS = {
     "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),
     "plain": (ONE, None, "true", lambda seen: seen.trained()),
     "bf16": (ONE, None, "true", last("perplexity_old")),
+    "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
     "torch_compile": (ONE, None, "true", last("compiled")),
     "use_cpu": (ONE, "true", "false", lambda seen: seen.out),
 

@@ -27,11 +27,11 @@ def unequal(a, b, where=""):
     return [] if a == b or a != a and b != b else [f"{where}: {a!r} and {b!r}"]
 
 
-def differences(one, other, step):
+def differences(one, other, step, weights="model.safetensors"):
     """What differs between two finished runs: weights file, state file, metrics, samples; also a step twice or missing."""
     found, folders = [], [Path(run) / "checkpoints" / f"step_{step}" for run in (one, other)]
-    if len({(folder / "model.safetensors").read_bytes() for folder in folders}) != 1:
-        found.append("model.safetensors")
+    if len({(folder / weights).read_bytes() for folder in folders}) != 1:
+        found.append(weights)
     found += unequal(*(torch.load(folder / "state.pt", weights_only=True) for folder in folders), "state.pt")
     found += unequal(metrics(one), metrics(other), "metrics.jsonl")
     if len({(Path(run) / "samples.jsonl").read_bytes() for run in (one, other)}) != 1:

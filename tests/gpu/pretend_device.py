@@ -1,0 +1,592 @@
+"""A GPU that is not there: torch code on a CPU-only build as if on cuda:0, and what a GPU would do.
+
+    from pretend_device import gpu            # BEFORE torch is imported; needs g++ once
+    with gpu:
+        with gpu.phase("name"):
+            ...
+    gpu.count["name"]["syncs"], gpu.peak["name"], gpu.sites["name"]
+
+Tensors on "cuda" are wrapper subclasses that say cuda:0, so that torch's own C++ (autograd engine,
+autocast, composite ops, Module.to, optimisers) takes its CUDA branches; a TorchDispatchMode
+computes their values on the CPU. It finds and counts, per phase:
+
+    device mismatch   RuntimeError where CUDA and CPU tensors meet (legal mixtures pass, as on CUDA)
+    launches          ops that start a kernel (LAUNCHES has those that start several; roughly right)
+    syncs             where the host waits: item, nonzero, boolean indices, copies; with file:line
+    bytes             read and written by those ops
+    peak              live bytes of CUDA storages, and the masks that attention converts; without
+                      the allocator's rounding, cuBLAS workspaces and fragments
+
+gpu.shapes = True moves floating-point tensors to "meta": only shapes are computed, so that an
+update of a 3 B model takes seconds and no memory; values that follow from weights are made up.
+Not covered: kernels' numerics and speed, torch.compile, CUDA graphs, several GPUs.
+"""
+
+import contextlib
+import ctypes
+import functools
+import getpass
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections import Counter, defaultdict
+from pathlib import Path
+
+assert "torch" not in sys.modules, "import pretend_device before torch: its hooks come first"
+
+
+def load_shim():
+    """Compile pretend_shim.cpp once per torch build, and load it before Python's part of torch."""
+    home = Path(importlib.util.find_spec("torch").origin).parent
+    source = Path(__file__).with_name("pretend_shim.cpp")
+    version = (home / "version.py").read_bytes()
+    mark = hashlib.sha256(source.read_bytes() + version).hexdigest()[:12]
+    built = Path(tempfile.gettempdir()) / f"pretend_shim-{getpass.getuser()}-{mark}.so"
+    if not built.exists():
+        partial = built.with_suffix(f".{os.getpid()}")
+        subprocess.run(["g++", "-O1", "-std=c++20", "-fPIC", "-shared", source,
+                        f"-I{home}/include", f"-L{home}/lib", "-lc10", "-ltorch_cpu",
+                        "-o", partial], check=True)
+        partial.rename(built)
+    ctypes.CDLL(str(home / "lib/libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
+
+
+load_shim()
+import torch  # noqa: E402
+import torch._dynamo  # noqa: E402,F401  asks at import what there is, before it is pretended
+import torch.nn.functional as F  # noqa: E402
+import torch.optim.optimizer  # noqa: E402,F401
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes  # noqa: E402
+
+aten, CUDA, CPU = torch.ops.aten, torch.device("cuda", 0), torch.device("cpu")
+
+# Kernels that an op starts on CUDA, where it is not 1 (from reading ATen; roughly right).
+LAUNCHES = {
+    "sort": 4, "topk": 3, "_unique2": 8, "unique_dim": 12, "nonzero": 3, "logsumexp": 4,
+    "masked_scatter": 3, "masked_scatter_": 3, "embedding_dense_backward": 4, "isin": 3,
+    "_index_put_impl_": 5, "_foreach_norm": 2,
+    **dict.fromkeys(["lift_fresh", "_unsafe_view", "empty", "new_empty", "empty_like",
+                     "empty_strided", "new_empty_strided", "set_", "alias", "detach_",
+                     "_local_scalar_dense", "sym_size", "resize_"], 0)}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+GATHERS = INDEXING | {"embedding", "index_select", "gather", "scatter", "scatter_", "searchsorted"}
+WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
+         "equal", "_local_scalar_dense"}
+STRICT = {"mm", "bmm", "addmm", "baddbmm", "cat", "stack", "index_select", "gather", "scatter",
+          "embedding", "searchsorted", "_grouped_mm", "isin"}  # not even 0-dim CPU tensors pass
+
+
+class Pretend(torch.Tensor):
+    """A tensor that says it is on cuda:0; its numbers are in .elem, on the CPU (or on meta)."""
+
+    @staticmethod
+    def __new__(cls, elem):
+        out = torch.Tensor._make_wrapper_subclass(
+            cls, elem.size(), strides=elem.stride(), storage_offset=elem.storage_offset(),
+            dtype=elem.dtype, layout=elem.layout, device=CUDA)
+        out.elem = elem
+        gpu.track(out)
+        return out
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return gpu.dispatch(func, args, kwargs or {})
+
+    def __repr__(self, **_):
+        return f"Pretend({list(self.shape)}, {self.dtype}, cuda:0)"
+
+    def on_host(self):
+        return self.elem if self.elem.device == CPU else torch.zeros(self.shape, dtype=self.dtype)
+
+    def tolist(self):
+        gpu.wait("tolist (D2H)")
+        return self.on_host().tolist()
+
+    def numpy(self, **_):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
+
+    def __array__(self, *_):
+        return self.numpy()
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            new = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                new = torch.nn.Parameter(new, self.requires_grad)
+            memo[id(self)] = new
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):                       # saved as a CPU tensor
+        gpu.wait("torch.save (D2H)")
+        return self.on_host().detach().__reduce_ex__(protocol)
+
+    def untyped_storage(self):
+        return self.elem.untyped_storage()
+
+    def data_ptr(self):
+        return self.elem.data_ptr()
+
+    @property
+    def data(self):
+        return self.detach()
+
+    @data.setter
+    def data(self, value):
+        torch.Tensor.data.__set__(self, value)
+        self.elem = value.elem
+
+
+def on_gpu(x):
+    return isinstance(x, Pretend)
+
+
+def leaves(x):
+    """The tensors in a nest of lists, tuples and dicts (torch's pytree is ten times slower)."""
+    if isinstance(x, torch.Tensor):
+        return [x]
+    parts = x if isinstance(x, (list, tuple)) else x.values() if isinstance(x, dict) else ()
+    nests = (torch.Tensor, list, tuple)
+    return [leaf for y in parts if isinstance(y, nests) for leaf in leaves(y)]
+
+
+def tree_map(change, x):
+    if isinstance(x, torch.Tensor):
+        return change(x)
+    if isinstance(x, (list, tuple)):
+        parts = [tree_map(change, y) for y in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+    return {k: tree_map(change, v) for k, v in x.items()} if isinstance(x, dict) else x
+
+
+def size(x):
+    return x.numel() * x.element_size()
+
+
+def in_engine():
+    """Whether autograd's own thread asks, and no Python code of a backward. The engine adds up what
+    flows into a node in place, but not for subclasses such as ours."""
+    frame, passed = sys._getframe(1), (__file__, "_compile.py", "eval_frame.py")
+    while frame and frame.f_code.co_filename.endswith(passed):
+        frame = frame.f_back
+    return frame is None
+
+
+class Gpu(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.sm, self.shapes, self.project, self.ready = 90, False, os.getcwd(), False
+        self.phases, self.live, self.now, self.lock = ["-"], {}, 0, threading.RLock()
+        self.reset()
+
+    def reset(self):
+        zero = lambda: defaultdict(Counter)
+        self.count, self.ops, self.sites = zero(), zero(), zero()
+        self.peak, self.calls = Counter(), Counter()
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        self.phases.append(name)
+        self.calls[name] += 1
+        self.peak[name] = max(self.peak[name], self.now)
+        try:
+            yield
+        finally:
+            self.phases.pop()
+
+    def site(self):
+        """file:line of the project that asked, and of transformers or the optimiser below it."""
+        frame, theirs = sys._getframe(1), None
+        while frame:
+            file = frame.f_code.co_filename
+            if file.startswith(self.project) and "pretend_device" not in file:
+                ours = f"{os.path.relpath(file, self.project)}:{frame.f_lineno}"
+                return ours if theirs is None else f"{ours} > {theirs}"
+            if theirs is None and any(x in file for x in ("transformers", "/optim/", "nn/utils")):
+                theirs = f"{'/'.join(file.split('/')[-2:])}:{frame.f_lineno}"
+            frame = frame.f_back
+        return theirs or "(autograd)"
+
+    def wait(self, why, n=1):
+        self.count[self.phases[-1]]["syncs"] += n
+        self.sites[self.phases[-1]][f"{why} @ {self.site()}"] += n
+
+    def track(self, wrapper):
+        storage = wrapper.elem.untyped_storage()
+        key, nbytes, name = storage._cdata, storage.nbytes(), self.phases[-1]
+        with self.lock:
+            if key not in self.live:
+                self.live[key] = [0, nbytes, set()]
+                self.now += nbytes
+                self.peak[name] = max(self.peak[name], self.now)
+            entry = self.live[key]
+            entry[0] += 1
+            entry[2].add(weakref.ref(wrapper, functools.partial(self.free, key)))
+
+    def free(self, key, ref):
+        with self.lock:
+            entry = self.live.get(key)
+            if entry and ref in entry[2]:
+                entry[2].discard(ref)
+                entry[0] -= 1
+                if entry[0] == 0:
+                    self.now -= entry[1]
+                    del self.live[key]
+
+    # -------------------------------------------------------------------------------- dispatch
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return self.dispatch(func, args, kwargs or {})
+
+    def dispatch(self, func, args, kwargs):
+        flat = leaves(args) + leaves(kwargs)
+        mine = [x for x in flat if on_gpu(x)]
+        device = kwargs.get("device")
+        device = None if device is None else torch.device(device)
+        if not mine and (device is None or device.type != "cuda"):
+            return func(*args, **kwargs)                     # all on the CPU
+        with _disable_current_modes():
+            name = func._schema.name.split("::")[1]
+            return self.run(func, name, args, dict(kwargs), flat, mine, device)
+
+    def run(self, func, name, args, kwargs, flat, mine, device):
+        if name == "_to_copy":
+            return self.to_copy(args[0], kwargs, device)
+        if name == "copy_":
+            return self.copy(func, args, kwargs)
+        if name == "_local_scalar_dense":
+            self.wait("item")
+            if args[0].elem.device == CPU:
+                return args[0].elem.item()
+            return torch.ones((), dtype=args[0].dtype).item()
+        self.check_devices(name, args, [x for x in flat if not on_gpu(x)])
+        generator = kwargs.get("generator")
+        if generator is not None and generator.device.type == "cpu":
+            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        if device is not None:
+            kwargs["device"] = CPU
+        to_gpu = device is None or device.type == "cuda"
+        meta = any(x.elem.device.type == "meta" for x in mine)
+        unwrap = lambda x: x.elem if on_gpu(x) else x
+        if meta:
+            out = self.on_meta(func, name, args, kwargs)
+        else:
+            out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+        if name == "add" and self.shapes and len(mine) == 2 and in_engine() and args[0].dim() == 2:
+            return Pretend(args[0].elem)                     # gradients of a weight, added in place
+        mutable, back = func._schema.is_mutable, {id(x.elem): x for x in mine}
+
+        def wrap(x):                                         # changed in place: what it was
+            known = None if func.is_view else back.get(id(x))
+            return known if known is not None else Pretend(x) if to_gpu else x
+        if mutable and not func._schema.returns:
+            result = out
+        elif meta and mutable and name.endswith("_"):
+            result = args[0]
+        else:
+            result = tree_map(wrap, out)
+        view = func.is_view or name in ("lift_fresh", "_unsafe_view", "detach", "alias")
+        self.account(func, name, args, kwargs, mine, result, view)
+        return result
+
+    def to_copy(self, x, kwargs, device):
+        host_only = ("pin_memory", "non_blocking", "device")
+        kwargs = {k: v for k, v in kwargs.items() if k not in host_only}
+        from_gpu = on_gpu(x)
+        to_gpu = from_gpu if device is None else device.type == "cuda"
+        elem, dtype = x.elem if from_gpu else x, kwargs.get("dtype") or x.dtype
+        if from_gpu and not to_gpu:
+            self.wait(f"D2H copy {list(x.shape)}")
+            self.count[self.phases[-1]]["d2h bytes"] += size(x)
+            if elem.device.type == "meta":
+                return torch.zeros(x.shape, dtype=dtype)
+            return aten._to_copy.default(elem, **kwargs)
+        if not from_gpu:
+            self.wait(f"H2D copy {list(x.shape) if x.numel() < 1e6 else 'of a weight'}")
+            self.count[self.phases[-1]]["h2d bytes"] += size(x)
+            big = self.shapes and x.is_floating_point() and x.numel() >= 1024
+            if big or elem.device.type == "meta":
+                new = torch.empty_strided(x.size(), x.stride(), dtype=dtype, device="meta")
+                return Pretend(new)
+        out = Pretend(aten._to_copy.default(elem, **kwargs))
+        mine = [x] if from_gpu else []
+        self.account(aten._to_copy.default, "_to_copy", (x,), {}, mine, out, False)
+        return out
+
+    def copy(self, func, args, kwargs):
+        target, source = args[:2]
+        if on_gpu(target) and not on_gpu(source) and source.dim():
+            self.wait(f"H2D copy_ {list(source.shape)}")
+            self.count[self.phases[-1]]["h2d bytes"] += size(source)
+        if not on_gpu(target):
+            self.wait(f"D2H copy_ {list(source.shape)}")
+        a, b = (x.elem if on_gpu(x) else x for x in (target, source))
+        if a.device == b.device:
+            func(a, b)
+        elif a.device.type != "meta":
+            a.zero_()
+        mine = [x for x in (target, source) if on_gpu(x)]
+        self.account(func, "copy_", args, kwargs, mine, target, False)
+        return target
+
+    def check_devices(self, name, args, theirs):
+        """As CUDA does: 0-dim CPU tensors pass in pointwise ops, CPU indices pass in indexing."""
+        if name in INDEXING and theirs:
+            values = leaves([args[0], args[2] if len(args) > 2 else None])
+            outside = [x for x in values if not on_gpu(x) and x.dim()]
+            if not outside and on_gpu(args[0]):
+                for i in args[1]:
+                    if isinstance(i, torch.Tensor) and not on_gpu(i):
+                        self.wait(f"H2D copy of a CPU index {list(i.shape)}")
+                return
+            theirs = outside or theirs
+        if wrong := [list(x.shape) for x in theirs if x.dim() or name in STRICT]:
+            raise RuntimeError("Expected all tensors to be on the same device, but found at least "
+                               f"two devices, cuda:0 and cpu! (aten.{name}: {wrong} on the CPU)")
+
+    def on_meta(self, func, name, args, kwargs):
+        """Only shapes. Boolean indices that are real are expanded first, as they decide shapes;
+        changing a real tensor in place is left out."""
+        def to_meta(x):
+            return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
+
+        def unwrap(x):
+            elem = x.elem if on_gpu(x) else x
+            return elem if elem.device.type == "meta" else to_meta(elem)
+        real = lambda x: on_gpu(x) and x.elem.device == CPU
+        mutable = func._schema.is_mutable and name.endswith("_")
+        if name in INDEXING:
+            indices = []
+            for i in args[1]:
+                if isinstance(i, torch.Tensor) and i.dtype == torch.bool:
+                    known = i.elem if on_gpu(i) else i
+                    if known.device != CPU:
+                        known = torch.ones(known.shape, dtype=torch.bool)
+                    indices += [to_meta(x) for x in known.nonzero(as_tuple=True)]
+                else:
+                    indices.append(i)
+            args = (args[0], indices, *args[2:])
+        if name == "masked_select":
+            n = int(args[1].elem.sum()) if real(args[1]) else args[1].numel()
+            return torch.empty(n, dtype=args[0].dtype, device="meta")
+        if name == "masked_scatter_backward":
+            return torch.empty(args[2], dtype=args[0].dtype, device="meta")
+        if name == "nonzero":
+            return torch.arange(args[0].numel())[:, None].expand(-1, args[0].dim())
+        if name.startswith("_fused_adam"):
+            return None
+        if mutable and isinstance(args[0], torch.Tensor) and real(args[0]):
+            return args[0]
+        if name == "isin":
+            return torch.zeros(args[0].shape, dtype=torch.bool)      # no token ends an answer
+        if "device" in kwargs:
+            kwargs["device"] = "meta"
+        return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
+
+    def account(self, func, name, args, kwargs, mine, result, view):
+        launches = 0 if view else LAUNCHES.get(name, 1)
+        indices = args[1] if name in INDEXING else ()
+        masks = sum(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in indices)
+        if masks:
+            self.wait("boolean index (nonzero)", masks)
+        if name in WAITS:
+            self.wait(name)
+        if func is aten.repeat_interleave.Tensor and not kwargs.get("output_size"):
+            self.wait("repeat_interleave(tensor)")
+        if name == "_grouped_mm":
+            launches = self.grouped(args, kwargs)
+        if name.startswith(("_fused_adam", "_foreach_")):
+            launches = 1 + len(args[0]) // 30
+        outs = [x for x in leaves(result) if on_gpu(x)]
+        moved = sum(size(x) for x in {id(x): x for x in mine + outs}.values())
+        if name in GATHERS and outs:                         # what they touch, read and written
+            moved = 2 * size(outs[0])
+        self.charge(name, launches + 3 * masks, moved if launches else 0)
+
+    def charge(self, name, launches, moved):
+        count = self.count[self.phases[-1]]
+        count["launches"] += launches
+        count["bytes"] += moved
+        self.ops[self.phases[-1]][name] += launches
+
+    def grouped(self, args, kwargs):
+        """Kernels of a grouped product, and the wait of its fallback (GroupedBlas.cpp)."""
+        a, b = args[:2]
+        for x in (a, b):                                     # GroupedMMUtils.h
+            s, n, align = x.stride(), x.shape, 16 // x.element_size()
+            along = -2 if s[-1] == 1 and s[-2] >= max(1, n[-1]) else -1
+            if s[along] % align or x.storage_offset() * x.element_size() % 16:
+                raise RuntimeError(f"grouped_mm on CUDA: strides {list(s)} of {list(n)} {x.dtype} "
+                                   "should be multiples of 16 bytes")
+        if self.sm in (90, 100) and a.dtype == b.dtype == torch.bfloat16:
+            return 2
+        self.wait(f"grouped_mm fallback: offs.cpu() ({str(a.dtype)[6:]}, sm{self.sm})")
+        offsets = args[2] if len(args) > 2 and args[2] is not None else kwargs["offs"]
+        return len(offsets)
+
+    # --------------------------------------------------------------------------------- patches
+
+    def __enter__(self):
+        if not self.ready:
+            self.ready = True
+            patch(self)
+        return super().__enter__()
+
+    def report(self, top=8):
+        lines = []
+        for name, c in self.count.items():
+            lines.append(f"\n== {name}: x{self.calls[name]}  launches {c['launches']:,}  "
+                         f"syncs {c['syncs']:,}  {c['bytes'] / 1e9:.3f} GB moved  "
+                         f"peak {self.peak[name] / 1e6:.1f} MB")
+            lines += [f"   sync {v:6,} x {k}" for k, v in self.sites[name].most_common(top)]
+        return "\n".join(lines)
+
+
+def patch(gpu):
+    """What Python's part of torch asks of a device."""
+    cuda = torch.cuda
+    properties = type("Properties", (), dict(
+        name="pretended GPU", major=gpu.sm // 10, minor=gpu.sm % 10, total_memory=80 * 10**9,
+        multi_processor_count=132))()
+    fixed = dict(
+        is_available=True, device_count=1, current_device=0, is_initialized=True,
+        is_bf16_supported=True, memory_allocated=0, max_memory_allocated=0,
+        mem_get_info=(10**9, 80 * 10**9), get_device_capability=(gpu.sm // 10, gpu.sm % 10),
+        get_device_name="pretended GPU", set_device=None, empty_cache=None,
+        reset_peak_memory_stats=None, manual_seed=None, manual_seed_all=None,
+        is_current_stream_capturing=False, _lazy_init=None, get_device_properties=properties,
+        set_rng_state=None)
+    for name, value in fixed.items():
+        setattr(cuda, name, lambda *_, value=value, **__: value)
+    cuda.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    cuda.synchronize = lambda *_: gpu.wait("torch.cuda.synchronize")
+    cuda._initialized = True
+    cuda.device = lambda *_: contextlib.nullcontext()
+    torch.random.fork_rng = contextlib.contextmanager(lambda *_, **__: (yield))
+    torch.inference_mode = lambda mode=True: torch.no_grad()  # its wrappers had no version counter
+    torch.nn.Module._apply = apply
+    optimizer = sys.modules["torch.optim.optimizer"]
+    optimizer._foreach_supported_types = [torch.Tensor, torch.nn.Parameter, Pretend]
+
+    from torch.utils._device import _device_constructors
+    _device_constructors()  # cached: it must know the real torch.tensor
+    plain_tensor, plain_as = torch.tensor, torch.as_tensor
+
+    def tensor(data, *, device=None, requires_grad=False, **options):
+        if device is None or torch.device(device).type != "cuda":
+            return plain_tensor(data, device=device, requires_grad=requires_grad, **options)
+        with _disable_current_modes():
+            x = plain_tensor(data.elem if on_gpu(data) else data, **options)
+            if x.numel():
+                gpu.wait(f"H2D torch.tensor({list(x.shape)})")
+            return Pretend(x).requires_grad_(requires_grad)
+
+    def as_tensor(data, dtype=None, device=None):
+        if isinstance(data, torch.Tensor) or device is None:
+            return plain_as(data, dtype=dtype, device=device)
+        return tensor(data, dtype=dtype, device=device)
+    torch.tensor, torch.as_tensor = tensor, as_tensor
+    sdpa = functools.partial(attention, F.scaled_dot_product_attention)
+    F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention = sdpa
+    torch.rms_norm = functools.partial(rms_norm, torch.rms_norm)
+
+
+def apply(module, fn, recurse=True):
+    """Module.to with new Parameters, ties kept."""
+    memo = {}
+
+    def new(p):
+        if p is None:
+            return None
+        if id(p) not in memo:
+            with torch.no_grad():
+                q = fn(p)
+            if q is not p and isinstance(p, torch.nn.Parameter):
+                q = torch.nn.Parameter(q, p.requires_grad)
+            if q is not p and p.grad is not None:
+                q.grad = fn(p.grad)
+            memo[id(p)] = (p, q)                             # p too: its id must not be given again
+        return memo[id(p)][1]
+    for m in module.modules():
+        for name, p in m._parameters.items():
+            m._parameters[name] = new(p)
+        for name, b in m._buffers.items():
+            m._buffers[name] = new(b)
+    return module
+
+
+class Emulated(torch.autograd.Function):
+    """One kernel forward, a few backward, where the CPU build would run many small ops."""
+
+    @staticmethod
+    def forward(ctx, call, name, *inputs):
+        ctx.call, ctx.name = call, name
+        ctx.save_for_backward(*inputs)
+        gpu.charge(name, 1, sum(map(size, inputs)) + size(inputs[0]))
+        with _disable_current_modes(), torch.no_grad():
+            if any(x.elem.device.type == "meta" for x in inputs):
+                return Pretend(torch.empty(inputs[0].shape, dtype=inputs[0].dtype, device="meta"))
+            return Pretend(call(*(x.elem for x in inputs)))
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs = ctx.saved_tensors
+        gpu.charge(f"{ctx.name}_backward", 3, 2 * sum(map(size, inputs)) + size(grad))
+        with _disable_current_modes():
+            if any(x.elem.device.type == "meta" for x in (*inputs, grad)):
+                grads = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
+            else:
+                with torch.enable_grad():
+                    own = [x.elem.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+                    used = [x for x in own if x.requires_grad]
+                    grads = torch.autograd.grad(ctx.call(*own), used, grad.elem, allow_unused=True)
+            grads = [None if g is None else Pretend(g) for g in grads]
+            return None, None, *grads, *[None] * (len(inputs) - len(grads))
+
+
+def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+              enable_gqa=False):
+    tensors = [x for x in (query, key, value, attn_mask) if x is not None]
+    if not any(map(on_gpu, tensors)):
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                     enable_gqa=enable_gqa)
+    if not all(map(on_gpu, tensors)):
+        raise RuntimeError("Expected all tensors to be on the same device (attention)")
+    if torch.is_autocast_enabled("cuda"):                    # attention is in its list
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(dtype)
+    kinds = {x.dtype for x in (query, key, value)}
+    if len(kinds) > 1 or attn_mask is not None and attn_mask.dtype not in (torch.bool, query.dtype):
+        raise RuntimeError(f"attention: dtypes {kinds}, mask {attn_mask and attn_mask.dtype}")
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # as CUDA converts it, each time
+        bias = torch.zeros(attn_mask.shape, dtype=query.dtype, device=query.device)
+        attn_mask = bias.masked_fill_(~attn_mask, torch.finfo(query.dtype).min)
+    mask = () if attn_mask is None else (attn_mask,)
+
+    def call(q, k, v, m=None):
+        return plain(q, k, v, m, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    with torch.autocast("cuda", enabled=False):
+        return Emulated.apply(call, "sdpa", query, key, value, *mask)
+
+
+def rms_norm(plain, input, normalized_shape, weight=None, eps=None):
+    if not on_gpu(input) or weight is None:
+        return plain(input, normalized_shape, weight, eps)
+    if torch.is_autocast_enabled("cuda"):                    # in autocast's list of float32
+        input, weight = input.float(), weight.float()
+    if input.dtype != weight.dtype:
+        return plain(input, normalized_shape, weight, eps)
+    call = lambda x, w: plain(x, normalized_shape, w, eps)
+    return Emulated.apply(call, "rms_norm", input, weight)
+
+
+gpu = Gpu()

@@ -1,0 +1,193 @@
+"""LoRA and the offloaded optimiser: plumbing/adapters.py, plumbing/offload.py.
+
+References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from plumbing.adapters import add_adapters, adapters_off, merged, named_adapters, save_policy
+from plumbing.offload import HostAdamW, halve_matrices
+from plumbing.actor import sampling_copy
+from rollout import response_logp, sample
+from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
+from tiny_run import TINY, differences, metrics
+
+ARGS = SimpleNamespace(lora_r=4, lora_alpha=8, lora_target_modules=[], seed=0)
+IDS = torch.arange(5)[None]
+
+
+def adapted(make, trained=True):
+    """(a model with adapters, its logits before they were put in)"""
+    torch.manual_seed(1)
+    model = make()
+    model.name_or_path = "base"
+    before = model(input_ids=IDS).logits.detach()
+    add_adapters(model, ARGS)
+    if trained:
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.data.normal_(std=0.3)
+    return model, before
+
+
+@pytest.mark.parametrize("make", [qwen3, tiny_moe])
+def test_adapters_begin_as_nothing_and_off_is_the_model_before_them(make):
+    pytest.importorskip("peft")
+    new, before = adapted(make, trained=False)
+    assert torch.equal(new(input_ids=IDS).logits, before)
+    model, before = adapted(make)
+    assert not torch.allclose(model(input_ids=IDS).logits, before, atol=1e-2)
+    with adapters_off(model):
+        assert torch.equal(model(input_ids=IDS).logits, before)
+    assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("make", [qwen3, tiny_moe])
+def test_merged_and_unmerged_weights_sample_the_same_tokens(make):
+    pytest.importorskip("peft")
+    model, _ = adapted(make)
+    plain, uniforms = merged(model), torch.rand(9, 12)
+    assert set(plain.state_dict()) == set(make().state_dict())
+    one, two = (sample(m, TOKENIZER, PROMPTS, 3, 12, uniforms=uniforms) for m in (model, plain))
+    assert torch.equal(one.response_ids, two.response_ids)
+    assert torch.allclose(one.sampler_logp, two.sampler_logp, atol=1e-4)
+    logp = response_logp(model, one).logp
+    assert torch.allclose(logp, response_logp(plain, one).logp, atol=1e-4)
+
+
+def test_peft_reads_the_checkpoint(tmp_path):
+    peft = pytest.importorskip("peft")
+    model, _ = adapted(qwen3)
+    save_policy(model, tmp_path)
+    torch.manual_seed(1)
+    theirs = peft.PeftModel.from_pretrained(qwen3(), tmp_path)
+    assert torch.equal(theirs(input_ids=IDS).logits, model(input_ids=IDS).logits)
+
+
+def test_the_sampling_copy_rounds_weights_and_no_buffer():
+    model = qwen3()
+    rounded = sampling_copy(model, "bfloat16")
+    assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
+    frequencies = dict(model.named_buffers())
+    assert frequencies
+    assert all(torch.equal(b, frequencies[name]) for name, b in rounded.named_buffers())
+
+
+def test_a_policy_with_adapters_learns_resumes_exactly_and_merges(workplace):
+    pytest.importorskip("peft")
+    flags = [*TINY, "--use_peft", "--lora_r", "4", "--beta", "0.05", "--learning_rate", "0.01",
+             "--warmup_steps", "0"]
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "whole"])
+    first, *_, last = metrics("whole")
+    assert first["kl"] == 0 and last["kl"] > 0               # the reference has its adapters off
+    steps = Path("whole/checkpoints")
+    assert (steps / "step_3/adapter_model.safetensors").is_file()
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "parts"])
+    for name in ("checkpoints/step_3", "merged"):
+        shutil.rmtree(f"parts/{name}")
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "parts",
+                "--resume"])
+    assert differences("whole", "parts", 3, weights="adapter_model.safetensors") == []
+    from moe import TinyMoE
+    plain = TinyMoE.from_pretrained("whole/merged")
+    config = json.loads((steps / "step_3/adapter_config.json").read_text())
+    base = TinyMoE.from_pretrained(config["base_model_name_or_path"])
+    changed = {n for n, p in plain.named_parameters() if not torch.equal(p, base.state_dict()[n])}
+    assert changed == {f"model.layers.0.self_attn.{k}_proj.weight" for k in "qkvo"}
+
+
+@pytest.mark.parametrize("flags", ["--routing_replay old", "--algorithm rspo", "--bf16 true"])
+def test_adapters_go_with(flags, workplace):
+    pytest.importorskip("peft")
+    train.main([*TINY, "--use_peft", "--steps", "1", "--output_dir", "run", *flags.split()])
+    assert metrics("run")[0]["grad_norm"] > 0
+
+
+def test_without_peft_the_error_names_it(workplace, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, "--use_peft", "--output_dir", "run"])
+    assert stop.value.code == 2 and "pip install peft" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------ the optimiser
+
+def steps(model, make_optimizer, bf16, count=20):
+    """The weights' path over some optimiser steps of two micro-batches each."""
+    torch.manual_seed(0)
+    optimizer = make_optimizer(model.parameters())
+    for _ in range(count):
+        optimizer.zero_grad()
+        for _ in range(2):
+            ids = torch.randint(0, 17, (4, 9))
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                logits = model(input_ids=ids).logits.float()                        # [4, 9, V]
+            logp = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])
+            (-logp.mean()).backward()
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [qwen3, tiny_moe])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_twenty_steps_end_as_with_the_optimiser_on_the_device(make, bf16):
+    options = dict(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
+    torch.manual_seed(3)
+    plain, offloaded = make(), make()
+    offloaded.load_state_dict(plain.state_dict())
+    if bf16:
+        halve_matrices(offloaded, masters=True)
+    steps(plain, lambda p: torch.optim.AdamW(p, **options), bf16)
+    optimizer = steps(offloaded, lambda p: HostAdamW(p, **options), bf16)
+    for p, master, shown in zip(plain.parameters(), optimizer.masters, offloaded.parameters()):
+        assert torch.allclose(p, master, atol=1e-6, rtol=0)
+        assert torch.equal(shown, master.to(shown.dtype)) and shown.grad is None
+    grads = sum(2 * p.nbytes for p in offloaded.parameters())        # two micro-batches to the host
+    assert optimizer.moved() == 20 * (grads + sum(p.nbytes for p in offloaded.parameters()))
+
+
+def test_a_step_of_a_millionth_is_not_rounded_away():
+    weight = torch.nn.Parameter(torch.full((8,), 2**-6, dtype=torch.bfloat16))
+    optimizer = HostAdamW([weight], lr=1e-6, weight_decay=0.0)
+    for _ in range(100):                                     # each far below bfloat16's 6e-5 here
+        weight.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.masters[0][0].item() == pytest.approx(2**-6 - 1e-4, abs=1e-7)
+    assert weight[0].item() == torch.tensor(2**-6 - 1e-4).bfloat16().item() < 2**-6
+
+
+def test_an_offloaded_run_is_the_plain_one_and_resumes_exactly(workplace):
+    flags = [*TINY, "--steps", "3", "--save_steps", "1"]
+    offload = [*flags, "--optimizer_offload"]
+    for name, more in (("plain", flags), ("whole", offload), ("parts", offload)):
+        train.main([*more, "--output_dir", name])
+    same = [[{k: v for k, v in record.items() if k != "bytes_offloaded"} for record in metrics(run)]
+            for run in ("plain", "whole")]
+    assert same[0] == same[1] and metrics("whole")[-1]["bytes_offloaded"] > 0
+    file = "checkpoints/step_3/model.safetensors"
+    assert Path("plain", file).read_bytes() == Path("whole", file).read_bytes()
+    shutil.rmtree("parts/checkpoints/step_3")
+    train.main([*offload, "--output_dir", "parts", "--resume"])
+    assert differences("whole", "parts", 3) == []
+
+
+@pytest.mark.parametrize("flags, wanted", [
+    ("--merge", "needs --use_peft"), ("--use_peft --shard", "--shard"),
+    ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --optim sgd", "AdamW"),
+    ("--use_peft --lora_target_modules nowhere", "nowhere")])
+def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, workplace, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, *flags.split(), "--output_dir", "run"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and wanted in error and error.count("\n") == 1
