@@ -164,7 +164,7 @@ EFFECTS = {
     "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
     "save_steps": ("--steps 2 --warmup_steps 0", None, "1",
                    lambda seen: len([f for f in seen.files if f.endswith("state.pt")])),
-    "save_tokens": (ONE, None, "true", lambda seen: seen.files),
+    "save_tokens": (ONE, None, "false", lambda seen: seen.files),
     "eval_steps": ("--steps 2 --warmup_steps 0 --eval_samples 1 --eval_prompts 2", None, "1",
                    lambda seen: "pass_at_1" in seen.metrics[0]),
     "eval_prompts": (f"{ONE} --eval_samples 1", "2", "3", lambda seen: seen.forwards[0]),
