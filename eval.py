@@ -8,7 +8,6 @@
 passk takes train.py's flags too (--dataset_name, --verifier, --temperature …), with one meaning.
 """
 
-import argparse
 import json
 import re
 import subprocess
@@ -22,9 +21,13 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from plumbing import dashboard as pictures
+from plumbing import passk as screen
 from plumbing import processes, style
-from plumbing.tasks import from_arguments
 from plumbing.fast import sample
+from plumbing.metrics import read_metrics
+from plumbing.policy import load_policy
+from plumbing.tasks import from_arguments
+from plumbing.view import write_page
 
 
 # ------------------------------------------------------------------------------------- estimators
@@ -53,7 +56,7 @@ def bootstrap(values, confidence=0.95, draws=2000, seed=0):
 
 
 def with_interval(values):
-    """(mean, low, high): the mean of one number per problem and its 95 % bootstrap interval."""
+    """(mean, low, high) of one number per problem, with its 95 % bootstrap interval."""
     return (sum(values) / len(values), *bootstrap(values))
 
 
@@ -71,7 +74,6 @@ def majority(texts, rewards):
     def vote(text):
         boxed = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
         return (boxed[-1] if boxed else text.rpartition("####")[2]).strip()
-
     votes = [vote(text) for text in texts]
     counts = Counter(votes)
     first = {v: rewards[i] >= 1 for i, v in reversed(list(enumerate(votes)))}
@@ -128,67 +130,37 @@ def held_out(args, actor, tokenizer, task):
 
 def passk(argv):
     """pass@1, pass@k and majority of one checkpoint, or of two and their difference."""
-    from plumbing.arguments import parse                              # these import this file
-    from plumbing.policy import load_policy
-    own, rest = passk_flags(argv)
+    own, args = screen.options(passk.__doc__, argv)
+    for k in own.k:
+        pass_at_k(own.n, 0, k)                               # refuses k > n before loading anything
     logging.disable_progress_bar()
-    first = own.model_name_or_path[0]
-    args = parse(rest + (["--model_name_or_path", first] if first else []))
     use_cuda = torch.cuda.is_available() and not args.use_cpu
     task, device = from_arguments(args), torch.device("cuda" if use_cuda else "cpu")
-    problems, reports, raw = task.test[:own.problems], [], []
+    problems, reports, found = task.test[:own.problems], [], []
     print(f"{task.name}: {len(problems)} held-out problems, {own.n} samples each "
           f"at temperature {args.temperature:g}")
     for name in own.model_name_or_path:
         began, title = time.perf_counter(), str(name or "cold start")
         policy, tokenizer = load_policy(args, task, device, name)
-        known = policy.get_output_embeddings().weight.shape[0]
-        if (largest := max(tokenizer.get_vocab().values())) >= known:
-            raise ValueError(f"--model_name_or_path {name}: its tokenizer has token {largest}, "
-                             f"its model has {known} tokens: they do not belong together")
+        screen.check_vocabulary(policy, tokenizer, name)
         answers = evaluate(policy, tokenizer, task, problems, own.n, args.max_completion_length,
                            temperature=args.temperature, chat=args.chat_template,
                            max_prompt_length=args.max_prompt_length, seed=args.seed, progress=title)
-        raw.append(scores(answers, own.k))
-        reports.append({"model": title, **{k: with_interval(v) for k, v in raw[-1].items()},
+        found.append(scores(answers, own.k))
+        reports.append({"model": title, **{k: with_interval(v) for k, v in found[-1].items()},
                         "mean_length": pooled(answers["lengths"]),
                         "truncated": pooled(answers["truncated"]),
                         "seconds": time.perf_counter() - began})
-        show(reports[-1], answers, problems, own.examples)
+        screen.show(reports[-1], answers, problems, own.examples)
     report = {"dataset": task.name, "problems": len(problems), "n": own.n,
               "temperature": args.temperature, "seed": args.seed, "checkpoints": reports}
-    if len(raw) == 2:
-        gains = {key: [b - a for a, b in zip(raw[0][key], raw[1][key])] for key in raw[0]}
+    if len(found) == 2:
+        gains = {key: [b - a for a, b in zip(found[0][key], found[1][key])] for key in found[0]}
         report["difference"] = {key: with_interval(values) for key, values in gains.items()}
-        print("\nafter minus before, problem by problem")
-        for key, (value, low, high) in report["difference"].items():
-            sure = "" if low <= 0 <= high else "  more than chance"
-            print(f"  {key:12} {value:+.3f} [{low:+.3f}, {high:+.3f}]{sure}")
+        screen.show_difference(report["difference"])
     Path(own.output).parent.mkdir(parents=True, exist_ok=True)
     Path(own.output).write_text(json.dumps(report, indent=1) + "\n")
     print(f"\n{own.output}")
-
-
-def passk_flags(argv):
-    """(passk's own flags, what is left for train.py's parser)."""
-    parser = quiet_parser("passk")
-    parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
-                        help="one, or two: before and after; none: the built-in cold start")
-    parser.add_argument("--n", type=int, default=16, help="samples per problem")
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 16], help="each at most n")
-    parser.add_argument("--problems", type=int, default=256, help="at most so many held-out ones")
-    parser.add_argument("--examples", type=int, default=2, help="right and wrong answers to show")
-    parser.add_argument("--output", default="runs/passk.json", help="where the numbers go")
-    own, rest = parser.parse_known_args(argv)
-    if own.n < 1 or own.problems < 1 or own.examples < 0:
-        raise ValueError(f"--n {own.n}, --problems {own.problems}, --examples {own.examples}: "
-                         "at least 1, 1 and 0")
-    for k in own.k:
-        pass_at_k(own.n, 0, k)                               # refuses k > n before loading anything
-    if len(own.model_name_or_path) > 2:
-        raise ValueError(f"--model_name_or_path names {len(own.model_name_or_path)} checkpoints: "
-                         "one, or two to compare")
-    return own, rest
 
 
 def scores(answers, ks):
@@ -204,23 +176,6 @@ def pooled(rows):
     return sum(map(sum, rows)) / sum(map(len, rows))
 
 
-def show(report, answers, problems, examples):
-    """One checkpoint's numbers and a few of its answers, on the screen."""
-    print(f"\n{report['model']}   ({report['seconds']:.0f} s)")
-    for key, value in report.items():
-        if isinstance(value, tuple):
-            print(f"  {key:12} {value[0]:.3f} [{value[1]:.3f}, {value[2]:.3f}]")
-    length = f"{report['mean_length']:.1f} tokens, {report['truncated']:.1%} truncated"
-    print(f"  {'length':12} {length}")
-    first = [(rewards[0] >= 1, problem, texts[0]) for problem, texts, rewards
-             in zip(problems, answers["texts"], answers["rewards"])]
-    for wanted in (True, False):
-        for _, problem, text in [answer for answer in first if answer[0] == wanted][:examples]:
-            correction = "" if wanted else f"   (right: {problem.answer})"
-            print(f"  {'right' if wanted else 'wrong'}   {problem.prompt.strip()[-60:]!r} -> "
-                  f"{text[-160:]!r}{correction}")
-
-
 # --------------------------------------------------------------------------- the other commands
 
 def claims(argv):
@@ -230,12 +185,8 @@ def claims(argv):
 
 
 def dashboard(argv):
-    """One page of panels for one run, or for several overlaid."""
-    from plumbing.metrics import read_metrics                         # it imports this file
-    parser = quiet_parser("dashboard")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument("--output", help="the PNG (default: dashboard.png in the first folder)")
-    args = parser.parse_args(argv)
+    """One page of panels for one run, or for several overlaid: a PNG."""
+    args = screen.runs_and_output("dashboard", dashboard.__doc__, argv)
     output = args.output or Path(args.runs[0]) / "dashboard.png"
     style.save(pictures.draw({run: read_metrics(Path(run)) for run in args.runs}), output)
     print(output)
@@ -243,27 +194,12 @@ def dashboard(argv):
 
 def view(argv):
     """One run under the microscope, or two side by side: an HTML file of its own tokens."""
-    from plumbing.view import write_page                              # it imports this file
-    parser = quiet_parser("view")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="one or two run folders")
-    parser.add_argument("--output", help="the HTML file (default: view.html in the first folder)")
-    args = parser.parse_args(argv)
+    args = screen.runs_and_output("view", view.__doc__, argv)
     page = write_page(args.runs, args.output)
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 
 COMMANDS = {"passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
-
-
-def quiet_parser(command):
-    """An argument parser whose complaint is one line, and a ValueError."""
-    parser = argparse.ArgumentParser(prog=f"eval.py {command}", allow_abbrev=False,
-                                     description=COMMANDS[command].__doc__)
-
-    def refuse(message):
-        raise ValueError(f"{command}: {message}")
-    parser.error = refuse
-    return parser
 
 
 def main(argv=None):
