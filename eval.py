@@ -142,7 +142,6 @@ def passk(argv):
     for name in own.model_name_or_path:
         began, title = time.perf_counter(), str(name or "cold start")
         policy, tokenizer = load_policy(args, task, device, name)
-        screen.check_vocabulary(policy, tokenizer, name)
         answers = evaluate(policy, tokenizer, task, problems, own.n, args.max_completion_length,
                            temperature=args.temperature, chat=args.chat_template,
                            max_prompt_length=args.max_prompt_length, seed=args.seed, progress=title)

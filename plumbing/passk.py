@@ -45,15 +45,6 @@ def options(description, argv):
     return own, parse(rest + (["--model_name_or_path", first] if first else []))
 
 
-def check_vocabulary(policy, tokenizer, name):
-    """ValueError if the tokenizer has tokens that the model does not know."""
-    known = policy.get_output_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= known:
-        raise ValueError(f"--model_name_or_path {name}: its tokenizer has token {largest}, "
-                         f"its model has {known} tokens: they do not belong together")
-
-
 def show(report, answers, problems, examples):
     """One checkpoint's numbers and a few of its answers."""
     print(f"\n{report['model']}   ({report['seconds']:.0f} s)")

@@ -91,6 +91,11 @@ def read_checkpoint(name):
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) < 3:
         raise ValueError("it has no tokenizer, and transformers makes up an empty one")
+    known = policy.get_output_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= known:
+        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they do "
+                         "not belong together")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
