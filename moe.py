@@ -13,7 +13,7 @@ from transformers import (AutoConfig, DynamicCache, GenerationConfig, Qwen3MoeCo
                           Qwen3MoeForCausalLM)
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 
-from routes import flip_rate, record_routes, replay_routes, route_bytes, router_shift
+from routes import flip_rate, record_routes, replay_routes, router_shift
 
 # B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
 # E experts of width M, K of them per token.
@@ -24,8 +24,9 @@ class Attention(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        D, d, bias = config.hidden_size, head_width(config), config.attention_bias
+        D, bias = config.hidden_size, config.attention_bias
         H, H_kv = config.num_attention_heads, config.num_key_value_heads
+        d = getattr(config, "head_dim", None) or D // H
         self.layer, self.width, self.grouped = layer, d, H != H_kv
         self.q_proj = nn.Linear(D, H * d, bias=bias)
         self.o_proj = nn.Linear(H * d, D, bias=bias)
@@ -50,18 +51,13 @@ class Attention(nn.Module):
         return self.o_proj(y.transpose(1, 2).flatten(2))                            # [B, S, D]
 
 
-def head_width(config):
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def rotate(x, cos, sin):
     """RoPE: each pair (x_i, x_{i + d/2}) of x [B, S, H, d] turns by its position's `angles`."""
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin                             # [B, S, H, d]
 
 
-def angles(position_ids, config, dtype):
+def angles(position_ids, d, theta, dtype):
     """cos and signed sin of the angles position · θ^(-2i/d): [B, S] -> two of [B, S, 1, d]."""
-    d, theta = head_width(config), config.rope_parameters["rope_theta"]
     pair = torch.arange(0, d, 2, device=position_ids.device, dtype=torch.float32)   # [d/2]
     angle = position_ids[:, :, None, None].float() / theta**(pair / d)              # [B, S, 1, d/2]
     cos, sin = angle.cos(), angle.sin()                                             # [B, S, 1, d/2]
@@ -189,15 +185,14 @@ class Backbone(nn.Module):
         if position_ids is None:
             count = steps[None] + 1 if attention_mask is None else attention_mask.long().cumsum(-1)
             position_ids = (count - 1).clamp(min=0)[:, -S:]                         # [B, S]
-        cos, sin = angles(position_ids, self.config, x.dtype)                       # [B, S, 1, d]
+        d, theta = self.layers[0].self_attn.width, self.config.rope_parameters["rope_theta"]
+        cos, sin = angles(position_ids, d, theta, x.dtype)                          # [B, S, 1, d]
         mask, causal = attention_pattern(steps, attention_mask, cache)      # [B, 1, S, C] or None
 
+        context = (cos, sin, mask, causal, cache)
         for layer in self.layers:
-            context = (cos, sin, mask, causal, cache)
-            if recompute:
-                x = checkpoint(layer, x, *context, use_reentrant=False)             # [B, S, D]
-            else:
-                x = layer(x, *context)                                              # [B, S, D]
+            x = checkpoint(layer, x, *context, use_reentrant=False) if recompute else layer(
+                x, *context)                                                        # [B, S, D]
         return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
 
@@ -223,11 +218,8 @@ def attention_pattern(steps, attention_mask, cache):
 
 
 class TinyMoE(nn.Module):
-    """Qwen3-MoE as a causal language model, called as transformers calls one.
-
-    config: a `transformers.Qwen3MoeConfig`. Raises ValueError for more experts per token than
-    experts, and for what this file leaves out.
-    """
+    """Qwen3-MoE as a causal language model, called as transformers calls one. ValueError for a
+    `transformers.Qwen3MoeConfig` that asks for what this file leaves out."""
 
     def __init__(self, config):
         super().__init__()
@@ -261,8 +253,7 @@ class TinyMoE(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def save_pretrained(self, directory, state_dict=None):
-        """Write a checkpoint of transformers' Qwen3MoeForCausalLM: config.json,
-        generation_config.json, safetensors. state_dict replaces the model's own."""
+        """Write a checkpoint of transformers' Qwen3MoeForCausalLM; state_dict replaces our own."""
         with torch.device("meta"):
             twin = Qwen3MoeForCausalLM(self.config)
         twin.load_state_dict(self.state_dict() if state_dict is None else state_dict, assign=True)
@@ -273,10 +264,8 @@ class TinyMoE(nn.Module):
     @classmethod
     def from_pretrained(cls, directory):
         """Read a Qwen3-MoE checkpoint, this class's or transformers', from a folder or the hub, in
-        the precision it was saved in. Nothing pickled is read, no weight is ever filled in.
-
-        OSError where there is none; ValueError for another architecture, and for weights that are
-        missing, left over or of another shape than config.json says.
+        the precision it was saved in. OSError where there is none; ValueError for another
+        architecture, and for weights that are missing, left over or misshapen: none is filled in.
         """
         check_config(AutoConfig.from_pretrained(directory))
         twin, found = Qwen3MoeForCausalLM.from_pretrained(
@@ -315,30 +304,21 @@ if __name__ == "__main__":
     model = TinyMoE(Qwen3MoeConfig(
         vocab_size=128, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, head_dim=24,
         num_key_value_heads=2, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96))
-    total = sum(p.numel() for p in model.parameters())
-    idle = sum(p.numel() for name, p in model.named_parameters() if "experts" in name) * 6 // 8
-    print(f"8 experts, top-2: {total:,} parameters, {total - idle:,} of them active for a token")
-
-    text = "experts flip"
-    ids = torch.tensor([list(text.encode())])                                       # [1, S]
+    ids = torch.tensor([list("experts flip".encode())])                             # [1, S]
     with record_routes(model) as old:
         logits = model(ids).logits                                                  # [1, S, V]
     F.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
     torch.optim.SGD(model.parameters(), lr=0.005).step()
     with record_routes(model) as new:
         model(ids)
+    print("the experts of every token, here a character, in each of 4 layers, before and after "
+          "one\ngradient step; * marks a changed choice\n")
+    for s, character in enumerate(ids[0].tolist()):
+        choices = zip(*(r.indices[:, 0, s].sort(-1).values.tolist() for r in (old, new)))
+        print(f"   {character:c}  ", *(f"  {a} -> {b} {' *'[a != b]}" for a, b in choices))
     with replay_routes(model, old), record_routes(model) as forced:
         model(ids)
-
-    print("\nthe experts of every token, here a character, in each of 4 layers, before and after "
-          "one\ngradient step; * marks a changed choice\n")
-    for s, character in enumerate(text):
-        choices = zip(*(r.indices[:, 0, s].sort(-1).values.tolist() for r in (old, new)))
-        print(f"   {character}  ", *(f"  {a} -> {b} {' *'[a != b]}" for a, b in choices))
-    print()
-    for name, routes in (("flips after the step", new), ("flips under replay", forced)):
-        rates = flip_rate(old.indices, routes.indices, torch.ones_like(ids)).tolist()    # L numbers
-        print(f"{name:24}", *(f"layer {layer} {rate:5.1%}  " for layer, rate in enumerate(rates)))
+    flips, none = (flip_rate(old.indices, r.indices, torch.ones_like(ids)) for r in (new, forced))
+    print(f"\nflips per layer {flips.numpy().round(2)}, under replay {none.numpy()}")
     gamma = router_shift(old.logits, new.logits, old.indices, floor=0.0)            # [1, S]
-    print(f"{'router shift (RSPO)':24} mean {gamma.mean():.3f}, lowest {gamma.min():.3f}")
-    print(f"{'routes kept':24} {route_bytes(old) // ids.numel()} bytes per token")
+    print(f"router shift (RSPO) mean {gamma.mean():.3f}, lowest {gamma.min():.3f}")

@@ -29,7 +29,6 @@ class Routes:
     logits = property(lambda self: self.only().logits)
 
     def only(self):
-        """The one forward there is; else ValueError."""
         if len(self.passes) != 1:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one")
         return self.passes[0]
@@ -39,23 +38,10 @@ class Routes:
         pairs = zip(self.passes, rows, strict=True)
         return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
 
-    @classmethod
-    def cat(cls, parts):
-        """Chunks of a batch joined along B; narrower ones are padded: indices -1, logits 0."""
-        def join(tensors, fill):
-            width = max(x.shape[2] for x in tensors)
-            wide = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
-            return torch.cat(wide, 1)
-
-        chunks = (zip(*passes) for passes in zip(*(part.passes for part in parts), strict=True))
-        return cls(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
-
     def responses(self, prompt_width, batch):
-        """What predicts the tokens of `batch` responses: Pass(indices [L, B, T, K], logits).
-
-        The forwards are prompt and response as one; or prompts [Q, P], perhaps cut into what all of
-        them begin with and the rest, and then responses. Token t is predicted at place P - 1 + t.
-        """
+        """What predicts the tokens of `batch` responses, t at place P - 1 + t: Pass(indices [L, B,
+        T, K], logits). The forwards are prompt and response as one; or the prompts' shared prefix,
+        if there is one, the prompts [Q, P], and the responses."""
         start, passes = prompt_width - 1, list(self.passes)
         while start >= passes[0].indices.shape[2]:
             start -= passes.pop(0).indices.shape[2]
@@ -66,8 +52,6 @@ class Routes:
 def has_routers(model):
     return any(type(m).__name__.endswith("Router") for m in model.modules())
 
-
-# ------------------------------------------------------------------------------- record and replay
 
 @contextmanager
 def router_hooks(model, on_router, on_forward):
@@ -111,9 +95,8 @@ def router_hooks(model, on_router, on_forward):
 def record_routes(model):
     """`with record_routes(model) as routes:` each forward inside appends a Pass to routes.passes.
 
-    Entered inside replay_routes it records the forced routes, around it the routers' own.
-    ValueError for a model without routers.
-    """
+    Inside replay_routes it records forced routes, around it the routers' own. ValueError for a
+    model without routers."""
     routes, now = Routes(), {}
 
     def on_router(layer, router, output, shape):
@@ -134,8 +117,7 @@ def replay_routes(model, routes):
 
     Only the choice is forced: the gates are computed from the current scores of all experts, so the
     router learns. With gradient checkpointing, call backward() inside. ValueError for routes of
-    another shape or model, or not all used.
-    """
+    another shape or model, or not all used."""
     passes, forwards, recomputed, due = routes.passes, 0, 0, 0
     many = len(passes) > 1
 
@@ -181,8 +163,7 @@ def replay_routes(model, routes):
 
 
 def gates_of(router, logits, indices):
-    """The gates of the experts `indices` [N, K] by the rule of the router's family, from the logits
-    [N, E] of all experts -> [N, K]."""
+    """Gates [N, K] of the experts `indices` [N, K] by the rule of the router's family."""
     if type(router).__name__.startswith("GptOss"):
         return logits.gather(-1, indices).softmax(-1)                               # [N, K]
     sigmoid = has_sigmoid(router)
@@ -194,8 +175,7 @@ def gates_of(router, logits, indices):
 
 
 def has_sigmoid(model):
-    """Whether routers score by sigmoids: DeepSeek-V3's heirs, whose bias counts in the choice of
-    experts, not in their gates."""
+    """Whether routers score by sigmoids: DeepSeek-V3's heirs. Their bias counts in the choice."""
     return any(hasattr(m, "e_score_correction_bias") for m in model.modules())
 
 
@@ -208,12 +188,8 @@ def check_gates(router, output):
         raise ValueError(f"{type(router).__name__} is not supported: gates of a kind unknown here")
 
 
-# ---------------------------------------------------------------------------------------- measures
-
 def flip_rate(old_indices, new_indices, mask):
-    """Share of the old choices that the new ones lack, per layer.
-
-    indices [L, B, S, K], mask [B, S] of loss tokens -> [L]."""
+    """Share of the old choices that the new ones lack: [L, B, S, K], mask [B, S] -> [L]."""
     kept = (old_indices[..., :, None] == new_indices[..., None, :]).any(-1)         # [L, B, S, K]
     lost = (~kept & mask.bool()[..., None]).sum((1, 2, 3))                          # [L]
     return lost / (mask.sum() * old_indices.shape[-1]).clamp(min=1)                 # [L]
@@ -221,10 +197,8 @@ def flip_rate(old_indices, new_indices, mask):
 
 @torch.no_grad()
 def router_shift(old_logits, new_logits, old_indices, mask=None, floor=0.8):
-    """RSPO's γ (arXiv 2510.23027): 1 where the router stood still, less where the probabilities of
-    the old experts moved.
-
-    Logits [L, B, T, E] of softmax routers, old_indices [L, B, T, K] -> [B, T] float32 without
+    """RSPO's γ (arXiv 2510.23027): 1 where the probabilities of the old experts stood still, else
+    less. Logits [L, B, T, E] of softmax routers, old_indices [L, B, T, K] -> [B, T] float32 without
     gradient, 1 outside the mask [B, T]."""
     chosen = old_indices.clamp(min=0)                                               # [L, B, T, K]
     old = old_logits.float().log_softmax(-1).gather(-1, chosen)                     # [L, B, T, K]
@@ -234,9 +208,7 @@ def router_shift(old_logits, new_logits, old_indices, mask=None, floor=0.8):
 
 
 def expert_share(indices, mask, experts):
-    """f_e: each expert's share of all choices, a constant, as choices have no gradient.
-
-    indices [L, B, T, K], mask [B, T] of tokens that count, experts E -> [L, E]."""
+    """f_e, an expert's share of all choices: [L, B, T, K], mask [B, T] -> [L, E], no gradient."""
     chosen = indices[:, mask.bool()]                                                # [L, N, K]
     return F.one_hot(chosen, experts).float().mean((1, 2))                          # [L, E]
 
@@ -246,16 +218,10 @@ def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
     an equal share, E/K at worst. transformers' own is K times this (one layer).
 
     Router logits [L, B, T, E], mask [B, T] of tokens that count, share [L, E] from `expert_share`.
-    Parts of a mini-batch, each given the whole's share and number of tokens, add up to the whole's
-    loss, and so do their gradients. sigmoid: as DeepSeek-V3 has it (arXiv 2412.19437, eq. 17-20).
-    """
+    Parts of a mini-batch, given the whole's share and number of tokens, add up to the whole's loss
+    and gradient. sigmoid: as DeepSeek-V3 has it (arXiv 2412.19437, eq. 17-20)."""
     logits = logits[:, mask.bool()].float()                                         # [L, N, E]
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)                    # [L, N, E]
     probs = scores / scores.sum(-1, keepdim=True)                                   # [L, N, E]
     mean = probs.sum(1) / (mask.sum() if tokens is None else tokens)                # [L, E]  P_e
     return (share * mean).sum(-1).mean() * logits.shape[-1]
-
-
-def route_bytes(routes):
-    """Memory that recorded routes take, in bytes."""
-    return sum(x.numel() * x.element_size() for p in routes.passes for x in p)

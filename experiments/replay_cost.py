@@ -24,7 +24,7 @@ import claim
 import drift
 from plumbing import fast
 from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
-from routes import route_bytes
+from plumbing.metrics import route_bytes
 
 ROW = dict(claim="Routing replay costs time and memory that GSPO does not need",
            source="GSPO §5.3", reported="no figure (RSPO: throughput -20.8 %)")

@@ -18,7 +18,7 @@ from plumbing import processes
 from plumbing.actor import Forward
 from plumbing.replay import concat_routes, replayed
 from rollout import Rollout
-from routes import Routes, has_routers
+from routes import Pass, Routes, has_routers
 
 
 @dataclass
@@ -56,6 +56,17 @@ def cut_routes(routes, rows, rollout):
     if routes.passes[0].indices.shape[2] == rollout.prefix:
         index[0] = slice(1)
     return routes.rows(index)
+
+
+def cat_routes(parts):
+    """Chunks of a batch joined along B; narrower ones are padded: indices -1, logits 0."""
+    def join(tensors, fill):
+        width = max(x.shape[2] for x in tensors)
+        wide = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
+        return torch.cat(wide, 1)
+
+    chunks = (zip(*passes) for passes in zip(*(part.passes for part in parts), strict=True))
+    return Routes(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
 
 
 def response_routes(routes, rollout):
@@ -147,7 +158,7 @@ def scored(args, scorer, policy, rollout, entropy=False, record=None, replay=Fal
     parts = [part for process in processes.gather(parts) for part in process]
     *tensors, routes = zip(*parts)
     tensors = [None if x[0] is None else torch.cat(x) for x in tensors]             # [B, T]
-    return Forward(*tensors, Routes.cat(routes) if record else None)
+    return Forward(*tensors, cat_routes(routes) if record else None)
 
 
 def old_and_new(batch, routes):

@@ -18,7 +18,7 @@ from plumbing.batches import old_and_new
 from plumbing.compiled import buckets
 from plumbing.processes import rank
 from ratios import cross_entropy, perplexity, sequence_ratio
-from routes import flip_rate, route_bytes
+from routes import flip_rate
 
 
 class Clock:
@@ -73,6 +73,11 @@ def policy_metrics(old_logp, new_logp, mask):
     return {"perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
             "delta_h": delta_h.mean().item(),
             "equivalence_error": (s - old / new).abs().max().item()}
+
+
+def route_bytes(routes):
+    """Memory that recorded routes take, in bytes."""
+    return sum(x.numel() * x.element_size() for p in routes.passes for x in p)
 
 
 def mismatch_kl(old_logp, sampler_logp, mask):

@@ -18,11 +18,12 @@ import train
 from losses import policy_loss
 from moe import TinyMoE
 from plumbing import fast
-from plumbing.batches import cut_routes
+from plumbing.batches import cat_routes, cut_routes
+from plumbing.metrics import route_bytes
 from ratios import token_ratio
 from rollout import Rollout, left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, has_routers, load_balancing_loss,
-                    record_routes, replay_routes, route_bytes, router_shift)
+                    record_routes, replay_routes, router_shift)
 from tiny_run import TINY, metrics
 
 V, E, K = 19, 6, 2
@@ -242,7 +243,7 @@ def scored(model, part, share, chunks):
         with torch.no_grad(), record_routes(model) as recorded:
             logps.append((fast if share else plain).response_logp(model, part.rows(start, stop)).logp)
         routes.append(recorded)
-    return torch.cat(logps), Routes.cat(routes)
+    return torch.cat(logps), cat_routes(routes)
 
 
 @pytest.mark.parametrize("family", ["TinyMoE", "Mixtral", "DeepSeek-V3"])
@@ -311,7 +312,7 @@ def test_under_replay_every_grpo_token_ratio_on_unchanged_weights_is_exactly_one
 def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     model = make()
     wide, narrow = batch(2, 9, padded=False), batch(3, 6, padded=False)
-    routes = Routes.cat([record(model, **wide)[0], record(model, **narrow)[0]])
+    routes = cat_routes([record(model, **wide)[0], record(model, **narrow)[0]])
     assert routes.indices.shape == (3, 5, 9, K)
     assert (routes.indices[:, 2:, 6:] == -1).all() and (routes.logits[:, 2:, 6:] == 0).all()
     inputs = batch(5, 9, padded=False)
@@ -507,7 +508,7 @@ def test_reading_several_forwards_as_one_is_refused():
     with pytest.raises(ValueError):
         routes.rows([slice(0, 1), slice(0, 1)])              # one pass, two row indices
     with pytest.raises(ValueError):
-        Routes.cat([routes, Routes(routes.passes * 2)])
+        cat_routes([routes, Routes(routes.passes * 2)])
 
 
 def test_families_whose_gates_follow_another_rule_are_refused_by_name():
