@@ -232,6 +232,11 @@ def median(values):
     return values[len(values) // 2]
 
 
+def differences(a, b):
+    """Paired differences a - b of {seed: value}, over the seeds that both have, in their order."""
+    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+
+
 def slope(x, y):
     """Least-squares slope of log y against log x: the exponent of a power law."""
     x, y = [math.log(v) for v in x], [math.log(v) for v in y]

@@ -65,8 +65,8 @@ def judge(data):
     measured = (f"one token up by 3 nats in about {tokens:.0f}: s = {math.exp(shift):.4f}, near 1 "
                 f"but outside the band for {1 - claim.mean(large):.0%} of answers; a token of Δ "
                 f"nats hides from Δ / {BAND[1]:.1e} tokens on, one of 3 nats from "
-                f"{3 / BAND[1]:,.0f}; share of in-band answers that hold a token beyond 1.27 or 1/1.27, by "
-                "length: "
+                f"{3 / BAND[1]:,.0f}; share of in-band answers that hold a token beyond 1.27 or "
+                "1/1.27, by length: "
                 + ", ".join(f"{n}: {share:.0%}" for n, share in shares.items()))
     answer = claim.depends("the size of the move") if mixed else claim.all_of(*answers)
     return measured, claim.number(moderate, "{:.0%}", "of in-band answers hold an outlier"), answer

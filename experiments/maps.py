@@ -110,11 +110,6 @@ def values(runs, name="after", seeds=None, **wanted):
     return {r["seed"]: r[name] for r in chosen}
 
 
-def paired(a, b):
-    """Differences a - b over the seeds that both have, in the order of seeds."""
-    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
-
-
 def main(file, row, grid, make, judge, takeaway, draw):
     """A map's command line. grid(full) -> cells; judge(runs) -> (measured, number, verdict, seeds);
     takeaway(runs) -> the one sentence of the figure.

@@ -47,65 +47,74 @@ from plumbing.actor import Actor  # noqa: E402
 from plumbing.policy import load_policy  # noqa: E402
 from plumbing.run import Saver  # noqa: E402
 
-RUNS, RESULT, FIGURE = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json"), Path("docs/figures/moe_stability.png")
+RUNS, RESULT = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json")
+FIGURE = Path("docs/figures/moe_stability.png")
 BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 6e-4, 3e-4, 0.5, 4
 BASE = "--use_cpu --prompts_per_step 16 --plain --eval_prompts 128 --eval_samples 2"
 COLD_STARTS = 4                                              # their seeds: 0, 1, 2, 3
-POLICIES = {"top2": "", "top1": "--num_experts 16 --num_experts_per_tok 1 --moe_intermediate_size 192",
-            "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
+ONE = "--num_experts_per_tok 1 --moe_intermediate_size 192"
+POLICIES = {"top2": "", "top1": f"--num_experts 16 {ONE}", "dense": f"--num_experts 1 {ONE}"}
 NAMES = {"top2": "MoE", "top1": "top-1 MoE", "dense": "dense"}
-ANSWERS = {"plain": "", "verbose": "--verbose_answers",       # about 21 and 60 tokens
-           "long": "--verbose_answers --min_terms 20 --max_terms 24"}                # about 130; their teacher has a weaker habit
+ANSWERS = {"plain": "", "verbose": "--verbose_answers",      # about 21 and 60 tokens
+           "long": "--verbose_answers --min_terms 20 --max_terms 24"}        # about 130
 GRPO = "--algorithm grpo --epsilon_high 0.27"                # the band of GSPO's own baseline
-ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"), "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay old"),
-        "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"), "grpo_matched": ("GRPO, GSPO's step", GRPO),   # see one_run
+ARMS = {"grpo": ("GRPO", GRPO), "gspo": ("GSPO", "--algorithm gspo"),
+        "grpo_replay": ("GRPO + replay", GRPO + " --routing_replay old"),
+        "grpo_dual": ("GRPO + dual clip 3", GRPO + " --dual_clip 3"),
+        "grpo_matched": ("GRPO, GSPO's step", GRPO),         # see one_run
         "gspo_wide": ("GSPO, 100x band", "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04"),
         "gspo_replay": ("GSPO + replay", "--algorithm gspo --routing_replay old"),
         "gmpo": ("GMPO", "--algorithm gmpo"), "rspo": ("RSPO", "--algorithm rspo")}
 
 
 def cell(arm, seed, policy="top2", lr=LR, minibatches=16, answers="plain", optim="adamw"):
-    return dict(arm=arm, seed=seed, policy=policy, optim=optim, lr=lr, minibatches=minibatches, answers=answers)
+    return dict(arm=arm, seed=seed, policy=policy, optim=optim, lr=lr, minibatches=minibatches,
+                answers=answers)
 
 
 def grid():
-    """Every run, the most informative first, seed by seed: stopping anywhere leaves whole rows of a table."""
+    """Every run, the most informative first, seed by seed: stopping anywhere leaves whole rows."""
+    others = ("grpo_dual", "gspo_wide", "gspo_replay", "grpo_matched", "gmpo", "rspo")
     for seed in range(8):
         yield from (cell(arm, seed) for arm in ("grpo", "gspo", "grpo_replay"))
         yield from (cell(arm, seed, "dense") for arm in ("grpo", "gspo"))
     for seed in range(4):
-        yield from (cell(arm, seed) for arm in ("grpo_dual", "gspo_wide", "gspo_replay", "grpo_matched", "gmpo", "rspo"))
+        yield from (cell(arm, seed) for arm in others)
         yield from (cell(arm, seed, lr=lr) for lr in (5e-4, LOWER) for arm in ("grpo", "gspo"))
         yield from (cell(arm, seed, minibatches=4) for arm in ("grpo", "gspo"))
     for seed in range(4):
         yield from (cell(arm, seed, "top1") for arm in ("grpo", "gspo", "grpo_replay"))
-    for lr in (SPIKE_LR, 0.2):                               # SGD without a norm clip: how often does one token kill a run?
+    for lr in (SPIKE_LR, 0.2):                               # SGD: how often a token kills a run
         for seed in range(8):
-            yield from (cell(arm, seed, lr=lr, minibatches=4, optim="sgd") for arm in ("grpo", "grpo_dual"))
+            yield from (cell(arm, seed, lr=lr, minibatches=4, optim="sgd")
+                        for arm in ("grpo", "grpo_dual"))
     for answers in ("verbose", "long"):
         for seed in range(4):
             yield from (cell(arm, seed, answers=answers) for arm in ("grpo", "gspo"))
-    for seed in range(4, 8):                                 # as many again, to narrow the intervals
-        yield from (cell(arm, seed) for arm in ("grpo_dual", "gspo_wide", "gspo_replay", "grpo_matched", "gmpo", "rspo"))
+    for seed in range(4, 8):                                 # as many again: narrower intervals
+        yield from (cell(arm, seed) for arm in others)
 
 
-# ---------------------------------------------------------------------------------------------------------------- one run
+# ---------------------------------------------------------------------------------------- one run
 
 @contextmanager
 def watched(seen):
-    """train.py's update and loss, with what it does not log: the largest |log w|, the largest w where A < 0, the length of a step."""
+    """train.py's update and loss, with what it does not log: the largest |log w|, the largest w
+    where A < 0, the length of a step."""
     update, loss = train.update, train.policy_loss
 
     def watched_loss(name, logp, old_logp, advantages, mask, **options):
-        log_w = (logp.detach() - old_logp)[mask]                                                     # [loss tokens]
-        bad = (advantages < 0)[:, None].expand_as(mask)[mask]                                        # [loss tokens]
-        seen.append(dict(log_w_largest=log_w.abs().max().item(), w_negative=log_w.masked_fill(~bad, -torch.inf).max().exp().item()))
+        log_w = (logp.detach() - old_logp)[mask]                                     # [loss tokens]
+        bad = (advantages < 0)[:, None].expand_as(mask)[mask]                        # [loss tokens]
+        largest = log_w.masked_fill(~bad, -torch.inf).max().exp().item()
+        seen.append(dict(log_w_largest=log_w.abs().max().item(), w_negative=largest))
         return loss(name, logp, old_logp, advantages, mask, **options)
 
     def watched_update(args, scorer, policy, *rest):
-        before = torch.nn.utils.parameters_to_vector(policy.parameters()).detach()                   # [parameters]
+        weights = lambda: torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+        before = weights()                                                           # [parameters]
         stats = update(args, scorer, policy, *rest)
-        seen[-1]["step"] = (torch.nn.utils.parameters_to_vector(policy.parameters()).detach() - before).norm().item()
+        seen[-1]["step"] = (weights() - before).norm().item()
         return stats
 
     train.update, train.policy_loss = watched_update, watched_loss
@@ -116,17 +125,23 @@ def watched(seen):
 
 
 def one_run(c, done, batches=BATCHES):
-    """Cold start from the cache, RL, held-out pass@1: one record with its curves. `done`: finished runs, which grpo_matched looks at."""
-    shape, lr, cold = f"{BASE} {POLICIES[c['policy']]} {ANSWERS[c['answers']]}", c["lr"], c["seed"] % COLD_STARTS
-    if c["arm"] == "grpo_matched":                           # Adam's steps are proportional to its rate: scale it by what was measured
-        length = {r["arm"]: sum(r["curve"]["step"][:10]) for r in done if key(r | {"arm": 0}) == key(c | {"arm": 0})}
+    """Cold start from the cache, RL, held-out pass@1: one record with its curves.
+
+    done: finished runs, which grpo_matched looks at.
+    """
+    began, lr, cold, seen = time.perf_counter(), c["lr"], c["seed"] % COLD_STARTS, []
+    shape = f"{BASE} {POLICIES[c['policy']]} {ANSWERS[c['answers']]}"
+    if c["arm"] == "grpo_matched":                           # Adam's steps grow with its rate
+        same = [r for r in done if key(r | {"arm": 0}) == key(c | {"arm": 0})]
+        length = {r["arm"]: sum(r["curve"]["step"][:10]) for r in same}
         lr *= length["gspo"] / length["grpo"]
-    args = parse(f"{shape} --steps {batches} --steps_per_generation {c['minibatches']} --learning_rate {lr} --seed {c['seed']} "
-                 f"--lr_scheduler_type constant_with_warmup --optim {c['optim']} {ARMS[c['arm']][1]}".split())
+    args = parse(f"{shape} --steps {batches} --steps_per_generation {c['minibatches']} "
+                 f"--learning_rate {lr} --seed {c['seed']} --optim {c['optim']} "
+                 f"--lr_scheduler_type constant_with_warmup {ARMS[c['arm']][1]}".split())
     args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
-    began, run, seen = time.perf_counter(), Path("runs/moe_stability") / "-".join(map(str, c.values())), []
+    run = Path("runs/moe_stability") / "-".join(map(str, c.values()))
     task, device = tasks.from_arguments(args), torch.device("cpu")
-    if c["answers"] == "long":                               # the default habit of 0.6 would leave few answers right
+    if c["answers"] == "long":                               # a habit of 0.6 would leave few right
         task = tasks.running_sum(args.min_terms, args.max_terms, args.verbose_answers, habit=0.2)
     policy, tokenizer = load_policy(parse(f"{shape} --seed {cold}".split()), task, device)
     actor = Actor(policy, args)
@@ -136,23 +151,29 @@ def one_run(c, done, batches=BATCHES):
         step, _ = train.train(args, Saver(args, run), actor, tokenizer, task, device, {})
     if step < batches:                                       # Ctrl-C: train.py let the batch end
         raise SystemExit("stopped; the same command goes on with this run's beginning")
-    held_out = pass_at_1(train.held_out(args, actor, tokenizer, task)["sampled"]["rewards"])[0]
+    answers = train.held_out(args, actor, tokenizer, task)["sampled"]
+    held_out = pass_at_1(answers["rewards"])[0]
     shutil.rmtree(run / "checkpoints")
     records = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
     updates = [seen[i:i + c["minibatches"]] for i in range(0, len(seen), c["minibatches"])]
-    curve = {name: [r[name] for r in records] for name in ("pass_rate", "entropy", "log_w_var", "log_s_var", "flip_rate")}
-    curve |= {name: [max(u[name] for u in batch) for batch in updates] for name in ("log_w_largest", "w_negative")}
+    curve = {name: [r[name] for r in records]
+             for name in ("pass_rate", "entropy", "log_w_var", "log_s_var", "flip_rate")}
+    curve |= {name: [max(u[name] for u in batch) for batch in updates]
+              for name in ("log_w_largest", "w_negative")}
     curve["step"] = [mean([u["step"] for u in batch]) for batch in updates]
     curve["clipped"] = [r["clip_low"] + r["clip_high"] for r in records]
     curve["grad_norm"] = [max(m["grad_norm"] for m in r["minibatches"]) for r in records]
     return c | {"rate": lr, "cold_start": cold, "collapsed_at": collapsed_at(curve["pass_rate"]),
-                "last": mean(curve["pass_rate"][-PATIENCE:]), "held_out": held_out, "seconds": time.perf_counter() - began,
-                "flips_per_layer": torch.tensor([r["flip_rate_per_layer"] for r in records]).mean(0).tolist(),
-                "curve": {name: [float(f"{x:.4g}") for x in values] for name, values in curve.items()}}
+                "last": mean(curve["pass_rate"][-PATIENCE:]), "held_out": held_out,
+                "seconds": time.perf_counter() - began,
+                "flips_per_layer": [mean(layer) for layer in
+                                    zip(*(r["flip_rate_per_layer"] for r in records))],
+                "curve": {name: [float(f"{x:.4g}") for x in values]
+                          for name, values in curve.items()}}
 
 
 def collapsed_at(pass_rates):
-    """The first batch, counted from 1, of PATIENCE in a row below half of the best so far; or None."""
+    """The first batch, counted from 1, of PATIENCE in a row below half the best so far, or None."""
     best = running = 0
     for step, rate in enumerate(pass_rates, 1):
         best = max(best, rate)
@@ -175,21 +196,23 @@ def mean(values):
     return sum(values) / len(values)
 
 
-# ------------------------------------------------------------------------------------------------------ tables and verdicts
+# ---------------------------------------------------------------------------- tables and verdicts
 
 def interval(k, n):
-    """Clopper-Pearson: the shares that k of n does not contradict at 95 %, by bisection on the binomial tails."""
+    """Clopper-Pearson: the shares that k of n does not contradict at 95 %, by bisection."""
     def solve(too_low, low=0.0, high=1.0):
         for _ in range(50):
             middle = (low + high) / 2
             low, high = (middle, high) if too_low(middle) else (low, middle)
         return low
     tail = lambda p, counts: sum(math.comb(n, i) * p ** i * (1 - p) ** (n - i) for i in counts)
-    return (solve(lambda p: tail(p, range(k, n + 1)) < 0.025) if k else 0.0, solve(lambda p: tail(p, range(k + 1)) > 0.025) if k < n else 1.0)
+    return (solve(lambda p: tail(p, range(k, n + 1)) < 0.025) if k else 0.0,
+            solve(lambda p: tail(p, range(k + 1)) > 0.025) if k < n else 1.0)
 
 
 def table(runs):
-    """One row per arm and setting: collapses with their interval, values of every seed, means and extremes over seeds."""
+    """One row per arm and setting: collapses with their interval, every seed's values, means and
+    extremes over seeds."""
     names, rows = [name for name in cell(0, 0) if name != "seed"], {}
     for r in runs:
         rows.setdefault(tuple(r[name] for name in names), []).append(r)
@@ -197,50 +220,59 @@ def table(runs):
     for name, rs in rows.items():
         rs.sort(key=lambda r: r["seed"])
         collapsed = sum(r["collapsed_at"] is not None for r in rs)
-        row = dict(zip(names, name), runs=len(rs), collapsed=collapsed, interval=interval(collapsed, len(rs)))
+        row = dict(zip(names, name), runs=len(rs), collapsed=collapsed,
+                   interval=interval(collapsed, len(rs)))
         row |= {x: [r[x] for r in rs] for x in ("seed", "last", "held_out")}
-        row |= {"rate": mean([r["rate"] for r in rs]), "entropy": mean([r["curve"]["entropy"][-1] for r in rs]),
-                "flips_per_layer": torch.tensor([r["flips_per_layer"] for r in rs]).mean(0).tolist()}
-        row |= {x: torch.tensor([r["curve"][x] for r in rs]).median().item() for x in ("log_w_var", "log_s_var", "step")}
-        row |= {x: max(max(r["curve"][x]) for r in rs) for x in ("log_w_largest", "w_negative", "grad_norm")}
+        row |= {"rate": mean([r["rate"] for r in rs]),
+                "entropy": mean([r["curve"]["entropy"][-1] for r in rs]),
+                "flips_per_layer": [mean(layer) for layer in
+                                    zip(*(r["flips_per_layer"] for r in rs))]}
+        row |= {x: torch.tensor([r["curve"][x] for r in rs]).median().item()
+                for x in ("log_w_var", "log_s_var", "step")}
+        row |= {x: max(max(r["curve"][x]) for r in rs)
+                for x in ("log_w_largest", "w_negative", "grad_norm")}
         result.append(row)
     return result
 
 
 def show(rows):
-    print(f"{'policy':7}{'optim':6}{'rate':>8}{'mb':>3} {'answers':8}{'arm':19}{'collapsed':>9}  {'95 %':11}{'last':>6}{'held out':>9}"
-          f"{'flips':>7}{'var log w':>10}{'log s':>9}{'max|log w|':>11}{'max w,A<0':>10}{'max |g|':>9}{'entropy':>8}{'step':>7}")
+    print(f"{'policy':7}{'optim':6}{'rate':>8}{'mb':>3} {'answers':8}{'arm':19}{'collapsed':>9}  "
+          f"{'95 %':11}{'last':>6}{'held out':>9}{'flips':>7}{'var log w':>10}{'log s':>9}"
+          f"{'max|log w|':>11}{'max w,A<0':>10}{'max |g|':>9}{'entropy':>8}{'step':>7}")
     for r in rows:
         low, high = r["interval"]
-        print(f"{r['policy']:7}{r['optim']:6}{r['rate']:8.1e}{r['minibatches']:3} {r['answers']:8}{ARMS[r['arm']][0]:19}"
-              f"{r['collapsed']:4} of {r['runs']}  {low:.2f} - {high:.2f}{mean(r['last']):6.2f}{mean(r['held_out']):9.2f}"
-              f"{mean(r['flips_per_layer']):7.1%}{r['log_w_var']:10.1e}{r['log_s_var']:9.1e}{r['log_w_largest']:11.2f}"
-              f"{r['w_negative']:10.3g}{r['grad_norm']:9.3g}{r['entropy']:8.3f}{r['step']:7.3f}")
+        print(f"{r['policy']:7}{r['optim']:6}{r['rate']:8.1e}{r['minibatches']:3} "
+              f"{r['answers']:8}{ARMS[r['arm']][0]:19}{r['collapsed']:4} of {r['runs']}  "
+              f"{low:.2f} - {high:.2f}{mean(r['last']):6.2f}{mean(r['held_out']):9.2f}"
+              f"{mean(r['flips_per_layer']):7.1%}{r['log_w_var']:10.1e}{r['log_s_var']:9.1e}"
+              f"{r['log_w_largest']:11.2f}{r['w_negative']:10.3g}{r['grad_norm']:9.3g}"
+              f"{r['entropy']:8.3f}{r['step']:7.3f}")
 
 
 def gains(rows):
     """What the three sentences are judged by: {sentence: differences, one per cold start}."""
-    ends = {}                                                # {(policy, arm): {cold start: [pass@1]}}
+    ends = {}                                    # {(policy, arm): {cold start: [pass@1]}}
     for r in rows:
         for seed, value in zip(r["seed"], r["held_out"]):
             place = ends.setdefault((r["policy"], r["arm"]), {})
             place.setdefault(seed % COLD_STARTS, []).append(value)
 
     def gain(arm, policy="top2"):
-        a, b = ends[policy, arm], ends[policy, "grpo"]
-        return {cold: mean(a[cold]) - mean(b[cold]) for cold in sorted(a.keys() & b.keys())}
+        a, b = ({cold: mean(found) for cold, found in ends[policy, name].items()}
+                for name in (arm, "grpo"))
+        return dict(zip(sorted(a.keys() & b.keys()), claim.differences(a, b)))
 
     moe, dense = gain("gspo"), gain("gspo", "dense")
     return {"GSPO prevents it": list(moe.values()),
             "replay repairs it": list(gain("grpo_replay").values()),
-            "flips cause it": [moe[cold] - dense[cold] for cold in sorted(moe.keys() & dense.keys())]}
+            "flips cause it": claim.differences(moe, dense)}
 
 
 BOUNDS = {"GSPO prevents it": ((0, 1), (-1, 0)), "replay repairs it": ((0, 1), (-1, .05)),
           "flips cause it": ((0, 2), (-2, 0))}
 
 
-# ------------------------------------------------------------------------------------------------------------------ the runs
+# --------------------------------------------------------------------------------------- the runs
 
 def read():
     return [json.loads(text) for text in RUNS.read_text().splitlines()] if RUNS.exists() else []
@@ -255,13 +287,15 @@ def run_all(cells):
             r = one_run(c, done)
             with open(RUNS, "a") as f:
                 f.write(json.dumps(r) + "\n")
-            fate = "survived" if r["collapsed_at"] is None else f"collapsed at batch {r['collapsed_at']}"
-            print(f"run {i} of {len(cells)}: {', '.join(map(str, key(c)))}: {fate}, last {r['last']:.2f}, held out {r['held_out']:.2f}, "
-                  f"w at A < 0 up to {max(r['curve']['w_negative']):.3g}, {r['seconds']:.0f} s", flush=True)
+            at = r["collapsed_at"]
+            fate = "survived" if at is None else f"collapsed at batch {at}"
+            print(f"run {i} of {len(cells)}: {', '.join(map(str, key(c)))}: {fate}, last "
+                  f"{r['last']:.2f}, held out {r['held_out']:.2f}, w at A < 0 up to "
+                  f"{max(r['curve']['w_negative']):.3g}, {r['seconds']:.0f} s", flush=True)
 
 
 def write():
-    """results/moe_stability.json from all finished runs: a row of the table of claims, our own table, and every run with its curves."""
+    """results/moe_stability.json from all finished runs: the claim's row, a table, every curve."""
     runs = read()
     rows = table(runs)
     main = [r for r in rows if setting(r) == setting(cell(0, 0))]
@@ -287,21 +321,29 @@ def write():
 
 
 def spike():
-    """One token kills a run of plain SGD without a norm clip; the same run with --dual_clip 3 is identical up to that token."""
-    print(f"GRPO by plain SGD, rate {SPIKE_LR}, no norm clip, 4 mini-batches, seed {SPIKE_SEED}; without and with --dual_clip 3\n")
-    pair = [one_run(cell(arm, SPIKE_SEED, lr=SPIKE_LR, minibatches=4, optim="sgd"), [])["curve"] for arm in ("grpo", "grpo_dual")]
-    print(f"{'':8}{'without':^34}  {'with':^34}\nbatch   " + f"{'pass rate':>10}{'max w, A<0':>12}{'max |g|':>10}    " * 2)
+    """One token kills a run of plain SGD without a norm clip.
+
+    The same run with --dual_clip 3 is identical up to that token.
+    """
+    print(f"GRPO by plain SGD, rate {SPIKE_LR}, no norm clip, 4 mini-batches, seed {SPIKE_SEED}; "
+          "without and with --dual_clip 3\n")
+    pair = [one_run(cell(arm, SPIKE_SEED, lr=SPIKE_LR, minibatches=4, optim="sgd"), [])["curve"]
+            for arm in ("grpo", "grpo_dual")]
+    widths = {"pass_rate": 10, "w_negative": 12, "grad_norm": 10}
+    print(f"{'':8}{'without':^34}  {'with':^34}\nbatch   "
+          + f"{'pass rate':>10}{'max w, A<0':>12}{'max |g|':>10}    " * 2)
     for i in range(BATCHES):
-        cells = ["".join(f"{c[x][i]:{width}.4g}" for x, width in (("pass_rate", 10), ("w_negative", 12), ("grad_norm", 10))) for c in pair]
+        cells = ["".join(f"{c[x][i]:{width}.4g}" for x, width in widths.items()) for c in pair]
         print(f"{i + 1:5}   {'    '.join(cells)}" + "    <- they differ" * (cells[0] != cells[1]))
 
 
 def quick():
     """Three minutes: one seed, half as many batches, nothing written."""
-    show(table([one_run(c, [], batches=8) for c in (cell("grpo", 0), cell("gspo", 0), cell("grpo", 0, "dense"))]))
+    cells = (cell("grpo", 0), cell("gspo", 0), cell("grpo", 0, "dense"))
+    show(table([one_run(c, [], batches=8) for c in cells]))
 
 
-# ----------------------------------------------------------------------------------------------------------------- the figure
+# ------------------------------------------------------------------------------------- the figure
 
 COLOURS = {"grpo": style.ORANGE, "grpo_replay": style.YELLOW, "grpo_dual": style.RED,
            "gspo": style.BLUE}
@@ -313,26 +355,34 @@ def draw():
     result = json.loads(RESULT.read_text())
     figure, axes = style.panels(2, 2, height=7.2, width=9)
     batches = range(1, BATCHES + 1)
-    for ax, policy, lr, title in ((axes[0, 0], "top2", LR, "Mixture of Experts (top-2 of 8), rate 6e-4"),
-                                  (axes[0, 1], "dense", LR, "Dense policy of equal active size, rate 6e-4"),
-                                  (axes[1, 0], "top2", LOWER, "Mixture of Experts, rate 3e-4")):
+    for ax, policy, lr, title in (
+            (axes[0, 0], "top2", LR, "Mixture of Experts (top-2 of 8), rate 6e-4"),
+            (axes[0, 1], "dense", LR, "Dense policy of equal active size, rate 6e-4"),
+            (axes[1, 0], "top2", LOWER, "Mixture of Experts, rate 3e-4")):
         for arm in LINES:
             runs = [r for r in result["runs"] if key(r) == key(cell(arm, r["seed"], policy, lr))]
             if len(runs) > 1:
-                collapsed = f"{ARMS[arm][0]}: {sum(r['collapsed_at'] is not None for r in runs)} of {len(runs)} collapsed"
-                style.band(ax, batches, [r["curve"]["pass_rate"] for r in runs], collapsed, COLOURS[arm], line=LINES[arm])
-        style.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and range of seeds)")
+                collapsed = sum(r["collapsed_at"] is not None for r in runs)
+                name = f"{ARMS[arm][0]}: {collapsed} of {len(runs)} collapsed"
+                curves = [r["curve"]["pass_rate"] for r in runs]
+                style.band(ax, batches, curves, name, COLOURS[arm], line=LINES[arm])
+        style.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and seeds)")
         ax.set_ylim(0, 1)
         ax.legend()
     ax = axes[1, 1]
     for r in result["runs"]:
         if (r["optim"], r["lr"], r["seed"]) == ("sgd", SPIKE_LR, SPIKE_SEED):
-            ax.plot(batches, r["curve"]["pass_rate"], LINES[r["arm"]], color=COLOURS[r["arm"]], label=ARMS[r["arm"]][0])
+            ax.plot(batches, r["curve"]["pass_rate"], LINES[r["arm"]], color=COLOURS[r["arm"]],
+                    label=ARMS[r["arm"]][0])
             if r["arm"] == "grpo":
-                at = max(range(BATCHES), key=r["curve"]["w_negative"].__getitem__)             # the token that kills it
-                ax.annotate(f"a token with w = {r['curve']['w_negative'][at]:.3g}, A < 0", (at + 1, r["curve"]["pass_rate"][at]),
-                            xytext=(0.45, 0.5), textcoords="axes fraction", arrowprops=dict(arrowstyle="->", color="0.4"))
-    style.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}", "rollout batch (4 updates each)", "pass rate")
+                largest = r["curve"]["w_negative"]
+                at = max(range(BATCHES), key=largest.__getitem__)    # the token that kills it
+                ax.annotate(f"a token with w = {largest[at]:.3g}, A < 0",
+                            (at + 1, r["curve"]["pass_rate"][at]), xytext=(0.45, 0.5),
+                            textcoords="axes fraction",
+                            arrowprops=dict(arrowstyle="->", color="0.4"))
+    style.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}",
+                "rollout batch (4 updates each)", "pass rate")
     ax.set_ylim(0, 1)
     ax.legend()
     style.save(figure, FIGURE)
@@ -340,9 +390,9 @@ def draw():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one seed, eight batches, three arms; writes nothing")
-    parser.add_argument("--spike", action="store_true", help="one token kills a run; with dual clip it does not")
-    parser.add_argument("--draw", action="store_true", help="only the figure, from results/moe_stability.json")
+    parser.add_argument("--quick", action="store_true", help="one seed, eight batches; no result")
+    parser.add_argument("--spike", action="store_true", help="one token kills a run")
+    parser.add_argument("--draw", action="store_true", help="make no runs: result and figure")
     options = parser.parse_args()
     if options.quick:
         quick()

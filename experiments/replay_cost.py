@@ -68,8 +68,8 @@ def measure(seeds, quick):
 def judge(data):
     measured = (f"{claim.mean(data['times']):.2f} times the seconds of log-probs and updates "
                 f"(median of pairs); {data['bytes_held']:.0f} bytes per token as held here "
-                f"(indices and logits), {data['bytes_least']} as one-byte indices; 48 layers with 8 experts "
-                f"per token: {data['qwen']}")
+                f"(indices and logits), {data['bytes_least']} as one-byte indices; 48 layers with "
+                f"8 experts per token: {data['qwen']}")
     answer = claim.verdict(data["times"], held=(1.05, math.inf))
     return measured, claim.number(data["times"], "{:.2f}", "times the seconds"), answer
 

@@ -101,7 +101,7 @@ def outcomes(runs, arm, bits, policy="moe"):
 
 def lost(runs, name, bits, policy="moe"):
     """Recomputed minus trusted, paired."""
-    return maps.paired(outcomes(runs, name, bits, policy),
+    return claim.differences(outcomes(runs, name, bits, policy),
                        outcomes(runs, f"{name}_trusted", bits, policy))
 
 
@@ -109,10 +109,11 @@ def judge(runs):
     doses = [bits for bits in DOSES if lost(runs, "grpo", bits) and lost(runs, "gspo", bits)]
     answers = {name: {bits: claim.verdict(lost(runs, name, bits), held=(-math.inf, LOSS))
                       for bits in doses} for name in ("grpo", "gspo")}
-    seeds = min(len(lost(runs, name, bits)) for name in ("grpo", "gspo") for bits in doses)
+    seeds = max(min(len(lost(runs, name, bits)) for name in ("grpo", "gspo")) for bits in doses)
     parts = []
     for bits in doses:
-        protects = maps.paired(*(outcomes(runs, f"{a}_trusted", bits) for a in ("gspo", "grpo")))
+        trusted = [outcomes(runs, f"{name}_trusted", bits) for name in ("gspo", "grpo")]
+        protects = claim.differences(*trusted)
         parts.append(f"{bits}: lost by trusting GRPO {number(lost(runs, 'grpo', bits))}, GSPO "
                      f"{number(lost(runs, 'gspo', bits))}; trusted GSPO minus trusted GRPO "
                      f"{number(protects)}")
@@ -123,12 +124,9 @@ def judge(runs):
 def decide(grpo, gspo, seeds):
     """The verdict from {dose: HELD (tolerates), REFUTED (suffers) or undecided} of the two."""
     suffers = [bits for bits, answer in grpo.items() if answer == claim.REFUTED]
-    spared = all(answer == claim.HELD for answer in grpo.values())
     if suffers and all(gspo[bits] == claim.HELD for bits in suffers):
         return claim.HELD
-    if suffers and all(gspo[bits] == claim.REFUTED for bits in suffers):
-        return claim.REFUTED
-    if spared and claim.REFUTED in gspo.values():
+    if claim.REFUTED in gspo.values() and all(gspo[bits] == claim.REFUTED for bits in suffers):
         return claim.REFUTED
     if {claim.HELD, claim.REFUTED} <= set(gspo.values()):
         return claim.depends("the dose")
@@ -136,7 +134,9 @@ def decide(grpo, gspo, seeds):
 
 
 def headline(runs, doses):
-    return f"{number(lost(runs, 'gspo', doses[0]))} pass@1 lost by GSPO at {doses[0]}"
+    """What trusting costs at the mildest dose."""
+    gspo, grpo = (number(lost(runs, name, doses[-1])) for name in ("gspo", "grpo"))
+    return f"trusting {doses[-1]} costs GSPO {gspo} pass@1, GRPO {grpo}"
 
 
 def remedies(runs, bits):
@@ -144,7 +144,8 @@ def remedies(runs, bits):
     names = {"tis": "TIS", "r3": "R3", "r2": "R2"}
     for arm in ("grpo", "gspo"):
         for way, name in names.items():
-            gain = maps.paired(outcomes(runs, f"{arm}_{way}", bits), outcomes(runs, arm, bits))
+            ends = [outcomes(runs, name, bits) for name in (f"{arm}_{way}", arm)]
+            gain = claim.differences(*ends)
             if gain:
                 yield f"{bits}: {arm.upper()} recomputed + {name} minus recomputed {number(gain)}"
         dense = lost(runs, arm, bits, "dense")
@@ -176,41 +177,56 @@ LOOK = {"grpo_trusted": ("GRPO, trusted", ORANGE, "o", ":"),
 
 def draw(runs):
     doses = [bits for bits in reversed(DOSES) if any(outcomes(runs, arm, bits) for arm in LOOK)]
-    widths = dict(width_ratios=[5, 3])
-    figure, (left, right) = panels(1, 2, height=4.2, width=9.6, gridspec_kw=widths)
+    widths = dict(width_ratios=[5, 4, 3])
+    figure, (left, middle, right) = panels(1, 3, height=4.4, width=10, gridspec_kw=widths)
     for i, (arm, (name, colour, marker, line)) in enumerate(LOOK.items()):
-        shown = [(x, outcomes(runs, arm, bits)) for x, bits in enumerate(doses)]
-        shown = [(x + .07 * (i - 2), list(found.values())) for x, found in shown if found]
         face = "white" if "trusted" in arm else colour
+        look = dict(marker=marker, color=colour, markerfacecolor=face)
+        shown = [(x, list(outcomes(runs, arm, bits).values())) for x, bits in enumerate(doses)]
+        shown = [(x + .07 * (i - 2), found) for x, found in shown if found]
         for x, found in shown:
-            left.plot([x] * len(found), found, marker, color=colour, alpha=.45, markersize=4,
-                      markerfacecolor=face)
+            left.plot([x] * len(found), found, linestyle="", alpha=.5, markersize=4, **look)
         left.plot([x for x, _ in shown], [claim.mean(found) for _, found in shown], line,
-                  marker=marker, color=colour, markerfacecolor=face, markersize=8, label=name)
+                  markersize=8, label=name, **look)
         clipped = [(x, maps.values(runs, "clipped", arm=arm, bits=bits, policy="moe"))
                    for x, bits in enumerate(doses)]
         clipped = [(x, claim.mean(found.values())) for x, found in clipped if found]
-        right.plot(*zip(*clipped), line, marker=marker, color=colour, markerfacecolor=face)
+        right.plot(*zip(*clipped), line, **look)
     for axes in (left, right):
         axes.set_xticks(range(len(doses)), [tick(runs, bits) for bits in doses], fontsize=8)
-    label(left, f"Held-out pass@1 after {BATCHES} batches (small: cold starts, large: mean)",
-          "weights of the sampler; KL(sampler || trainer); experts that differ", "pass@1")
-    label(right, "Clipped tokens: the band mistakes noise for drift", "", "share of loss tokens")
-    left.legend(loc="lower left", fontsize=8)
+        axes.set_xlim(-.4, len(doses) - .6)
+    losses(middle, runs, doses)
+    label(left, f"After {BATCHES} batches (large: means)", "", "held-out pass@1")
+    label(right, "Clipped tokens", "", "share of loss tokens")
+    left.legend(loc="lower left", fontsize=7.5)
     left.set_ylim(0, 1)
     before = claim.mean(maps.values(runs, "before", arm="grpo", policy="moe").values())
     left.axhline(before, color=GREY, linewidth=1)
-    left.text(-.3, before + .01, "cold start", fontsize=8, color=GREY)
+    left.text(len(doses) - .7, before + .01, "cold start", fontsize=8, color=GREY, ha="right")
     return figure
 
 
+def losses(axes, runs, doses):
+    """What trusting costs against the measured dose, a point per cold start and dose."""
+    for name, colour, marker in (("grpo", ORANGE, "s"), ("gspo", BLUE, "o")):
+        points = []
+        for bits in doses:
+            kl = maps.values(runs, "mismatch_kl", arm=name, bits=bits, policy="moe")
+            good, bad = (outcomes(runs, arm, bits) for arm in (name, f"{name}_trusted"))
+            both = sorted(good.keys() & bad.keys())
+            points += [(kl[seed], good[seed] - bad[seed]) for seed in both]
+        axes.plot(*zip(*points), marker, color=colour, markersize=5, label=name.upper())
+    axes.axhline(LOSS, color=GREY, linewidth=1, linestyle=":")
+    axes.set_xscale("log")
+    label(axes, "Lost by trusting the sampler", "KL(sampler || trainer), first batch, nats a token",
+          "pass@1, recomputed - trusted")
+    axes.legend(loc="upper left", fontsize=8)
+
+
 def tick(runs, bits):
-    """A dose's name, KL and flips."""
-    found = maps.values(runs, "kl", arm="dose", bits=bits, policy="moe")
+    """A dose's name and the share of chosen experts that differ, where it was measured."""
     flips = maps.values(runs, "flips", arm="dose", bits=bits, policy="moe")
-    if not found:
-        return bits
-    return f"{bits}\n{claim.mean(found.values()):.0e}\n{claim.mean(flips.values()):.0%}"
+    return f"{bits}\n{claim.mean(flips.values()):.0%} of experts" if flips else bits
 
 
 if __name__ == "__main__":

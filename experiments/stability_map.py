@@ -96,7 +96,7 @@ def frontier(runs, arm, policy="moe", minibatches=4):
     """The largest rate whose mean ends above its start; None if there is none."""
     def gains(rate):
         place = (runs, arm, rate, maps.CHOOSE, policy, minibatches)
-        return maps.paired(ends(*place), ends(*place, name="before"))
+        return claim.differences(ends(*place), ends(*place, name="before"))
     above = [rate for rate in RATES if gains(rate) and claim.mean(gains(rate)) > 0]
     return max(above, default=None)
 
@@ -104,33 +104,34 @@ def frontier(runs, arm, policy="moe", minibatches=4):
 def gap(runs, rates, seeds=maps.REPORT, others=PAIR):
     """GSPO minus GRPO, each at its rate."""
     grpo, gspo = (ends(runs, arm, rate, seeds) for arm, rate in zip(others, rates))
-    return maps.paired(gspo, grpo)
+    return claim.differences(gspo, grpo)
 
 
 def judge(runs):
     best = {arm: best_rate(runs, arm) for arm in MAIN}
     pair = tuple(best[arm] for arm in PAIR)
     own = gap(runs, pair) if all(pair) else []
-    parts = [f"frontier: {', '.join(f'{NAMES[a]} {shown(frontier(runs, a))}' for a in MAIN[:4])}"]
+    edges = [f"{NAMES[arm]} {shown(frontier(runs, arm))}" for arm in MAIN if best[arm]]
+    parts = [f"largest rate that ends above its start: {', '.join(edges) or 'not run'}"]
     largest = gap(runs, (RATES[-1],) * 2, maps.CHOOSE)
     if largest:
         parts.append(f"at {shown(RATES[-1])} GSPO minus GRPO {number(largest)}")
     if not own:
         return "; ".join(parts), "fresh cold starts not run", claim.undecided(0), 0
     shared = {rate: gap(runs, (rate, rate)) for rate in sorted(set(pair))}
-    parts += [f"both at {shown(rate)}: {number(values)}" for rate, values in shared.items()]
+    parts += [f"fresh cold starts, GSPO minus GRPO, both at {shown(rate)}: {number(values)}"
+              for rate, values in shared.items()]
     for arm in MAIN:
         if best[arm]:
             found = ends(runs, arm, best[arm], maps.REPORT)
             if found:
                 parts.append(f"{NAMES[arm]} at its best, {shown(best[arm])}: "
                              f"{claim.number(found.values(), '{:.3f}')}")
-    dense = {rate: maps.paired(*(ends(runs, arm, rate, maps.CHOOSE, "dense") for arm in
+    dense = {rate: claim.differences(*(ends(runs, arm, rate, maps.CHOOSE, "dense") for arm in
                                  reversed(PAIR))) for rate in RATES}
     parts += [f"dense, both at {shown(rate)}: {number(values)}" for rate, values in dense.items()
               if values]
-    return ("GSPO minus GRPO, fresh cold starts, " + "; ".join(parts),
-            f"{number(own)} pass@1, each at its best rate",
+    return ("; ".join(parts), f"{number(own)} pass@1, each at its best rate",
             decide(own, list(shared.values())), len(own))
 
 
@@ -214,7 +215,8 @@ def scatter(axes, runs):
                       label=NAMES[arm])
     axes.axvline(.15, color=GREY, linestyle=":")
     axes.set_xscale("symlog", linthresh=.01)
-    label(axes, "Clipping more is not learning more", "clipped share of tokens", "held-out pass@1")
+    axes.set_xlim(left=0)
+    label(axes, "What is clipped and what is learnt", "clipped share of tokens", "held-out pass@1")
     axes.legend(loc="lower left", fontsize=8)
 
 

@@ -113,6 +113,7 @@ def test_the_verdict_on_trusting_the_sampler():
     assert decide((refuted, held), (held, held)) == held
     assert decide((refuted, held), (refuted, held)) == refuted
     assert decide((held, held), (refuted, held)) == refuted, "only GSPO suffers"
+    assert decide((unsure, held), (unsure, refuted)) == refuted
     assert decide((refuted, refuted), (refuted, held)) == claim.depends("the dose")
     assert decide((unsure, held), (unsure, held)) == unsure
 
