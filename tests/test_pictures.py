@@ -1,4 +1,7 @@
-"""The pictures of experiments/objectives.py show what the papers say. python -m pytest tests/test_pictures.py"""
+"""The pictures of experiments/objectives.py show what the papers say.
+
+    python -m pytest tests/test_pictures.py
+"""
 
 import pytest
 import torch
@@ -12,7 +15,8 @@ def test_ppo_removes_the_gradient_at_two_of_its_four_corners():
     (_, good), (_, bad) = (objectives.curves("ppo", A, ratio) for A in (1.0, -1.0))
     assert good.tolist() == pytest.approx([0.5, 0.0]) and bad.tolist() == pytest.approx([0.0, 1.5])
     good, bad = (objectives.curves("ppo", A, ratio)[0] for A in (1.0, -1.0))
-    assert good.tolist() == pytest.approx([0.5, 1.2]) and bad.tolist() == pytest.approx([-0.8, -1.5])
+    assert good.tolist() == pytest.approx([0.5, 1.2])
+    assert bad.tolist() == pytest.approx([-0.8, -1.5])
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -31,5 +35,6 @@ def test_the_shaded_band_is_the_papers():
 
 
 def test_papers_stand_in_the_order_of_their_dates_and_each_objective_in_its_lane():
-    assert objectives.when("2412.25000") <= 0 == objectives.when("2501.00000") < objectives.when("2507.18071")
+    when = objectives.when
+    assert when("2412.25000") <= 0 == when("2501.00000") < when("2507.18071")
     assert objectives.lane("grpo") == 3 and objectives.lane("gspo") == objectives.lane("gmpo") == 4

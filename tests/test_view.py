@@ -43,34 +43,39 @@ def tensors(seed=0):
     new = old + drift[:, None] * torch.randn(G, T, generator=g)                          # [G, T]
     ids = torch.randint(len(WORDS), (G, T), generator=g)                                 # [G, T]
     ids[0, 0] = 0
-    rollout = Rollout(torch.tensor([[3, 4, 0, 5]]), torch.tensor([[False, True, True, True]]), ids, mask,
-                      old + 0.001, torch.zeros(G, dtype=torch.bool), [f"answer {i}" for i in range(G)], G)
+    prompt, real = torch.tensor([[3, 4, 0, 5]]), torch.tensor([[False, True, True, True]])
+    truncated, texts = torch.zeros(G, dtype=torch.bool), [f"answer {i}" for i in range(G)]
+    rollout = Rollout(prompt, real, ids, mask, old + 0.001, truncated, texts, G)
     advantages = torch.tensor([1.2, -1.2, 0.7, -0.7, 1.0, -1.0])                         # [G]
-    experts = torch.randint(4, (2, L, G, T, K), generator=g)                             # [2, L, G, T, K]
+    experts = torch.randint(4, (2, L, G, T, K), generator=g)                 # [2, L, G, T, K]
     shift = 1 - 0.2 * torch.rand(G, T, generator=g)                                      # [G, T]
     return rollout, old, new, (advantages > 0).float(), advantages, experts, shift
 
 
 def record(step=1, seed=0):
     rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
-    return view.token_record(step, rollout, Words(), old, new, rewards, advantages, old_experts=experts[0],
-                             new_experts=experts[1], router_shift=shift, first_error=[None, 1, 2, 3, 4, None])
+    return view.token_record(step, rollout, Words(), old, new, rewards, advantages,
+                             old_experts=experts[0], new_experts=experts[1], router_shift=shift,
+                             first_error=[None, 1, 2, 3, 4, None])
 
 
 def write_run(folder, groups, **arguments):
     """A run folder with these groups."""
     folder.mkdir()
-    arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4, "epsilon_high": 4e-4, "dual_clip": None,
+    arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4,
+                 "epsilon_high": 4e-4, "dual_clip": None,
                  "off_policy_mask": None, "max_completion_length": 16, **arguments}
     (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
     (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
-    curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4, "flip_rate": None}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": group["step"], **curve}) + "\n" for group in groups))
+    curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
+             "flip_rate": None}
+    metrics = [json.dumps({"step": group["step"], **curve}) + "\n" for group in groups]
+    (folder / "metrics.jsonl").write_text("".join(metrics))
     return folder
 
 
 class Elements(HTMLParser):
-    """The tags of a page, and the text of its scripts and styles, as a browser's parser finds them."""
+    """The tags of a page, and the text of its scripts and styles, as a parser finds them."""
     def __init__(self, html):
         super().__init__()
         self.tags, self.attrs, self.text = [], {}, []
@@ -97,7 +102,8 @@ def test_a_record_holds_a_group_each_answer_cut_at_its_last_loss_token():
         n = len(saved["mask"][i])
         assert saved["ids"][i] == rollout.response_ids[i, :n].tolist()
         assert saved["tokens"][i] == [WORDS[j] for j in saved["ids"][i]]
-        for name, x in (("old_logp", old), ("new_logp", new), ("sampler_logp", rollout.sampler_logp), ("router_shift", shift)):
+        for name, x in (("old_logp", old), ("new_logp", new), ("router_shift", shift),
+                        ("sampler_logp", rollout.sampler_logp)):
             torch.testing.assert_close(torch.tensor(saved[name][i]), x[i, :n], atol=1e-7, rtol=0)
         assert saved["old_experts"][i] == experts[0][:, i, :n].tolist()
         assert saved["new_experts"][i] == experts[1][:, i, :n].tolist()
@@ -128,7 +134,7 @@ def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(tmp
         assert len(group["rewards"]) == 4 and group["tokens"][0][-1] == "<eos>"
         assert {len(x) for x in group["old_experts"]} == {1} and "router_shift" in group
         live = any(group["advantages"])
-        assert live or row["dead_groups"] >= 0.5             # 2 of 4 groups are in the last mini-batch
+        assert live or row["dead_groups"] >= 0.5             # 2 of 4 groups are in `mini`
         for i, reward in enumerate(group["rewards"]):        # the built-in verifier's own words
             assert (group["first_error"][i] is None) == (reward == 1)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
@@ -148,7 +154,8 @@ def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path)
     assert HOSTILE in json.dumps(json.loads(data), ensure_ascii=False).replace('\\"', '"')
     assert json.loads(data)["runs"][0]["groups"] == [record()]
     assert "<" not in data
-    policy = next(meta["content"] for meta in found.attrs["meta"] if meta.get("http-equiv") == "Content-Security-Policy")
+    policy = next(meta["content"] for meta in found.attrs["meta"]
+                  if meta.get("http-equiv") == "Content-Security-Policy")
     for text, directive in ((script, "script-src"), (style, "style-src")):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{directive} 'sha256-{digest}';" in policy
@@ -158,17 +165,20 @@ def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path)
 
 def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(view, "LARGEST_PAGE", 150_000)       # bytes, of three megabytes
-    runs = [write_run(tmp_path / name, [record() | {"step": step} for step in range(1, 31)]) for name in ("a", "b")]
+    groups = [record() | {"step": step} for step in range(1, 31)]
+    runs = [write_run(tmp_path / name, groups) for name in ("a", "b")]
     page = view.write_page(runs, tmp_path / "deeper" / "page.html")
     assert 100_000 < page.stat().st_size < 150_000
     for run in json.loads(dict(reversed(Elements(page.read_text()).text[:2]))["script"])["runs"]:
         steps = [group["step"] for group in run["groups"]]
         assert steps[0] == 1 and steps[-1] == 30 and 2 < len(steps) < 30
-        assert max(b - a for a, b in zip(steps, steps[1:])) <= 1 + min(b - a for a, b in zip(steps, steps[1:]))
+        gaps = [b - a for a, b in zip(steps, steps[1:])]
+        assert max(gaps) <= 1 + min(gaps)
 
 
 def test_numbers_that_are_not_finite_become_null():
-    assert json.loads(view.embedded({"a": [float("nan"), 1.5, {"b": float("-inf")}]})) == {"a": [None, 1.5, {"b": None}]}
+    data = {"a": [float("nan"), 1.5, {"b": float("-inf")}]}
+    assert json.loads(view.embedded(data)) == {"a": [None, 1.5, {"b": None}]}
 
 
 def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path):
@@ -204,11 +214,13 @@ def driver(tmp_path_factory):
         pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
-    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking",
-                 "disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+                 "disable-background-networking", "disable-component-update", "disable-sync",
+                 f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    browser = webdriver.Chrome(options=options, service=service)
     yield browser
     browser.quit()
 
@@ -217,9 +229,11 @@ def driver(tmp_path_factory):
 def page(tmp_path_factory):
     """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
     folder = tmp_path_factory.mktemp("runs")
-    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)], off_policy_mask=0.002)
-    other = write_run(folder / "<img src=x onerror=alert(1)>", [record(step, seed=step + 9) for step in (2, 3)],
-                      algorithm="grpo", reduction="token-mean", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
+    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)],
+                     off_policy_mask=0.002)
+    other = write_run(folder / "<img src=x onerror=alert(1)>",
+                      [record(step, seed=step + 9) for step in (2, 3)], algorithm="grpo",
+                      reduction="token-mean", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
     return view.write_page([gspo, other], folder / "page.html")
 
 
@@ -227,7 +241,7 @@ def page(tmp_path_factory):
 def opened(driver, page):
     driver.get(page.as_uri())
     yield driver
-    assert driver.get_log("browser") == []                   # no error, nothing blocked, nothing loaded
+    assert driver.get_log("browser") == []                   # no error, nothing blocked or loaded
 
 
 def press(driver, keys):
@@ -239,43 +253,56 @@ def shown(driver, panel):
     """[(push, removed, struck)] of a panel's tokens, answer by answer."""
     return driver.execute_script(
         "return [...document.querySelectorAll('.panel')[arguments[0]].querySelectorAll('.token')]"
-        ".map(t => [Number(t.dataset.push), t.dataset.removed, t.classList.contains('struck')])", panel)
+        ".map(t => [Number(t.dataset.push), t.dataset.removed, t.classList.contains('struck')])",
+        panel)
 
 
 def on_screen(driver, panel):
     """(objective, batch, epsilon, epsilon_high) as the page says."""
-    return driver.execute_script("const p = state.panels[arguments[0]]; return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+    return driver.execute_script("const p = state.panels[arguments[0]];"
+                                 "return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+
+
+def padded(rows, fill=0.0):
+    """Lists of numbers, None for what was not finite -> [G, T] float64."""
+    width = max(map(len, rows))
+    rows = [[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def reference(group, name, epsilon, epsilon_high, run):
     """(push, struck, stats) of every saved token by autograd through policy_loss, in float64."""
-    width = max(map(len, group["mask"]))
-    pad = lambda rows, fill=0.0: torch.tensor([[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows],
-                                              dtype=torch.float64)
-    mask, old, new = pad(group["mask"]).bool(), pad(group["old_logp"]), pad(group["new_logp"]).requires_grad_()      # [G, T]
-    per_token = isinstance(group["advantages"][0], list)
-    A = pad(group["advantages"]) if per_token else torch.tensor(group["advantages"], dtype=torch.float64)           # [G, T] or [G]
-    token_min = (OBJECTIVES[name].ratio, OBJECTIVES[name].clip) == ("token", "min")
-    weights = token_weights(mask, run["reduction"]).double() if name == run["objective"] else None                  # [G, T]
-    loss, stats = policy_loss(name, new, old, A, mask, weights=weights, epsilon=epsilon, epsilon_high=epsilon_high, group_size=len(A), max_length=16,
-                              router_shift=pad(group["router_shift"], 1.0) if name == "rspo" else None,
-                              dual_clip=run["dual_clip"] if token_min else None,
-                              off_policy_mask=run["off_policy_mask"])
-    push = -torch.autograd.grad(loss, new)[0]                                                                       # [G, T]
-    flat = lambda x: [value for row, saved in zip(x.tolist(), group["mask"]) for value in row[:len(saved)]]
-    return flat(push), flat((push == 0) & mask & ((A if per_token else A[:, None]) != 0)), stats
+    mask, old = padded(group["mask"]).bool(), padded(group["old_logp"])                  # [G, T]
+    new = padded(group["new_logp"]).requires_grad_()                                     # [G, T]
+    A = group["advantages"]
+    A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G] or [G, T]
+    row, own = OBJECTIVES[name], name == run["objective"]
+    loss, stats = policy_loss(
+        name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
+        weights=token_weights(mask, run["reduction"]).double() if own else None,
+        group_size=len(A), max_length=16, off_policy_mask=run["off_policy_mask"],
+        router_shift=padded(group["router_shift"], 1.0) if name == "rspo" else None,
+        dual_clip=run["dual_clip"] if (row.ratio, row.clip) == ("token", "min") else None)
+    push = -torch.autograd.grad(loss, new)[0]                                            # [G, T]
+    struck = (push == 0) & mask & ((A if A.dim() == 2 else A[:, None]) != 0)             # [G, T]
+    flat = lambda x: [value for values, saved in zip(x.tolist(), group["mask"])
+                      for value in values[:len(saved)]]
+    return flat(push), flat(struck), stats
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
-    runs = json.loads(next(text for tag, text in Elements(page.read_text()).text if tag == "script"))["runs"]
+    texts = Elements(page.read_text()).text
+    runs = json.loads(next(text for tag, text in texts if tag == "script"))["runs"]
     seen = set()
     for step in (2, 3):
-        opened.execute_script("RUNS.forEach((_, p) => choose(p, arguments[0])); goTo(arguments[1])", name, step)
+        opened.execute_script("RUNS.forEach((_, p) => choose(p, arguments[0]));"
+                              "goTo(arguments[1])", name, step)
         for band in (None, 0.05):                            # its own, and one that is set by hand
             if band and OBJECTIVES[name].epsilon is not None:
-                opened.execute_script("state.panels.forEach(p => { p.epsilon = p.epsilonHigh = arguments[0]; }); redraw()", band)
+                opened.execute_script("state.panels.forEach(p => {"
+                                      "p.epsilon = p.epsilonHigh = arguments[0]}); redraw()", band)
             for panel, run in enumerate(runs):
                 group = next(group for group in run["groups"] if group["step"] == step)
                 _, _, epsilon, epsilon_high = on_screen(opened, panel)
@@ -284,10 +311,11 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
                 assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
                 assert [t[2] for t in tokens] == struck
                 for side in ("low", "high"):
-                    assert sum(t[1] == side for t in tokens) == round(float(stats[f"clip_{side}"] * stats["tokens"]))
+                    removed = float(stats[f"clip_{side}"] * stats["tokens"])
+                    assert sum(t[1] == side for t in tokens) == round(removed)
                 seen |= {t[1] for t in tokens}
     cuts = OBJECTIVES[name].clip in ("min", "log-min", "tv", "kl")
-    assert seen == ({"", "low", "high"} if cuts else {"", "low"})     # low: the first run's off_policy_mask
+    assert seen == ({"", "low", "high"} if cuts else {"", "low"})     # low: off_policy_mask
 
 
 @pytest.mark.slow
@@ -295,13 +323,15 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp
     rollout, old, new, rewards, advantages, *_ = tensors()
     per_token = advantages[:, None] * (torch.arange(T) > 2)                              # [G, T]
     group = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
-    driver.get(view.write_page([write_run(tmp_path / "run", [group], algorithm="gspo_token")]).as_uri())
+    run = write_run(tmp_path / "run", [group], algorithm="gspo_token")
+    driver.get(view.write_page([run]).as_uri())
     names = driver.execute_script("return usable(RUNS[0])")
-    assert "gspo_token" in names and "grpo" in names and not {"gspo", "gmpo", "rspo", "vespo"} & set(names)
+    assert {"gspo_token", "grpo"} <= set(names) and not {"gspo", "gmpo", "vespo"} & set(names)
+    options = {"dual_clip": None, "off_policy_mask": None, "objective": ""}
     for name in ("gspo_token", "grpo", "cispo"):
         driver.execute_script("choose(0, arguments[0]); redraw()", name)
         _, _, epsilon, epsilon_high = on_screen(driver, 0)
-        push, struck, _ = reference(group, name, epsilon, epsilon_high, {"dual_clip": None, "off_policy_mask": None, "objective": ""})
+        push, struck, _ = reference(group, name, epsilon, epsilon_high, options)
         assert [t[0] for t in shown(driver, 0)] == pytest.approx(push, rel=1e-6, abs=1e-12)
         assert [t[2] for t in shown(driver, 0)] == struck
     press(driver, "g")
@@ -312,7 +342,8 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp
 def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
     assert on_screen(opened, 0)[0] == "gspo" and on_screen(opened, 1)[0] == "grpo"
     press(opened, "g")
-    assert on_screen(opened, 0)[0] == "grpo" and on_screen(opened, 1) == ["gspo", on_screen(opened, 0)[1], 3e-4, 4e-4]
+    assert on_screen(opened, 0)[0] == "grpo"
+    assert on_screen(opened, 1) == ["gspo", on_screen(opened, 0)[1], 3e-4, 4e-4]
     before = on_screen(opened, 0)[2]
     press(opened, "]")
     assert on_screen(opened, 0)[2] == pytest.approx(1.5 * before)
@@ -324,12 +355,14 @@ def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
     press(opened, "n")
     assert on_screen(opened, 0)[1] == 2
     press(opened, "a")
-    assert on_screen(opened, 0)[0] == opened.find_element("id", "objective0").get_attribute("value") != "grpo"
+    chosen = opened.find_element("id", "objective0").get_attribute("value")
+    assert on_screen(opened, 0)[0] == chosen != "grpo"
     press(opened, "e")
     assert len(opened.find_elements("css selector", ".layers")) == 2 * G
-    dark = opened.execute_script("return document.documentElement.dataset.theme")
+    theme = lambda: opened.execute_script("return document.documentElement.dataset.theme")
+    before = theme()
     press(opened, "d")
-    assert {dark, opened.execute_script("return document.documentElement.dataset.theme")} == {"dark", "light"}
+    assert {before, theme()} == {"dark", "light"}
 
 
 @pytest.mark.slow
@@ -339,16 +372,19 @@ def test_sliders_lists_and_tokens_work_from_the_keyboard(opened):
     before = on_screen(opened, 0)[2]
     slider.send_keys(Keys.ARROW_RIGHT)
     assert on_screen(opened, 0)[2] > before
-    assert opened.execute_script("return document.activeElement.id") == "epsilon0"       # kept while the page is drawn anew
+    focused = lambda: opened.execute_script("return document.activeElement.id")
+    assert focused() == "epsilon0"                           # kept while the page is drawn anew
     opened.find_element("id", "batch").send_keys(Keys.HOME)
     assert on_screen(opened, 0)[1] == 1
     opened.execute_script("document.getElementById('token0-0-0').focus()")
     press(opened, Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
-    assert opened.execute_script("return document.activeElement.id") == "token0-1-1"
+    assert focused() == "token0-1-1"
     spoken = opened.find_element("id", "inspector").text
-    assert spoken == opened.find_element("id", "token0-1-1").get_attribute("aria-label") and "first wrong step" in spoken
-    unnamed = opened.execute_script("return [...document.querySelectorAll('select, input, [role=img]')].filter("
-                                    "e => !e.labels?.length && !e.getAttribute('aria-label')).map(e => e.outerHTML)")
+    assert spoken == opened.find_element("id", "token0-1-1").get_attribute("aria-label")
+    assert "first wrong step" in spoken
+    unnamed = opened.execute_script(
+        "return [...document.querySelectorAll('select, input, [role=img]')].filter("
+        "e => !e.labels?.length && !e.getAttribute('aria-label')).map(e => e.outerHTML)")
     assert unnamed == []
 
 
@@ -364,8 +400,10 @@ def test_a_hostile_answer_is_shown_and_not_run(opened):
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_page_fits_its_window_in_light_and_dark(opened, width):
     for dark in ("light", "dark"):
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": dark}]})
-        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False})
+        scheme = {"features": [{"name": "prefers-color-scheme", "value": dark}]}
+        window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
         opened.refresh()
         assert opened.execute_script("return document.documentElement.dataset.theme") == dark
         assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")

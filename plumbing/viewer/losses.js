@@ -6,7 +6,7 @@
 // The ratios and clips of losses.OBJECTIVES that are known here.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];
 const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma"];
-const AROUND_0 = ["log-min", "tv", "kl"];  // the band bounds log w or a change of probability, not w
+const AROUND_0 = ["log-min", "tv", "kl"];  // their band bounds log w or a change of probability
 
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const count = mask => mask.reduce((a, b) => a + b, 0);

@@ -188,7 +188,8 @@ const KEYS = {
 document.addEventListener("keydown", event => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const token = event.target.closest?.(".token");
-  const by = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+  const arrows = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]};
+  const by = arrows[event.key];
   if (token && by) {
     const [p, i, t] = token.id.slice(5).split("-").map(Number);
     byId(`token${p}-${i + by[0]}-${t + by[1]}`)?.focus();
