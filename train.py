@@ -99,6 +99,7 @@ def update(args, scorer, policy, optimizer, batch):
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
         value_loss = more.get("critic", torch.zeros_like(loss))
+        stats = batches.of_live(stats, part, new.logp)
         parts.append(stats | {"loss": loss.detach(), "value_loss": value_loss.detach()})
     stats = batches.whole_stats(parts, batch.rollout.mask)
     trained = [p for group in optimizer.param_groups for p in group["params"]]

@@ -17,6 +17,7 @@ from losses import token_weights
 from plumbing import processes
 from plumbing.actor import Forward
 from plumbing.replay import concat_routes, replayed
+from ratios import ratio_stats
 from rollout import Rollout
 from routes import Pass, Routes, has_routers
 
@@ -102,14 +103,31 @@ def with_weights(args, batch):
 
 
 def with_gradient(args, batch):
-    """The batch without groups of equal rewards, where that changes no gradient: A = 0 everywhere and
-    no other term in the loss. One group stays, so that there is a forward."""
+    """The batch without groups of equal rewards, where that changes no gradient: A = 0 everywhere,
+    no other term in the loss. One group stays, so that there is a forward. Where the others must
+    be computed too, `live` [B] says which rows would have stayed."""
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
     per_answer = args.advantage in ("group", "leave_one_out") and not args.token_credit
-    if args.plain or others or not per_answer or processes.world() > 1:
+    if not per_answer:
         return batch
     live = batch["advantages"].view(-1, args.num_generations).ne(0).any(-1).nonzero().squeeze(-1)
-    return batch.prompts(live if len(live) else live.new_zeros(1))
+    live = live if len(live) else live.new_zeros(1)
+    if not (args.plain or others or processes.world() > 1):
+        return batch.prompts(live)
+    rows = torch.zeros(len(batch.rollout.mask), dtype=torch.bool, device=live.device)   # [B]
+    rows[batch.rollout.rows_of(live)] = True
+    return replace(batch, tensors=batch.tensors | {"live": rows})
+
+
+def of_live(stats, part, logp):
+    """The stats of a micro-batch as if groups without a signal had not been computed: one definition
+    of the ratios' spread, whether they were (several processes, --plain, a KL) or not."""
+    if part["live"] is None:
+        return stats
+    mask = part.rollout.mask & part["live"][:, None]                                # [B, T]
+    spread = ratio_stats(logp.detach(), part["old_logp"], mask)
+    share = stats["tokens"] / spread["tokens"].clamp(min=1)
+    return stats | spread | {name: stats[name] * share for name in ("clip_low", "clip_high")}
 
 
 def whole_stats(parts, mask):
