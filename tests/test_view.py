@@ -275,7 +275,7 @@ def reference(group, name, epsilon, epsilon_high, run):
     mask, old = padded(group["mask"]).bool(), padded(group["old_logp"])                  # [G, T]
     new = padded(group["new_logp"]).requires_grad_()                                     # [G, T]
     A = group["advantages"]
-    A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G] or [G, T]
+    A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G], [G, T]
     row, own = OBJECTIVES[name], name == run["objective"]
     loss, stats = policy_loss(
         name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
