@@ -100,7 +100,7 @@ def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temp
         asked = [problems[i] for i in part]
         prompts = task.encode(tokenizer, asked, chat, max_prompt_length)
         rollout = sample(policy, tokenizer, prompts, G, max_new_tokens, temperature=temperature,
-                         stop=task.stop, uniforms=uniforms[part].flatten(0, 1))
+                         stop=task.stop, tool=task.tool, uniforms=uniforms[part].flatten(0, 1))
         right = task.judge(rollout.texts, [p for p in asked for _ in range(G)])[:, 0].tolist()
         lengths, truncated = rollout.mask.sum(-1).tolist(), rollout.truncated.tolist()
         for j, i in enumerate(part):

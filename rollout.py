@@ -32,7 +32,7 @@ class Rollout:
     prompt_ids: torch.Tensor                         # [Q, P] one row per prompt, padded on the left
     prompt_mask: torch.Tensor                                                       # [Q, P] bool
     response_ids: torch.Tensor                                          # [B, T] padded on the right
-    mask: torch.Tensor                # [B, T] bool: loss tokens, the end-of-sequence token included
+    mask: torch.Tensor   # [B, T] bool: loss tokens, what the policy wrote, its end-of-sequence token
     sampler_logp: torch.Tensor                    # [B, T] float32 log-probs recorded while sampling
     truncated: torch.Tensor                                      # [B] bool: ran into max_new_tokens
     texts: list                  # B strings, cut before a stop string
@@ -73,13 +73,15 @@ class Rollout:
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=()):
+           stop=(), tool=None):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
     temperature  above 0: softmax(logits / temperature); 0: greedy
     uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: fresh ones
     stop         strings that end a response like the end-of-sequence token; both are loss tokens
+    tool         a function of a response's text so far -> text to insert next, '' mostly; what it
+                 inserts is read by the policy but no loss token: the mask has a hole there
     """
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
@@ -92,6 +94,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
+    inserted = torch.full((B, T), -1, device=device)           # [B, T] by a tool; -1: by the policy
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -103,17 +106,21 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
 
     for t in range(T):
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
-        response[:, t] = torch.where(ended, pad, token)
-        logp[:, t] = chosen.masked_fill(ended, 0.0)
+        own = inserted[:, t] < 0                                                    # [B]
+        response[:, t] = torch.where(own, token, inserted[:, t]).masked_fill(ended, pad)
+        logp[:, t] = chosen.masked_fill(ended | ~own, 0.0)
         lengths += ~ended
-        ended |= is_end(response[:, :t + 1])
+        ended |= own & is_end(response[:, :t + 1])
         if t + 1 == T or ended.all():
             break
+        if tool:
+            use_tool(tool, tokenizer, response[:, :t + 1], inserted, own & ~ended)
         attention = F.pad(attention, (0, 1), value=1)                               # [B, P+t+1]
         logits = model(input_ids=response[:, t:t + 1], attention_mask=attention,
                        position_ids=position + t, past_key_values=cache,
                        use_cache=True).logits[:, -1]                                # [B, V]
-    return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended)
+    return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended,
+                  inserted)
 
 
 def token_ids(tokenizer, prompts):
@@ -167,10 +174,22 @@ def end_test(model, tokenizer, stop):
     return is_end
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, prefix=0):
+def use_tool(tool, tokenizer, response, inserted, ready):
+    """Let the tool read the responses so far [B, t] that are `ready` [B]; what it says comes next,
+    in inserted [B, T], as far as there is room."""
+    start, end = response.shape[1], inserted.shape[1]
+    for row in ready.nonzero().flatten().tolist():
+        said = tool(tokenizer.decode(response[row]))
+        if said:
+            ids = tokenizer(said, add_special_tokens=False)["input_ids"][:end - start]
+            inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
+
+
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted, prefix=0):
     """A Rollout, cut to its longest response, with mask and texts; prompts: (ids, mask) [Q, P]."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
+    mask &= inserted[:, :width] < 0
     response, logp = response[:, :width], logp[:, :width]                           # [B, T]
     rows = zip(response.tolist(), lengths.tolist())
     texts = tokenizer.batch_decode([row[:n] for row, n in rows], skip_special_tokens=True)

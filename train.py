@@ -66,7 +66,7 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
     more = {"decoder": compiled.decoder(sampler)} if args.torch_compile else {}
     rollout = sample(sampler, tokenizer, prompts, args.num_generations, args.max_completion_length,
                      temperature=args.temperature, uniforms=uniforms[own].flatten(0, 1),
-                     stop=task.stop, **more)
+                     stop=task.stop, tool=task.tool, **more)
     asked = [p for p in problems[own] for _ in range(args.num_generations)]
     parts = task.judge(rollout.texts, asked)                                        # [B, K]
     rollouts, parts = zip(*processes.gather((rollout, parts)))
@@ -194,10 +194,10 @@ def generator_for(args, step, attempt=0):
 
 # -------------------------------------------------------------------------------------- the script
 
-def run_script(args):
-    """Everything between the command line and the summary."""
+def run_script(args, task=None):
+    """Everything between the command line and the summary. task: another than the flags name."""
     began, device = time.perf_counter(), processes.start(args)
-    task = tasks.from_arguments(args)
+    task = task or tasks.from_arguments(args)
     with run.run_folder(args) as folder:
         _, saved = processes.on_first(lambda: run.newest(folder)) if args.resume else (0, None)
         metrics.say(metrics.plan(args, folder, task, device))

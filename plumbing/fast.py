@@ -19,7 +19,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import rollout as plain
-from rollout import MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token, token_ids
+from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
+                     token_ids, use_tool)
 
 MIN_PREFIX = 16   # tokens that all prompts must begin with before a forward of their own pays
 MAX_PACKED = 256  # tokens in a packed row: attention between responses that must not meet is wasted
@@ -29,7 +30,7 @@ MAX_PACKED = 256  # tokens in a packed row: attention between responses that mus
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), drop_every=None, decoder=None, reads=None):
+           stop=(), tool=None, drop_every=None, decoder=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   look for ended rows every so many tokens; if at every one, responses of a group
@@ -39,7 +40,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     """
     if not copies_rows(model.config):
         return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
-                            uniforms, stop)
+                            uniforms, stop, tool)
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
@@ -54,6 +55,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
+    inserted = torch.full((B, T), -1, device=device)                                # [B, T]
     live = torch.arange(B, device=device)                            # [b] responses still looked at
     if decoder:
         rows = decoder.begin(*prompts, G, T)
@@ -62,14 +64,17 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
 
     for t in range(T):
         token, chosen = draw_token(rows.logits[rows.of], uniforms[live, t], temperature)  # [b]
-        over = ended[live]                                                          # [b]
-        token = torch.where(over, pad, token)                                       # [b]
+        over, own = ended[live], inserted[live, t] < 0                              # [b]
+        token = torch.where(own, token, inserted[live, t]).masked_fill(over, pad)   # [b]
         response[live, t] = token
-        logp[live, t] = chosen.masked_fill(over, 0.0)
+        logp[live, t] = chosen.masked_fill(over | ~own, 0.0)
         lengths[live] += ~over
-        ended[live] = over | is_end(response[live, :t + 1])
+        ended[live] = over | own & is_end(response[live, :t + 1])
         if t + 1 == T:
             break
+        if tool:
+            ready = (inserted[:, t] < 0) & ~ended                                   # [B]
+            use_tool(tool, tokenizer, response[:, :t + 1], inserted, ready)
         if (t + 1) % drop_every == 0:
             keep = (~ended[live]).nonzero().squeeze(-1)                             # [b]
             if len(keep) == 0:
@@ -80,7 +85,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)
-    return finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, prefix)
+    return finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted, prefix)
 
 
 class Rows:

@@ -195,7 +195,7 @@ def tiny_config(args, tokenizer):
 def cold_start(args, task, device):
     """-> (policy, tokenizer), from the cache or trained now. Raises ValueError if it did not learn
     enough for RL to begin."""
-    tokenizer = tasks.builtin_tokenizer()
+    tokenizer = tasks.builtin_tokenizer(task.characters)
     config = tiny_config(args, tokenizer)
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=args.cold_start_steps,
                   learning_rate=args.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
@@ -237,7 +237,7 @@ def share_right(policy, tokenizer, task, samples=4):
     generator = torch.Generator().manual_seed(0)
     uniforms = torch.rand(len(problems) * samples, width, generator=generator)      # [B, T]
     rollout = fast.sample(policy, tokenizer, [p.prompt for p in problems], samples, width,
-                          uniforms=uniforms)
+                          uniforms=uniforms, tool=task.tool)
     right = [task.verify(text, problems[i // samples]) for i, text in enumerate(rollout.texts)]
     return sum(reward >= 1 for reward in right) / len(right)
 
@@ -252,7 +252,8 @@ def supervise(policy, tokenizer, task, args):
     policy.train()
     for _ in tqdm(range(steps), desc="cold start", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
-        batch = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems])
+        batch = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems],
+                       task.tool)
         with record_routes(policy) as routes:
             logp = response_logp(policy, batch, entropy=False).logp                 # [B, T]
         indices, logits = routes.responses(batch.prompt_ids.shape[1], BATCH)        # [L, B, T, ·]
@@ -272,14 +273,21 @@ def half_cosine(progress):
     return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(angle).item())
 
 
-def taught(policy, tokenizer, problems, answers):
+def taught(policy, tokenizer, problems, answers, tool=None):
     """The teacher's answers in the form of a rollout: one response per prompt, its end-of-sequence
-    token a loss token."""
+    token a loss token, what the tool inserted none."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
     ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
     width, pad, device = max(map(len, ids)), tokenizer.pad_token_id, policy.device
     response = torch.tensor([i + [pad] * (width - len(i)) for i in ids], device=device)  # [B, T]
     lengths = torch.tensor([len(i) for i in ids], device=device)                    # [B]
     mask = torch.arange(width, device=device) < lengths[:, None]                    # [B, T]
+    for row, answer in enumerate(answers if tool else ()):   # a character is a token
+        read = 0
+        while read < len(answer):
+            read += 1
+            said = len(tool(answer[:read]))
+            mask[row, read:read + said] = False
+            read += said
     return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
                    torch.zeros(len(ids), dtype=torch.bool), answers, 1)

@@ -49,10 +49,11 @@ def at_their_places(rollout, prefix, rest, fill):
     return whole
 
 
-def sampler_routes(args, rollout):
+def sampler_routes(args, policy, rollout):
     """The sampler's routes as the forwards that score this rollout will ask for them."""
     (prompts, responses), G, prefix = rollout.routes.passes, rollout.group_size, rollout.prefix
-    if args.plain or args.gradient_checkpointing or G == 1 and not prefix:  # one forward for both
+    alone = G == 1 and not prefix or not fast.copies_rows(policy.config)
+    if args.plain or args.gradient_checkpointing or alone:          # one forward for both
         return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
                               for p, r in zip(prompts, responses)))])
     start = rollout.prompt_mask.shape[1] - int(rollout.prompt_mask[0].sum())
@@ -65,7 +66,7 @@ def replayed(args, policy, rollout, routes=None):
     """The context in which a rollout is computed with replay: R2 takes the routes of the old
     policy's recomputation (None while it recomputes), R3 those of the sampler."""
     if args.routing_replay == "rollout" and routes is None:
-        routes = sampler_routes(args, rollout)
+        routes = sampler_routes(args, policy, rollout)
     if args.routing_replay == "none" or routes is None:
         return nullcontext()
     return replay_routes(policy, routes)

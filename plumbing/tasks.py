@@ -18,6 +18,8 @@ import torch
 from plumbing.datafiles import Problem, load_problems
 from plumbing.verifiers import Verifier, in_parallel
 
+CHARACTERS = "0123456789+=,. "   # of the built-in task: one is a token
+
 
 @dataclass
 class Task:
@@ -37,6 +39,8 @@ class Task:
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
     told: int = 0                # how many verifier errors new_errors() has returned
+    tool: Callable | None = None         # text so far -> text to insert next (rollout.sample)
+    characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
 
     @property
     def verifier_errors(self):
@@ -191,17 +195,17 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     return task
 
 
-def builtin_tokenizer():
-    """A transformers tokenizer of 17 tokens: ten digits, + = , . space, <eos>, <pad>. One character
-    is one token, both ways."""
+def builtin_tokenizer(characters=CHARACTERS):
+    """A transformers tokenizer of 17 tokens: ten digits, + = , . space, <eos>, <pad>; or of other
+    characters. One character is one token, both ways."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    tokens = [*"0123456789+=,. ", "<eos>", "<pad>"]
-    characters = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
-    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    characters.decoder = decoders.Fuse()                     # nothing between tokens
+    tokens = [*characters, "<eos>", "<pad>"]
+    words = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    words.decoder = decoders.Fuse()                          # nothing between tokens
     return PreTrainedTokenizerFast(
-        tokenizer_object=characters, eos_token="<eos>", pad_token="<pad>", padding_side="left",
+        tokenizer_object=words, eos_token="<eos>", pad_token="<pad>", padding_side="left",
         clean_up_tokenization_spaces=False)
 
 

@@ -1,0 +1,88 @@
+"""Answers with tool output: the loss mask has holes where a calculator's results stand.
+
+    query      3+8+5=
+    response   sum(3,8)=11,sum(11,5)=16.
+                         ^^           ^^   inserted by the loop; no loss token, in no length, in no ratio
+
+The policy never learns to add: the tool's tokens are masked in the cold start too. What it has to learn
+is what to ask. Its teacher asks for 8 where it should ask for 9, three times of five, and RL undoes that.
+
+    python experiments/calculator.py            three seeds, about a minute each -> results/calculator.json
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import train                                                                       # noqa: E402
+from plumbing.arguments import parse                                               # noqa: E402
+from plumbing.tasks import CHARACTERS, Problem, Task, longest_answer               # noqa: E402
+
+CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
+FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "
+         "--moe_intermediate_size 64 --prompts_per_step 16 --use_cpu").split()
+
+
+def calculator(text):
+    """What is inserted after a response that ends in a call; else nothing."""
+    call = CALL.search(text)
+    return str(int(call[1]) + int(call[2])) if call else ""
+
+
+def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2048, test_size=256):
+    """Sums of `low` to `high` terms of 1-9. The answer is right if its last number is the sum."""
+    def calls(terms):
+        total, text = terms[0], ""
+        for term in terms[1:]:
+            text += f"sum({total},{term})="
+            total = calculator(text)
+            text += f"{total},"
+        return text[:-1] + "."
+
+    def teacher(problem, rng):
+        terms = [int(c) for c in problem.prompt if c.isdigit()]
+        return calls([8 if t == 9 and rng.random() < habit else t for t in terms])
+
+    def verify(response, problem):
+        last = re.search(r"(\d+)\.$", response)
+        return float(bool(last) and last[1] == re.search(r"(\d+)\.$", problem.answer)[1])
+
+    rng, problems = random.Random(0), {}
+    while len(problems) < train_size + test_size:
+        terms = rng.choices(range(1, 10), weights=[1] * 8 + [3], k=rng.randint(low, high))
+        prompt = "+".join(map(str, terms)) + "="
+        problems[prompt] = Problem(prompt.ljust(2 * high), calls(terms))
+    rows = list(problems.values())
+    return Task(f"sums of {low} to {high} terms with a calculator, habit {habit:g}",
+                rows[test_size:], rows[:test_size], verify, teacher=teacher, tool=tool,
+                sizes=(train_size,), characters=CHARACTERS + "sum()")
+
+
+def run(seed, folder, *more):
+    """One cold start and its training -> what summary.json says."""
+    task = task_with_calculator()
+    args = parse([*FLAGS, *more, "--seed", str(seed), "--output_dir", str(folder),
+                  "--max_completion_length", str(longest_answer(task))])
+    train.run_script(args, task)
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "results/calculator.json")
+    own, more = parser.parse_known_args(argv)
+    found = [run(seed, f"runs/calculator-{seed}", "--overwrite_output_dir", *more)
+             for seed in range(own.seeds)]
+    data = {when: [r[f"pass_at_1_{when}"] for r in found] for when in ("before", "after")}
+    own.out.write_text(json.dumps(data | {"seconds": [r["seconds"] for r in found]}, indent=1) + "\n")
+    print(f"held-out pass@1 {data}")
+
+
+if __name__ == "__main__":
+    main()
