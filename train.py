@@ -138,8 +138,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         if args.old_logp == "recompute":
             quantile = args.entropy_quantile > 0
             old = score(args, scorer, policy, rollout, entropy=quantile, replay=True)
-            tensors["old_logp"] = old.logp                                          # [B, T]
-            tensors |= high_entropy(args, old.entropy, mask)                        # [B, T]
+            tensors = {"old_logp": old.logp, **high_entropy(args, old.entropy, mask)}   # [B, T]
         tensors |= mismatch_correction(args, tensors["old_logp"], rollout)          # [B, T]
         if reference is not None:  # scored as old_logp is, so that equal policies differ by exactly 0
             tensors["ref_logp"] = score(args, reference, reference.policy, rollout).logp    # [B, T]

@@ -20,7 +20,7 @@ from routes import record_routes
 from test_routes import make
 from tiny_run import TINY, metrics
 
-FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral", "DeepSeek-V3")
+FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
 SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all prompts begin with
 WAYS = {"plain": (plain_sample, plain_logp), "fast": (fast.sample, fast.response_logp)}
@@ -154,8 +154,12 @@ def test_with_one_policy_r3_is_r2_is_no_replay_at_first(workplace, monkeypatch):
     assert last["old"] == pytest.approx(last["rollout"], rel=1e-3) != pytest.approx(last["none"], rel=1e-3)
 
 
-@pytest.mark.parametrize("more", [[], ["--plain"], ["--micro_batch_size", "1"], ["--gradient_checkpointing"],
-                                  ["--dynamic_sampling"], ["--algorithm", "rspo"]])
+def slow(*flags):
+    return pytest.param(list(flags), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("more", [["--plain"], ["--micro_batch_size", "1"], slow(), slow("--gradient_checkpointing"),
+                                  slow("--dynamic_sampling"), slow("--algorithm", "rspo")])
 def test_r3_lowers_the_gap_to_a_rounded_sampler(more, workplace):
     """Recomputed log-probs stand nearer to the sampler's if the experts are the same."""
     gap = {kind: run(kind, "--sampler_dtype", "int3", "--routing_replay", kind, *more)[0]["mismatch_kl"]

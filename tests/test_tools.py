@@ -128,9 +128,15 @@ def small(workplace, monkeypatch):
 TASK = toy.task_with_calculator
 
 
-@pytest.mark.parametrize("flags", [[], ["--algorithm", "ppo"], ["--algorithm", "reinforce_plus_plus"],
-                                   ["--algorithm", "dr_grpo", "--routing_replay", "rollout", "--sampler_dtype", "int4"],
-                                   ["--beta", "0.1", "--entropy_coef", "0.01", "--entropy_quantile", "0.5"]])
+def slow(*flags):
+    return pytest.param(list(flags), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("flags", [
+    ["--algorithm", "ppo"],
+    ["--algorithm", "dr_grpo", "--routing_replay", "rollout", "--sampler_dtype", "int4"],
+    slow(), slow("--algorithm", "reinforce_plus_plus"),
+    slow("--beta", "0.1", "--entropy_coef", "0.01", "--entropy_quantile", "0.5")])
 def test_the_calculator_trains_with(flags, small):
     toy.run(0, "run", *flags, "--eval_samples", "1")
     records, samples = metrics("run"), Path("run/samples.jsonl").read_text()
