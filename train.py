@@ -14,7 +14,6 @@ import time
 from functools import partial
 
 import torch
-from torch import nn
 from transformers import set_seed
 from transformers.utils import logging
 
@@ -98,13 +97,9 @@ def update(args, scorer, policy, optimizer, batch):
             more = other_terms(args, policy, part, new, whole)
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
-        value_loss = more.get("critic", torch.zeros_like(loss))
-        stats = batches.of_live(stats, part, new.logp)
-        parts.append(stats | {"loss": loss.detach(), "value_loss": value_loss.detach()})
+        parts.append(batches.part_stats(stats, part, new.logp, loss, more))
     stats = batches.whole_stats(parts, batch.rollout.mask)
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, args.max_grad_norm or math.inf)
-    stats["grad_norm"] = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    stats["grad_norm"] = batches.clip_gradient(optimizer, args.max_grad_norm)
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     if not stats["skipped"]:
         optimizer.step()
@@ -168,7 +163,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         record = metrics.batch_record(args, step, task, parts, updates, batch, mini, new, clock)
         record["lr"] = schedule.get_last_lr()[0]
         record["bytes_offloaded"] = optimizer.moved() if args.optimizer_offload else None
-        progress["verifier_errors"] += sum(processes.gather(task.new_errors()))
+        progress["verifier_errors"] += task.new_errors()
         record["verifier_errors"] = progress["verifier_errors"]
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         if args.eval_steps and step % args.eval_steps == 0 and step < args.steps:
@@ -178,7 +173,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
         asked = [problems[i] for i in prompts]
         save_tokens(args, saver.folder, step, tokenizer, task, mini, asked, new)
         saver.mark(step)
-        stopping = any(processes.gather(bool(stop)))
+        stopping = stop()
         if stopping or step == args.steps or args.save_steps and step % args.save_steps == 0:
             saver.save()
         if stopping:
@@ -198,14 +193,14 @@ def run_script(args, task=None):
     began, device = time.perf_counter(), processes.start(args)
     task = task or tasks.from_arguments(args)
     with run.run_folder(args) as folder:
-        _, saved = processes.on_first(lambda: run.newest(folder)) if args.resume else (0, None)
+        saved = run.newest_of_all(folder) if args.resume else None
         metrics.say(metrics.plan(args, folder, task, device))
         policy, tokenizer = trained_policy(args, task, device, saved)
         metrics.say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
         set_seed(args.seed)  # the same critic whether there was a cold start just now or not
         actor = Actor(policy, args).to(device)
         progress = {} if saved else {"before": held_out(args, actor, tokenizer, task)}
-        processes.on_first(lambda: run.begin_run(args, folder))
+        run.begin_run(args, folder)
         if progress.get("before"):
             metrics.say(f"before: {metrics.scores(progress['before'])}   "
                         f"({time.perf_counter() - began:.0f} s)\n")

@@ -119,6 +119,20 @@ def with_gradient(args, batch):
     return replace(batch, tensors=batch.tensors | {"live": rows})
 
 
+def part_stats(stats, part, logp, loss, terms):
+    """A micro-batch's stats, its losses among them."""
+    value_loss = terms.get("critic", torch.zeros_like(loss))
+    losses = {"loss": loss.detach(), "value_loss": value_loss.detach()}
+    return of_live(stats, part, logp) | losses
+
+
+def clip_gradient(optimizer, limit):
+    """Clip the norm of the gradient to `limit` (0: do not). Returns what it was."""
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # shards have one
+
+
 def of_live(stats, part, logp):
     """The stats of a micro-batch as if groups without a signal had not been computed: one definition
     of the ratios' spread, whether they were (several processes, --plain, a KL) or not."""

@@ -133,6 +133,10 @@ def arguments_of(folder):
 
 def begin_run(args, folder):
     """Make the folder this run's own: nothing can be refused any more, so an old run may go."""
+    processes.on_first(lambda: begin_here(args, folder))
+
+
+def begin_here(args, folder):
     for old in contents(folder) if args.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     config = {"arguments": asdict(args), "versions": {
@@ -270,7 +274,7 @@ def count_bad(args, folder, step, skipped, bad, batch):
 def stop_on_signals():
     """Ctrl-C and SIGTERM let the rollout batch end, then save; a second one stops at once.
 
-    Returns a list that is not empty once a signal came.
+    Returns a function: has a signal come, to any process?
     """
     caught = []
 
@@ -286,7 +290,7 @@ def stop_on_signals():
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    return caught
+    return lambda: any(processes.gather(bool(caught)))
 
 
 def save(run, step, policy, tokenizer, state):
@@ -338,6 +342,11 @@ def newest(run):
         shutil.rmtree(partial, ignore_errors=True)
     found = whole(run)
     return found[-1] if found else (0, None)
+
+
+def newest_of_all(run):
+    """The folder of the newest whole checkpoint, the same in all processes; None if there is none."""
+    return processes.on_first(lambda: newest(run))[1]
 
 
 def load_state(folder):

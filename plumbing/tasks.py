@@ -15,6 +15,7 @@ from typing import Callable
 
 import torch
 
+from plumbing import processes
 from plumbing.datafiles import Problem, load_problems
 from plumbing.verifiers import Verifier, in_parallel
 
@@ -48,9 +49,9 @@ class Task:
         return sum((verifier.errors for verifier in self.verifiers), Counter())
 
     def new_errors(self):
-        """The number of verifier errors since the last call."""
+        """The number of verifier errors since the last call, in all processes."""
         before, self.told = self.told, sum(self.verifier_errors.values())
-        return self.told - before
+        return sum(processes.gather(self.told - before))
 
     @property
     def part_names(self):
