@@ -152,7 +152,9 @@ def whole_stats(parts, mask):
     for name in ("clip_low", "clip_high"):
         stats[name] = stats[name] * stats["tokens"] / mask.sum()
     losses = {name: sum(part[name] for part in parts) for name in ("loss", "value_loss")}
-    return {name: float(value) for name, value in (stats | losses).items()}
+    stats |= losses
+    values = [torch.as_tensor(x, dtype=torch.float64, device=mask.device) for x in stats.values()]
+    return dict(zip(stats, torch.stack(values).tolist()))  # one wait for a GPU, not one for each
 
 
 def combine_stats(parts):

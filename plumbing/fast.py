@@ -204,8 +204,10 @@ def shared_prefix_first(ids, mask, position, prefix):
 # --------------------------------------------------------------------------------------- log-probs
 
 def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                  max_logits=MAX_LOGITS):
-    """rollout.response_logp, with prompts and equal responses computed once."""
+                  max_logits=None):
+    """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
+    chunks, which read the LM head's weights less often (None: as the device wants it)."""
+    max_logits = max_logits or chunk_logits(model.device.type)
     small, where = (rollout, slice(None)) if keeps_rows(model) else distinct(rollout)
     width, T = rollout.mask.shape[1], rollout.mask.shape[1]
     if not keeps_shapes(model):
@@ -218,6 +220,15 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     return Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden), where)
 
 
+def chunk_logits(device_type):
+    """How many logits may exist at once: 256 MB in float32 on a GPU."""
+    return 2**26 if device_type == "cuda" else MAX_LOGITS
+
+
+def is_sharded(model):
+    return any(hasattr(p, "device_mesh") for p in model.parameters())
+
+
 def keeps_shapes(model):
     """Whether the shape of a forward must not follow from what was sampled: while routes are
     recorded or replayed; over shards, as all processes must make the same forwards; in bfloat16, as
@@ -228,9 +239,8 @@ def keeps_shapes(model):
 
 def keeps_rows(model):
     """Whether every response must keep a row of its own: shards, bfloat16, replayed routes."""
-    sharded = any(hasattr(p, "device_mesh") for p in model.parameters())
     autocast = torch.is_autocast_enabled(model.device.type)
-    return sharded or autocast or getattr(model, "replays_routes", False)
+    return is_sharded(model) or autocast or getattr(model, "replays_routes", False)
 
 
 def distinct(rollout):
@@ -258,6 +268,8 @@ def distinct(rollout):
 def response_hidden(model, rollout):
     """The hidden states that predict the responses, by the quickest way there is -> [B, T, D]."""
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
+    if is_sharded(model):  # FSDP2's backward would never gather the last layer for a forward over
+        rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
     alone = rollout.group_size == 1 and not rollout.prefix
     if checkpointing or alone or not copies_rows(model.config):
         return plain.response_hidden(model, rollout)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from plumbing.fast import chunk_logits
 from plumbing.policy import tiny_config
 from plumbing.tasks import builtin_tokenizer
 from rollout import MAX_LOGITS
@@ -111,7 +112,8 @@ def work_of(args, prompt_tokens):
     return Work(args.prompts_per_step, args.num_generations, prompt_tokens,
                 args.max_completion_length or 256,
                 args.micro_batch_size or prompts * args.num_generations, bool(args.bf16),
-                args.gradient_checkpointing, args.plain, bool(args.beta), state, args.lora_r)
+                args.gradient_checkpointing, args.plain, bool(args.beta), state, args.lora_r,
+                max_logits=MAX_LOGITS if args.plain else chunk_logits("cuda"))
 
 
 def fits(config, parameters, work, capacity):

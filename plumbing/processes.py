@@ -36,6 +36,9 @@ def start(args):
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+        # cuDNN's attention, the first choice on Hopper, plans anew for each length of the cache:
+        # tens of milliseconds per token. The other kernels do not.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     if args.prompts_per_step // args.steps_per_generation % world():

@@ -1,6 +1,8 @@
 """Two processes are one: the weights of torchrun's runs against a single process's. Needs no GPU (gloo); python -m pytest -m slow -s tests/test_distributed.py"""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -21,6 +23,8 @@ FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --moe_intermediate_size 3
 RUNS = {"gspo": ["--eval_samples", "0"],
         "ppo": ["--algorithm", "ppo", "--eval_samples", "2", "--eval_prompts", "5"],     # a critic; an evaluation that does not divide evenly
         "rspo": ["--algorithm", "rspo", "--beta", "0.05", "--router_aux_loss_coef", "0.01", "--micro_batch_size", "2", "--eval_samples", "0"]}
+RUNS["prefix"] = ["--model_name_or_path", "model", "--dataset_name", "prefix.jsonl", "--verifier", "exact",
+                  "--no_chat_template", "--eval_samples", "0"]     # more than fast.MIN_PREFIX equal tokens
 SHARD, WIDTHS = {"ddp": [], "fsdp2": ["--shard"]}, []
 
 pytestmark = pytest.mark.slow
@@ -35,6 +39,10 @@ def home(tmp_path_factory):
         patch.chdir(home)
         patch.setattr(policy, "MUST_PASS", 0.0)
         patch.setattr(train, "update", watching(train.update))
+        train.main([*FLAGS, "--eval_samples", "0", "--steps", "1", "--output_dir", "first"])
+        shutil.copytree(next((home / "runs" / "cold_start").iterdir()), home / "model")
+        rows = [{"prompt": f"1+2+3+4+5+6+7+8+9+{i}+{i}=", "answer": str(5 + 2 * i)[-1]} for i in range(10)]
+        (home / "prefix.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
         for name, flags in RUNS.items():
             train.main([*FLAGS, *flags, "--output_dir", name])
     torch.set_num_threads(threads)
@@ -43,10 +51,10 @@ def home(tmp_path_factory):
 
 def watching(update):
     """Notes how wide the two halves of every mini-batch are, which two processes would get."""
-    def noting(args, scorer, policy, optimizer, rollout, *rest):
-        half = len(rollout.mask) // 2
-        WIDTHS.append(tuple(int(part.sum(-1).max()) for part in (rollout.mask[:half], rollout.mask[half:])))
-        return update(args, scorer, policy, optimizer, rollout, *rest)
+    def noting(args, scorer, policy, optimizer, batch):
+        halves = batch.rollout.mask.chunk(2)
+        WIDTHS.append(tuple(int(part.sum(-1).max()) for part in halves))
+        return update(args, scorer, policy, optimizer, batch)
     return noting
 
 
@@ -63,7 +71,8 @@ def distance(home, one, two):
     return max((a[key] - b[key]).abs().max().item() for key in a)
 
 
-@pytest.mark.parametrize("name, how", [("gspo", "ddp"), ("gspo", "fsdp2"), ("ppo", "fsdp2"), ("rspo", "ddp")])
+@pytest.mark.parametrize("name, how", [("gspo", "ddp"), ("gspo", "fsdp2"), ("ppo", "fsdp2"), ("rspo", "ddp"),
+                                       ("prefix", "fsdp2")])
 def test_two_processes_end_with_the_weights_of_one(name, how, home):
     run = f"{name}-{how}"
     done = torchrun(home, *RUNS[name], *SHARD[how], "--output_dir", run)
