@@ -47,7 +47,7 @@ PRESETS = {
     "sapo": dict(objective="sapo"),
     "luspo": dict(objective="luspo"),
     "vespo": dict(objective="vespo"),
-    "srpo": dict(objective="dapo", history_resampling=True, stage2_step=20),
+    "srpo": dict(objective="dapo", stage2_step=20),
     "sequence_is": dict(objective="sequence_is"),
 }
 
@@ -87,7 +87,6 @@ class Arguments:
     dynamic_sampling: bool = arg(False, "sample until every group is mixed, right and wrong (DAPO)")
     overlong_cache: float = arg(0.0, "last share of the length where a penalty grows to -1 (DAPO)",
                                 at_least=0)
-    history_resampling: bool = arg(False, "after an epoch drop what was all right (SRPO)")
     stage2_dataset_name: str | None = arg(None, "second source of problems; none: longer sums")
     stage2_step: int = arg(0, "rollout batch at which the second source joins (SRPO); 0: never",
                            at_least=0)
@@ -102,8 +101,7 @@ class Arguments:
     mismatch_high: float = arg(2.0, "that cap", above=0)
     mismatch_mask: str | None = arg(None, "reject tokens or answers whose ratio is out of bounds",
                                     choices=("token", "seq", "geo"))
-    mismatch_mask_low: float = arg(0.5, "the lower bound", at_least=0)
-    mismatch_mask_high: float = arg(5.0, "the upper bound", above=0)
+    mismatch_mask_bounds: list[float] = arg([0.5, 5.0], "these: the lower and the upper one")
     routing_replay: str = arg("none", "routers take the experts that the old policy took, or the "
                               "sampler (MoE)", choices=("none", "old", "rollout"))
     router_aux_loss_coef: float = arg(0.0, "coefficient of the load-balancing loss (MoE)",
@@ -129,8 +127,8 @@ class Arguments:
     dataset_name: str | None = arg(None, "hub id, .jsonl, .json, .csv or .parquet file or "
                                    "reasoning_gym:NAME; none: a running sum", section="the task")
     test_dataset_name: str | None = arg(None, "held-out problems; none: the dataset's own split")
-    prompt_column: str | None = arg(None, "of the query; none: prompt, question or problem")
-    answer_column: str | None = arg(None, "of the answer; none: answer or solution")
+    columns: list[str] = arg([], "of query and answer; none: prompt, question or problem, and "
+                                 "answer or solution")
     verifier: list[str] = arg(["math"], "math (math-verify), exact or file.py:function; of several "
                                         "the rewards are parts of one")
     reward_weights: list[float] = arg([], "of the parts, in their order; none: 1 each")
@@ -188,6 +186,11 @@ class Arguments:
     def objective(self):
         """Row of losses.OBJECTIVES: ratio, clip and reduction."""
         return PRESETS[self.algorithm]["objective"]
+
+    @property
+    def history_resampling(self):
+        """Whether an epoch's end drops the prompts whose answers were all right (SRPO)."""
+        return self.algorithm == "srpo"
 
 
 # What --help shows first.

@@ -56,6 +56,10 @@ def check_values(args):
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
+def ordered(bounds):
+    return len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf
+
+
 def check_combinations(args):
     """Refuse flags that do not go together, before anything is written."""
     G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
@@ -90,8 +94,9 @@ def check_combinations(args):
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
          f"needs --max_terms above --min_terms {args.min_terms}: the longer half of the built-in "
          "sums joins then"),
-        ("mismatch_mask_low", args.mismatch_mask_low > args.mismatch_mask_high,
-         f"is above --mismatch_mask_high {args.mismatch_mask_high}"),
+        ("mismatch_mask_bounds", not ordered(args.mismatch_mask_bounds),
+         "must be two numbers, the first at least 0 and the second not below it"),
+        ("columns", len(args.columns) not in (0, 2), "must be two, of the query and of the answer"),
         ("token_credit", args.token_credit and (own_data or args.model_name_or_path),
          "needs the built-in task, whose verifier marks the first wrong step"),
         ("token_credit", args.token_credit and per_token,

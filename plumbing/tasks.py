@@ -312,7 +312,8 @@ def from_arguments(args):
             first = sum(p.prompt.count("+") < middle for p in task.train)
             task.sizes = (first, len(task.train) - first)
         return task
-    options = dict(prompt_column=args.prompt_column, answer_column=args.answer_column,
+    prompt, answer = args.columns or (None, None)
+    options = dict(prompt_column=prompt, answer_column=answer,
                    verifier=args.verifier, stop=args.stop, chat=args.chat_template,
                    seed=args.seed, reward_weights=args.reward_weights)
     task = load_task(args.dataset_name, args.test_dataset_name, **options)

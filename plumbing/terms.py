@@ -63,7 +63,7 @@ def mismatch_correction(args, old_logp, rollout):
     if args.mismatch:
         weights = mismatch_weight(old_logp, sampler, mask, args.mismatch, 0.0, args.mismatch_high)
     if args.mismatch_mask:
-        low, high = args.mismatch_mask_low, args.mismatch_mask_high
+        low, high = args.mismatch_mask_bounds
         weights = weights * mismatch_mask(old_logp, sampler, mask, args.mismatch_mask, low, high)
     return {"mismatch": weights}
 

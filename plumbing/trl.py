@@ -55,8 +55,7 @@ def vllm_options(args):
         return {}
     mode, low, high = f"{TRL_LEVEL[level]}_truncate", None, args.mismatch_high
     if args.mismatch_mask:                                   # TRL: the weight, 0 out of bounds
-        mode, low = f"{TRL_LEVEL[level]}_mask", args.mismatch_mask_low
-        high = args.mismatch_mask_high
+        mode, (low, high) = f"{TRL_LEVEL[level]}_mask", args.mismatch_mask_bounds
         if args.mismatch_mask != level or high > args.mismatch_high:
             return {}
     prefix = "vllm_importance_sampling"

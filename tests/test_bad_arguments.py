@@ -40,8 +40,8 @@ def here(tmp_path, monkeypatch):
 INTEGERS_FROM_1 = ("steps prompts_per_step num_generations steps_per_generation max_prompt_length max_completion_length micro_batch_size "
                    "hidden_size num_hidden_layers num_experts num_experts_per_tok moe_intermediate_size min_terms eval_prompts").split()
 FROM_0 = ("save_steps eval_steps eval_samples warmup_steps cold_start_steps stage2_step seed max_grad_norm beta entropy_coef "
-          "router_aux_loss_coef mismatch_mask_low overlong_cache").split()
-ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high mismatch_mask_high dual_clip".split()
+          "router_aux_loss_coef overlong_cache").split()
+ABOVE_0 = "temperature learning_rate cold_start_learning_rate mismatch_high dual_clip".split()
 CHOICES = "algorithm advantage scale_rewards reduction kl_estimator old_logp sampler_dtype mismatch mismatch_mask lr_scheduler_type optim".split()
 
 
@@ -76,7 +76,8 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--routing_replay old --old_logp sampler", ["--old_logp sampler", "--routing_replay"]),
     ("--mismatch seq_truncate --old_logp sampler", ["--mismatch seq_truncate", "--old_logp recompute"]),
     ("--mismatch_mask geo --old_logp sampler", ["--mismatch_mask geo", "--old_logp recompute"]),
-    ("--mismatch_mask token --mismatch_mask_low 6", ["--mismatch_mask_low 6.0", "--mismatch_mask_high 5.0"]),
+    *((f"--mismatch_mask token --mismatch_mask_bounds {bounds}", ["--mismatch_mask_bounds", "two numbers"]) for bounds in ("6 5", "-1 2", "3", "0 nan", "0 inf")),
+    ("--columns ask", ["--columns", "two"]),
     ("--dataset_name rows.jsonl", ["--dataset_name rows.jsonl", "--model_name_or_path"]),
     ("--test_dataset_name rows.jsonl", ["--test_dataset_name rows.jsonl", "--dataset_name"]),
     ("--stage2_dataset_name rows.jsonl --stage2_step 3", ["--stage2_dataset_name rows.jsonl", "--dataset_name"]),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.autograd.graph import saved_tensors_hooks
 
 import train
@@ -94,8 +95,6 @@ EFFECTS = {
     "entropy_coef": (ONE, None, "0.1", last("loss")),
     "dynamic_sampling": (ONE, None, "true", last("dead_groups")),
     "overlong_cache": (ONE, None, "0.5", last("reward")),
-    "history_resampling": (f"{DATA} --steps 3 --dataset_name c.jsonl --verifier mine.py:some", None,
-                           "true", lambda seen: seen.state()["stream"]["dropped"]),
     "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",
                             lambda seen: seen.state()["stream"]["sizes"]),
     "stage2_step": (ONE, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
@@ -103,9 +102,8 @@ EFFECTS = {
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
     "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
     "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),
-    "mismatch_mask": (f"{ONE} --mismatch_mask_low 2", None, "token", last("grad_norm")),
-    "mismatch_mask_low": (MASK, None, "2", last("grad_norm")),
-    "mismatch_mask_high": (MASK, None, "0.6", last("grad_norm")),
+    "mismatch_mask": (f"{ONE} --mismatch_mask_bounds 2 5", None, "token", last("grad_norm")),
+    "mismatch_mask_bounds": (MASK, None, "2 5", last("grad_norm")),
     "routing_replay": (f"{ONE} --sampler_dtype int3", "old", "rollout", last("mismatch_kl")),
     "router_aux_loss_coef": (ONE, None, "0.1", last("loss")),
 
@@ -127,8 +125,7 @@ EFFECTS = {
     "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
     "test_dataset_name": (f"{DATA} --eval_samples 1", "b.jsonl", "c.jsonl",
                           lambda seen: seen.forwards),
-    "prompt_column": (DATA, None, "other", prompts),
-    "answer_column": (f"{DATA} --no_chat_template", None, "other_answer", last("reward")),
+    "columns": (DATA, None, "other other_answer", prompts),
     "verifier": (DATA, "exact", "mine.py:reward", last("reward")),
     "reward_weights": (f"{DATA} --verifier mine.py:reward", None, "0.5", last("reward")),
     "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
@@ -187,6 +184,12 @@ def home(cold_start, tmp_path_factory):
     tokenizer = json.loads(letters.read_text())
     tokenizer["model"]["vocab"] |= {letter: 17 + i for i, letter in enumerate("abcdef")}
     letters.write_text(json.dumps(tokenizer))
+    weights = load_file(home / "model" / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.nn.functional.pad(weights[name], (0, 0, 0, 6))
+    save_file(weights, home / "model" / "model.safetensors", {"format": "pt"})
+    shape = home / "model" / "config.json"
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"vocab_size": 23}))
     for name, terms in (("a", range(1, 10)), ("b", range(3, 9)), ("c", range(2, 5))):
         rows = [{"prompt": f"{i}+{j}=", "answer": f"{i},{(i + j) % 10}.", "other": f"{j}+{i}+1=",
                  "other_answer": "0"} for i in terms for j in terms]
