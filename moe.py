@@ -111,9 +111,8 @@ class Experts(nn.Module):
         numbers = torch.arange(len(self.down_proj), device=x.device)                # [E]
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)      # [E]
 
-        device, dtype = x.device.type, x.dtype
-        if torch.is_autocast_enabled(device):  # autocast does not know grouped_mm
-            dtype = torch.get_autocast_dtype(device)
+        kind = x.device.type  # autocast does not know grouped_mm
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         rows = x.index_select(0, token).to(dtype)                                   # [N·K, D]
         up, down = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
         gate, up = expert_product(rows, up, ends).chunk(2, -1)                      # [N·K, M]
