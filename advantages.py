@@ -6,9 +6,8 @@
     GAE              a learned value for every token               PPO: the critic
 
 Rows are answers, the group_size answers to one query adjacent. rewards [B]; mask [B, T] bool, the
-loss tokens. Results are float32 (float64 for float64 rewards), carry no gradient and are 0 outside
-the mask. Equal rewards give exactly 0 (see centre): rounding noise over a std of almost nothing
-would be a signal. ValueError: what is not finite, not of these shapes, or leaves no group.
+loss tokens. Results carry no gradient and are 0 outside the mask. Equal rewards give exactly 0 (see
+centre). ValueError: what is not finite, not of these shapes, or leaves no group.
 """
 
 import torch
@@ -63,18 +62,15 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
                         eps=1e-8):
     """Returns-to-go, whitened over all loss tokens of the batch: [B, T]. REINFORCE++ 2501.03262.
 
-    The reward falls on an answer's last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref)
-    is taken off every token. baseline_group_size: the rewards are first centred in their group
-    (REINFORCE++-baseline). Whitening still subtracts the mean over tokens, so a group of equal
-    rewards is 0 only where that mean is.
-    """
+    The reward falls on the last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref) is taken
+    off every token. baseline_group_size: rewards are first centred in their group. Whitening takes
+    off the mean over tokens, so a group of equal rewards is not exactly 0."""
     check_mask(mask, kl=kl)
     if baseline_group_size is not None:
         rewards = centre(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
     token_rewards = at_last_token(rewards, mask)                                 # [B, T]
     if kl is not None:
         token_rewards = token_rewards - beta * kl.detach().masked_fill(~mask, 0.0)
-
     returns, running = torch.zeros_like(token_rewards), torch.zeros_like(token_rewards[:, 0])
     for t in reversed(range(mask.shape[1])):                                     # not tool output
         running = torch.where(mask[:, t], token_rewards[:, t] + gamma * running, running)    # [B]
@@ -83,19 +79,15 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
 
 
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
-    """Generalised advantage estimation (1506.02438 eq. 16): (advantages, returns), both [B, T]. The
-    returns train the critic.
-
-    rewards [B], paid at an answer's last loss token, or [B, T]. values [B, T]: the critic's
-    estimate before each token. Steps are loss tokens: tool output between them is skipped.
-    lam = 1 gives return minus value, lam = 0 the TD error of one step.
-    """
+    """Generalised advantage estimation (1506.02438 eq. 16): (advantages, returns), [B, T] each; the
+    returns train the critic. rewards [B], paid at the last loss token, or [B, T]. values [B, T]:
+    the critic's estimate before each token. Steps are loss tokens; tool output is skipped. lam = 1
+    gives return minus value, lam = 0 the TD error of one step."""
     check_mask(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
     rewards = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards    # [B, T]
     values = values.detach().masked_fill(~mask, 0.0)                             # [B, T]
     advantages = torch.zeros_like(values)                                        # [B, T]
     next_value = running = torch.zeros_like(values[:, 0])                        # [B]
-
     for t in reversed(range(mask.shape[1])):
         error = rewards[:, t] + gamma * next_value - values[:, t]                # [B]  TD error δ_t
         running = torch.where(mask[:, t], error + gamma * lam * running, running)
@@ -106,8 +98,7 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
 
 
 class ValueHead(nn.Module):
-    """PPO's critic: a linear layer on the last hidden state [B, T, D] -> values [B, T] float32, at
-    first 0. A token is valued from the state that predicts it. A caller may detach that state."""
+    """PPO's critic: a linear layer on the states that predict tokens, [B, T, D] -> [B, T]."""
 
     def __init__(self, hidden_size):
         super().__init__()
@@ -120,9 +111,8 @@ class ValueHead(nn.Module):
 
 
 def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
-    """The critic's squared error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²),
-    averaged, 0-dim. values, old_values, returns [B, T]; gradient to values. weights [B, T]: cut
-    from the token_weights (losses.py) of the mini-batch; None: the mean over the loss tokens."""
+    """The critic's error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²), averaged
+    by weights [B, T] (losses.token_weights, of the mini-batch); None: over the loss tokens."""
     check_mask(mask, values=values, old_values=old_values, returns=returns, weights=weights)
     values = values.masked_fill(~mask, 0.0)                                      # [B, T]
     old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
@@ -135,15 +125,13 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
 
 
 def has_signal(rewards, group_size):
-    """Which groups hold different rewards, [prompts] bool. DAPO's dynamic sampling (2503.14476
-    eq. 11) drops the rest: Â = 0."""
+    """Which groups hold different rewards, [prompts] bool: DAPO (2503.14476 eq. 11) keeps these."""
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]
     return groups.amax(-1) > groups.amin(-1)                                     # [prompts]
 
 
 def not_all_correct(rewards, group_size, correct=1.0):
-    """Which groups hold a reward below `correct`, [prompts] bool. SRPO's history resampling
-    (2504.14286) keeps these for the next epoch: mixed ones and, unlike DAPO, all-wrong ones."""
+    """Which groups hold a reward below `correct`, [prompts] bool: SRPO (2504.14286) keeps these."""
     return check_rewards(rewards).view(-1, group_size).amin(-1) < correct        # [prompts]
 
 
@@ -151,14 +139,12 @@ def overlong_penalty(lengths, max_length, cache):
     """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards. lengths [B]
     in tokens: 0 up to max_length - cache, from there linearly down to -1 at max_length."""
     if not 0 < cache <= max_length:
-        raise ValueError(f"cache is {cache}, max_length is {max_length}: the penalty grows over "
-                         "the last cache tokens, so 0 < cache <= max_length")
+        raise ValueError(f"cache is {cache}, max_length is {max_length}: 0 < cache <= max_length")
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
 def centre(x):
-    """x minus its mean along the last dimension. Taking off the first entry before the mean changes
-    nothing on paper; in floating point it makes equal entries exactly 0."""
+    """x less its mean along the last dimension; via the first entry, equal ones are exactly 0."""
     x = x - x[..., :1]
     return x - x.mean(-1, keepdim=True)
 
@@ -175,8 +161,7 @@ def at_last_token(rewards, mask):
     """[B] -> [B, T]: each reward on its row's last loss token, 0 elsewhere."""
     rewards = check_rewards(rewards)                                             # [B]
     if len(rewards) != len(mask):
-        raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}: one "
-                         "reward per row")
+        raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
     later = mask.flip(-1).cumsum(-1).flip(-1)                                    # [B, T]
     return rewards[:, None] * (mask & (later == 1))                              # [B, T]
 
@@ -190,41 +175,32 @@ def check_rewards(rewards, group_size=None):
     if group_size is None:
         return rewards
     if group_size < 2 or len(rewards) % group_size:
-        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: it must "
-                         "be at least 2 and divide the number of answers")
+        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: 2 or more "
+                         "that divide the number of answers")
     return rewards.view(-1, group_size)                                          # [prompts, G]
 
 
 def check_mask(mask, **tensors):
     if mask.dtype != torch.bool or mask.dim() != 2:
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T], "
-                         "True at the loss tokens")
+        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T]")
     for name, tensor in tensors.items():
         if tensor is not None and tensor.shape != mask.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}: both "
-                             "must be [B, T]")
+            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}")
 
 
 if __name__ == "__main__":
     def row(label, numbers):
-        print(f"  {label:24}" + "".join(f"{round(x, 3) + 0.0:+8.3f}" for x in numbers))
+        print(f"  {label:22}" + "".join(f"{round(x, 3) + 0.0:+8.3f}" for x in numbers))
 
     print("Two queries, four answers each: the papers' example, and one that is always right\n")
-    rewards, mask = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1]), torch.ones(8, 1, dtype=torch.bool)
+    rewards = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1])
     row("rewards", rewards.tolist())
-    for scale, name in (("group", "GRPO, GSPO"), ("batch", "Lite-PPO"), ("none", "Dr. GRPO"),
-                        ("mean", "MaxRL")):
+    for scale, name in (("group", "GRPO, GSPO"), ("none", "Dr. GRPO"), ("mean", "MaxRL")):
         row(f"{scale} ({name})", group_advantages(rewards, 4, scale).tolist())
-    row("group, unbiased std", group_advantages(rewards, 4, unbiased=True).tolist())
     row("leave-one-out (RLOO)", leave_one_out(rewards, 4).tolist())
-    row("REINFORCE++", reinforce_plus_plus(rewards, mask)[:, 0].tolist())
-    parts = torch.stack([rewards, torch.tensor([0.0, 0, 9, 9, 0, 0, 9, 9])], -1)
-    print("\nA second part, of 9, is added: with the group's std it rules; GDPO scales each part\n")
-    row("group", group_advantages(parts.sum(-1), 4).tolist())
-    row("GDPO", gdpo(parts, [1.0, 1.0], 4).tolist())
-
-    print("\nA right answer, and a critic that comes to believe in it: GAE pays for added belief\n")
+    print("\nA right answer; GAE pays for what the critic comes to believe\n")
     values = torch.tensor([[0.5, 0.5, 0.4, 0.3, 0.7, 0.8, 0.9, 0.9]])
     row("values", values[0].tolist())
     for lam in (0.0, 0.95, 1.0):
-        row(f"advantages, λ = {lam}", gae(rewards[:1], values, mask.T, lam=lam)[0][0].tolist())
+        found, _ = gae(rewards[:1], values, torch.ones(1, 8, dtype=torch.bool), lam=lam)
+        row(f"advantages, λ = {lam}", found[0].tolist())

@@ -32,7 +32,7 @@ class Rollout:
     prompt_ids: torch.Tensor                         # [Q, P] one row per prompt, padded on the left
     prompt_mask: torch.Tensor                                                       # [Q, P] bool
     response_ids: torch.Tensor                                          # [B, T] padded on the right
-    mask: torch.Tensor   # [B, T] bool: loss tokens, what the policy wrote, its end-of-sequence token
+    mask: torch.Tensor   # [B, T] bool: loss tokens, what the policy wrote with its end of sequence
     sampler_logp: torch.Tensor                    # [B, T] float32 log-probs recorded while sampling
     truncated: torch.Tensor                                      # [B] bool: ran into max_new_tokens
     texts: list                  # B strings, cut before a stop string
@@ -160,7 +160,8 @@ def draw(logits, uniform):
 def end_tokens(model, tokenizer):
     """Every token id that ends a response: the tokenizer's and the checkpoint's own."""
     known = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return sorted({*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None})
+    known = known if isinstance(known, list) else [known]
+    return sorted({*known, tokenizer.eos_token_id} - {None})
 
 
 def end_test(model, tokenizer, stop):
@@ -185,7 +186,8 @@ def use_tool(tool, tokenizer, response, inserted, ready):
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted, prefix=0):
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted,
+           prefix=0):
     """A Rollout, cut to its longest response, with mask and texts; prompts: (ids, mask) [Q, P]."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
@@ -288,21 +290,17 @@ if __name__ == "__main__":
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(3)
-    tokens = {c: i for i, c in enumerate([*"0123456789+=,.", "<eos>"])}
-    characters = Tokenizer(models.WordLevel(tokens))
+    vocabulary = {c: i for i, c in enumerate([*"0123456789+=,.", "<eos>"])}
+    characters = Tokenizer(models.WordLevel(vocabulary))
     characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="<eos>")
     model = Qwen3ForCausalLM(Qwen3Config(
         vocab_size=15, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
-        num_key_value_heads=2, intermediate_size=128, eos_token_id=14))
-    torch.nn.init.normal_(model.lm_head.weight, std=1.0)  # random weights, but sure of themselves
+        num_key_value_heads=2, intermediate_size=128, eos_token_id=14, initializer_range=0.5))
     rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=4, max_new_tokens=16)
-    scores = response_logp(model, rollout)
-    print("a policy with random weights answers two queries four times each\n")
+    scores, lengths = response_logp(model, rollout), rollout.mask.sum(-1)
     for i, text in enumerate(rollout.texts):
-        length, end = int(rollout.mask[i].sum()), "cut off" if rollout.truncated[i] else "ended"
-        print(f"  query {i // 4}   |y| {length:2}   log π(y|x) {scores.logp[i].sum():7.2f}   "
-              f"{end:8} {text.replace(' ', '')}")
+        print(f"query {i // 4}   |y| {lengths[i]:2}   log π(y|x) {scores.logp[i].sum():7.2f}   "
+              f"{'cut off' if rollout.truncated[i] else 'ended':8} {text.replace(' ', '')}")
     gap = (scores.logp - rollout.sampler_logp).abs().max()
-    print(f"\nlog-probs of sampling against recomputed ones: largest difference {gap:.1e}\n"
-          "(so the first ratio is 1, its group-normalised loss about 0, and its gradient not)")
+    print(f"log-probs of sampling against recomputed ones: largest difference {gap:.1e}")
