@@ -8,7 +8,6 @@
 passk takes train.py's flags too (--dataset_name, --verifier, --temperature …), with one meaning.
 """
 
-import json
 import re
 import subprocess
 import sys
@@ -93,10 +92,9 @@ def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temp
     own = list(range(len(problems)))[processes.rank()::processes.world()]
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, max_new_tokens, generator=generator)  # [n, G, T]
-    found, width = {}, max(1, batch_rows // G)
-    hide = None if progress else True
-    for start in tqdm(range(0, len(own), width), desc=progress, disable=hide, leave=False):
-        part = own[start:start + width]
+    width, found = max(1, batch_rows // G), {}
+    parts = [own[start:start + width] for start in range(0, len(own), width)]
+    for part in tqdm(parts, desc=progress, disable=None if progress else True, leave=False):
         asked = [problems[i] for i in part]
         prompts = task.encode(tokenizer, asked, chat, max_prompt_length)
         rollout = sample(policy, tokenizer, prompts, G, max_new_tokens, temperature=temperature,
@@ -137,6 +135,7 @@ def passk(argv):
     use_cuda = torch.cuda.is_available() and not args.use_cpu
     task, device = from_arguments(args), torch.device("cuda" if use_cuda else "cpu")
     problems, reports, found = task.test[:own.problems], [], []
+    mean = lambda rows: sum(map(sum, rows)) / sum(map(len, rows))    # over all samples
     print(f"{task.name}: {len(problems)} held-out problems, {own.n} samples each "
           f"at temperature {args.temperature:g}")
     for name in own.model_name_or_path:
@@ -147,8 +146,8 @@ def passk(argv):
                            max_prompt_length=args.max_prompt_length, seed=args.seed, progress=title)
         found.append(scores(answers, own.k))
         reports.append({"model": title, **{k: with_interval(v) for k, v in found[-1].items()},
-                        "mean_length": pooled(answers["lengths"]),
-                        "truncated": pooled(answers["truncated"]),
+                        "mean_length": mean(answers["lengths"]),
+                        "truncated": mean(answers["truncated"]),
                         "seconds": time.perf_counter() - began})
         screen.show(reports[-1], answers, problems, own.examples)
     report = {"dataset": task.name, "problems": len(problems), "n": own.n,
@@ -157,9 +156,7 @@ def passk(argv):
         gains = {key: [b - a for a, b in zip(found[0][key], found[1][key])] for key in found[0]}
         report["difference"] = {key: with_interval(values) for key, values in gains.items()}
         screen.show_difference(report["difference"])
-    Path(own.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(own.output).write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\n{own.output}")
+    screen.save(report, own.output)
 
 
 def scores(answers, ks):
@@ -168,11 +165,6 @@ def scores(answers, ks):
     right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
     found = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
     return found | {f"majority@{n}": [majority(t, r) for t, r in zip(texts, rewards)]}
-
-
-def pooled(rows):
-    """The mean over all samples of all problems."""
-    return sum(map(sum, rows)) / sum(map(len, rows))
 
 
 # --------------------------------------------------------------------------- the other commands
@@ -186,9 +178,9 @@ def claims(argv):
 def dashboard(argv):
     """One page of panels for one run, or for several overlaid: a PNG."""
     args = screen.runs_and_output("dashboard", dashboard.__doc__, argv)
-    output = args.output or Path(args.runs[0]) / "dashboard.png"
-    style.save(pictures.draw({run: read_metrics(Path(run)) for run in args.runs}), output)
-    print(output)
+    page = args.output or Path(args.runs[0]) / "dashboard.png"
+    style.save(pictures.draw({run: read_metrics(Path(run)) for run in args.runs}), page)
+    print(page)
 
 
 def view(argv):

@@ -277,13 +277,14 @@ def memory():
     both = [(side, i) for i in (0, 1) for side in ("ours", "at once", "trl")]
     rows = [(f"{int(T):,}", *(cell(sides, side, i) for side, i in both))
             for T, sides in found["vocabulary"].items()]
+    fits = "\n".join(found.get("fits", ["not computed yet: python benchmarks/memory.py"]))
     checks = "; ".join(f"{name} {r['estimated_mb'] / r['measured_mb']:.2f}"
                        for name, r in found["estimate"].items())
     return (table(("response tokens", "log-probs: ours", "all logits at once", "TRL",
                    "update: ours", "all logits at once", "TRL"), *rows)
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
             "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/memory.py`:\n\n```\n" + "\n".join(found["fits"]) + "\n```\n\n"
+            "`plumbing/memory.py`:\n\n```\n" + fits + "\n```\n\n"
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 

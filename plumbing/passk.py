@@ -1,6 +1,8 @@
 """The flags of eval.py's commands, and what `eval.py passk` shows on the screen."""
 
 import argparse
+import json
+from pathlib import Path
 
 from plumbing.arguments import parse
 
@@ -67,3 +69,10 @@ def show_difference(difference):
     for key, (value, low, high) in difference.items():
         sure = "" if low <= 0 <= high else "  more than chance"
         print(f"  {key:12} {value:+.3f} [{low:+.3f}, {high:+.3f}]{sure}")
+
+
+def save(report, file):
+    """The numbers as JSON."""
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{file}")

@@ -94,8 +94,8 @@ def read_checkpoint(name):
     known = policy.get_output_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values())
     if largest >= known:
-        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they do "
-                         "not belong together")
+        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they "
+                         "do not belong together")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
