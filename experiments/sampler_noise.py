@@ -192,8 +192,8 @@ def draw(runs):
                    for x, bits in enumerate(doses)]
         clipped = [(x, claim.mean(found.values())) for x, found in clipped if found]
         right.plot(*zip(*clipped), line, **look)
-    for axes in (left, right):
-        axes.set_xticks(range(len(doses)), [tick(runs, bits) for bits in doses], fontsize=8)
+    for axes, names in ((left, [tick(runs, bits) for bits in doses]), (right, doses)):
+        axes.set_xticks(range(len(doses)), names, fontsize=8)
         axes.set_xlim(-.4, len(doses) - .6)
     losses(middle, runs, doses)
     label(left, f"After {BATCHES} batches (large: means)", "", "held-out pass@1")
