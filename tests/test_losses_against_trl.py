@@ -4,19 +4,25 @@
 options, and a forward pass that returns our log-probs. TRL has no reinforce, dapo_paper, gspo_token, rspo or sequence_is here.
 """
 
+import ast
 import os
+import random
 from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import train
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
+from plumbing.arguments import PRESETS, parse
+from plumbing.terms import mismatch_correction
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+from trl import GRPOConfig  # noqa: E402
 
 B, T, L_MAX = 12, 14, 20
 
@@ -170,3 +176,91 @@ def test_gspo_with_trls_default_loss_type_is_another_objective():
     weights = token_weights(completion & tool, "token-mean")
     reweighted, _ = policy_loss("gspo", logp, old_logp, A, completion & tool, weights=weights)
     assert reweighted.item() == pytest.approx(theirs.item(), rel=1e-6)
+
+
+# ---------------------------------------------------------------------------- --print_trl_config
+
+DRAWN = {"algorithm": [*PRESETS], "reduction": ["sequence-mean", "token-mean", "sequence-sum"],
+         "epsilon": ["0.1"], "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
+         "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
+         "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
+         "mismatch_mask": ["token", "seq"], "router_aux_loss_coef": ["0.1"], "optim": ["sgd"],
+         "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"]}
+
+
+def vllm_ratio(config, gap, mask):
+    """importance_sampling_ratio as GRPOTrainer._generate_and_score_completions makes it."""
+    level, action = config.vllm_importance_sampling_mode.split("_")
+    ratio = ((gap * mask).sum(-1, keepdim=True) if level == "sequence" else gap * mask).exp()
+    low, high = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+    if action == "truncate":
+        return ratio.clamp(min=low, max=high)
+    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+
+
+def trl_loss_of(config, logp, old_logp, ref_logp, gap, A, completion, tool):
+    """The loss of TRL's own code under a whole GRPOConfig."""
+    single = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
+                             gather_for_metrics=lambda x: x)
+    trainer = SimpleNamespace(
+        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, -0.3 * logp, None), args=config,
+        accelerator=single, loss_type=config.loss_type, epsilon_low=config.epsilon,
+        importance_sampling_level=config.importance_sampling_level, beta=config.beta,
+        epsilon_high=config.epsilon if config.epsilon_high is None else config.epsilon_high,
+        max_completion_length=config.max_completion_length, top_entropy_quantile=1.0,
+        aux_loss_enabled=bool(config.router_aux_loss_coef), use_vllm=config.use_vllm,
+        off_policy_mask_threshold=config.off_policy_mask_threshold,
+        vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+        _entropy_bonus_enabled=config.entropy_coef != 0, entropy_coef=config.entropy_coef,
+        use_adaptive_entropy=False, model=SimpleNamespace(training=False),
+        current_gradient_accumulation_steps=1, get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        _metrics=defaultdict(lambda: defaultdict(list)))
+    ids, mask = torch.zeros(B, T, dtype=torch.long), completion & tool
+    ratio = vllm_ratio(config, gap, mask) if config.use_vllm else None
+    return GRPOTrainer._compute_loss(trainer, None, dict(
+        prompt_ids=ids[:, :1], prompt_mask=ids[:, :1], completion_ids=ids, advantages=A,
+        completion_mask=completion.long(), tool_mask=tool.long(), old_per_token_logps=old_logp,
+        importance_sampling_ratio=ratio, ref_per_token_logps=ref_logp,
+        num_items_in_batch=mask.sum().double()))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, capsys, tmp_path):
+    rng = random.Random(seed)
+    while True:
+        flags = ["--max_completion_length", str(L_MAX), "--print_trl_config"]
+        for name, values in DRAWN.items():
+            if name == "algorithm" or rng.random() < 0.2:
+                flags += [f"--{name}", rng.choice(values)]
+        try:
+            args = parse(flags)
+            break
+        except ValueError:
+            pass
+    train.main(flags)
+    text = capsys.readouterr().out
+    if text.startswith("no equivalent"):
+        assert text.count("\n") == 1
+        return
+    printed = {k.arg: ast.literal_eval(k.value) for k in ast.parse(text, mode="eval").body.keywords}
+    config = GRPOConfig(**printed, output_dir=str(tmp_path), use_cpu=True, report_to="none")
+
+    logp, old_logp, A, completion, tool = make_batch()
+    mask, ref_logp = completion & tool, old_logp - 0.2
+    gap = 0.3 * torch.randn(B, T, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    logp.requires_grad_()
+    rollout = SimpleNamespace(mask=mask, sampler_logp=old_logp - gap)
+    weights = token_weights(mask, args.reduction, max_length=L_MAX)
+    ours, _ = policy_loss(
+        args.objective, logp, old_logp, A, mask, epsilon=args.epsilon,
+        epsilon_high=args.epsilon_high, weights=weights, dual_clip=args.dual_clip,
+        mismatch=mismatch_correction(args, old_logp, rollout).get("mismatch"),
+        off_policy_mask=args.off_policy_mask)
+    if args.beta:
+        kl = kl_penalty(logp, ref_logp, mask, args.kl_estimator, old_logp)
+        ours = ours + args.beta * (weights * kl).sum()
+    bonus = (token_weights(mask, "token-mean") * -0.3 * logp).sum()
+    ours = ours - args.entropy_coef * bonus
+    theirs = trl_loss_of(config, logp, old_logp, ref_logp, gap, A, completion, tool)
+    assert_same(value_and_gradient(ours, logp), value_and_gradient(theirs, logp))
