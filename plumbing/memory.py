@@ -66,12 +66,14 @@ def footprint(config, parameters, work):
     response = work.rows * T
     one = layer_bytes(config, work, tokens, response, alone)
     again = work.gradient_checkpointing
-    activations = one + 4 * L * tokens * D if again else L * one
+    activations = 4 * L * tokens * D if again else L * one
     chunk = min(response, max(1, work.max_logits // V))
     of_head = 0 if work.state == "lora" else (2 if response > chunk else 1) * 4 * head
-    logits = 3 * 4 * chunk * V + 2 * 4 * response * D        # softmax, two gradients; hidden states
-    backward = 3 * size * tokens * F                         # gradients inside one layer
-    updating = activations + cast * matrices + max(logits + of_head, backward + of_head / 2)
+    logits = 2 * 4 * response * D + max(                     # hidden states that predict, and
+        3 * 4 * chunk * V + of_head / 2,                     # softmax and two gradients, or
+        4 * chunk * V + of_head)                             # the head's gradient being added up
+    backward = 3 * size * tokens * F + of_head / 2 + (one if again else 0)      # of one layer
+    updating = activations + cast * matrices + max(logits, backward)
     return {"state": state, "sampling": sampling, "updating": updating,
             "logits": logits, "activations": activations,
             "peak": max(4 * parameters, state + max(sampling, updating))}       # as read, before
