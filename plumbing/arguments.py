@@ -18,6 +18,7 @@ from transformers.hf_argparser import string_to_bool
 
 from losses import OBJECTIVES
 from plumbing.checks import check_choice, check_combinations, check_values, nearest
+from plumbing.trackers import TRACKERS
 
 
 # A preset is data: its objective carries ratio, clip, band and reduction (losses.OBJECTIVES), the
@@ -180,6 +181,7 @@ class Arguments:
     eval_prompts: int = arg(256, "held-out queries of an evaluation", at_least=1)
     eval_samples: int = arg(4, "answers sampled per query; 0: no evaluation at all", at_least=0)
     seed: int = arg(0, "of everything", at_least=0)
+    report_to: str | None = arg(None, "send the metrics there as well", choices=TRACKERS)
     print_trl_config: bool = arg(False, "print the equivalent trl.GRPOConfig and stop")
 
     @property

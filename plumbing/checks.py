@@ -11,6 +11,7 @@ from dataclasses import fields
 import torch
 
 from losses import OBJECTIVES, policy_loss
+from plumbing import trackers
 
 
 def nearest(word, known):
@@ -62,6 +63,7 @@ def ordered(bounds):
 
 def check_combinations(args):
     """Refuse flags that do not go together, before anything is written."""
+    trackers.check(args.report_to)
     G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
     compares = args.advantage in ("group", "leave_one_out", "reinforce_plus_plus_baseline")
     per_token = args.advantage in ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")

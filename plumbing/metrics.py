@@ -13,7 +13,7 @@ import torch
 
 from advantages import has_signal
 from losses import kl_penalty
-from plumbing import run
+from plumbing import run, trackers
 from plumbing.batches import old_and_new
 from plumbing.compiled import buckets
 from plumbing.processes import rank
@@ -165,6 +165,7 @@ def log(args, folder, record, rollout, problems, rewards, progress, seconds_left
                "reward": rewards[i * G].item()} for i, problem in enumerate(problems[:2])]
     run.append(folder / "metrics.jsonl", record)
     run.append(folder / "samples.jsonl", {"step": record["step"], "samples": firsts})
+    trackers.report(args, folder, record)
     print(line(record, args.steps, seconds_left, progress["best_pass_rate"]), flush=True)
 
 

@@ -3,10 +3,10 @@
     config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
     checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
 
-A checkpoint is written beside its place and renamed, so a folder named step_N is whole, whatever
-killed the run. step_N is an ordinary Hugging Face checkpoint; state.pt holds what a model folder
-does not: optimiser, schedule, random states, data position, critic. It holds tensors, numbers and
-text only, and is read with weights_only=True: a pickled object in it is refused, not executed.
+A checkpoint is written beside its place and renamed: a folder named step_N is whole, whatever
+killed the run. It is an ordinary Hugging Face checkpoint; state.pt holds what a model folder does
+not (optimiser, schedule, random states, data position, critic), as tensors, numbers and text only,
+and is read with weights_only=True: a pickled object in it is refused, not executed.
 """
 
 import itertools
@@ -35,11 +35,10 @@ except ImportError:                                          # Windows: no run i
     fcntl = None
 
 # Flags that may differ when a run is resumed: they do not change what is computed.
-FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps",
+FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps", "report_to",
         "save_tokens", "print_trl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
-LOCK = ".lock"
-KEEP = 2                         # checkpoints that a run has at most
+LOCK, KEEP = ".lock", 2          # checkpoints that a run has at most
 MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
 
 
@@ -53,17 +52,15 @@ def run_folder(args):
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     finally:
-        for number in locks:                                 # the first process has one
-            if not contents(folder):
-                shutil.rmtree(folder)
+        if locks and not contents(folder):                   # the first process has one
+            shutil.rmtree(folder)
+        for number in locks:
             os.close(number)
 
 
 def open_run(args):
-    """The run's folder: an old run that may be resumed or replaced, else a new, empty one.
-
-    Raises ValueError rather than touch another run.
-    """
+    """The run's folder: an old run that may be resumed or replaced, else a new, empty one; a
+    ValueError rather than another run's."""
     if args.output_dir is None:
         for n in itertools.count(1):
             folder = Path(f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else ""))
@@ -75,11 +72,11 @@ def open_run(args):
         raise ValueError(f"--output_dir {folder} is a file: name a folder")
     before, now = arguments_of(folder), asdict(args)
     differ = [key for key in now if before and key not in FREE and before.get(key) != now[key]]
+    changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
     if args.resume and not before:
         raise ValueError(f"--resume: nothing to resume in {folder} (no config.json of a run); "
                          "leave out --resume to start a run there")
     if args.resume and differ:
-        changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
         raise ValueError(f"--resume: {folder} holds a run of another configuration: {changes}")
     if contents(folder) and not args.resume:
         check_replaceable(args, folder, before, differ)
@@ -105,21 +102,20 @@ def check_replaceable(args, folder, before, differ):
 
 
 def contents(folder):
-    """What lies in a folder besides its lock; [] if there is no such folder."""
+    """What lies in a folder, if there is one, besides its lock."""
     return [file for file in folder.iterdir() if file.name != LOCK] if folder.is_dir() else []
 
 
 def lock(folder):
-    """An open file that keeps other processes out of the folder. The kernel lets go of it when this
-    process ends, however it ends. Raises ValueError if another process has it."""
+    """An open file that keeps other processes out of the folder until this one ends, however it
+    ends. Raises ValueError if another process has it."""
     number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         if fcntl:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(number)
-        raise ValueError(f"another process is at work in {folder}: wait for it to end, or give "
-                         "another --output_dir") from None
+        raise ValueError(f"another process is at work in {folder}: name another --output_dir")
     return number
 
 
@@ -169,8 +165,7 @@ def naming(path):
 
 
 def keep_lines(path, step):
-    """Drop the lines of a .jsonl file that are later than `step` or cut off: a resumed run has no
-    step twice."""
+    """Drop lines of a .jsonl file later than `step` or cut off: a resumed run has no step twice."""
     if not path.exists():
         return
     kept = []
@@ -210,10 +205,8 @@ class Saver:
                                             state))
 
     def restore(self):
-        """The state of the newest whole checkpoint; the policy itself was loaded from it before.
-
-        Returns its step, 0 if there is none. Raises ValueError as load_state does.
-        """
+        """The state of the newest whole checkpoint; the policy was loaded from it before. Returns
+        its step, 0 if there is none; ValueError as load_state."""
         step, folder = newest(self.folder)
         for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
             processes.on_first(lambda: keep_lines(self.folder / name, step))
@@ -227,7 +220,7 @@ class Saver:
         return step
 
     def in_full(self):
-        """The weights as precise as the optimiser holds them (plumbing/offload.py)."""
+        """The weights as precise as the optimiser holds them (offload.py)."""
         return getattr(self.optimizer, "masters_shown", nullcontext)()
 
     def __enter__(self):
@@ -239,11 +232,9 @@ class Saver:
                 self.rescue()
 
     def rescue(self):
-        """Save the last complete batch, unless that has been done or the weights are ruined.
-
-        The weights are those of now: updates that the batch of the error has made are in them, and
-        a resumed run does that batch again. Of other processes' shards nothing can be had any more.
-        """
+        """Save the last complete batch, unless that has been done or the weights are ruined. They
+        are those of now, with the updates that the batch of the error has made; a resumed run does
+        that batch again. Of other processes' shards nothing can be had any more."""
         step, lost = self.marked["step"], self.shard and processes.world() > 1
         finite = all(weight.isfinite().all() for weight in self.actor.parameters())
         if processes.rank() or lost or not finite or step in dict(whole(self.folder)):
@@ -272,18 +263,14 @@ def count_bad(args, folder, step, skipped, bad, batch):
 
 
 def stop_on_signals():
-    """Ctrl-C and SIGTERM let the rollout batch end, then save; a second one stops at once.
-
-    Returns a function: has a signal come, to any process?
-    """
+    """Ctrl-C and SIGTERM let the rollout batch end, then save; a second one stops at once. Returns
+    a function: has a signal come, to any process?"""
     caught = []
 
     def handle(number, frame):
-        # torchrun passes on at once what the terminal has sent already
-        if caught and time.monotonic() - caught[0] > 2:
+        if caught and time.monotonic() - caught[0] > 2:      # torchrun repeats one at once
             raise KeyboardInterrupt
-        # not print: the signal may have come while something is printed
-        if not caught and processes.rank() == 0:
+        if not caught and processes.rank() == 0:             # not print: it may be at work
             os.write(1, b"\nstopping after this rollout batch (once more: at once, "
                         b"back to the last checkpoint)\n")
         caught.append(time.monotonic())
@@ -320,7 +307,7 @@ def save(run, step, policy, tokenizer, state):
 
 
 def sync(path):
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or a folder, is on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -330,9 +317,9 @@ def sync(path):
 
 def whole(run):
     """[(step, folder)] of the run's whole checkpoints, oldest first."""
-    return sorted((int(folder.name[5:]), folder) for folder in (run / "checkpoints").glob("step_*")
-                  if folder.name[5:].isdigit()
-                  and all((folder / file).is_file() for file in ("state.pt", "config.json")))
+    folders = [file.parent for file in (run / "checkpoints").glob("step_*/state.pt")]
+    return sorted((int(folder.name[5:]), folder) for folder in folders
+                  if folder.name[5:].isdigit() and (folder / "config.json").is_file())
 
 
 def newest(run):
@@ -340,12 +327,11 @@ def newest(run):
     for partial in (run / "checkpoints").glob(".partial-*"):
         print(f"ignoring an incomplete checkpoint: {partial}", flush=True)
         shutil.rmtree(partial, ignore_errors=True)
-    found = whole(run)
-    return found[-1] if found else (0, None)
+    return (whole(run) or [(0, None)])[-1]
 
 
 def newest_of_all(run):
-    """The folder of the newest whole checkpoint, the same in all processes; None if there is none."""
+    """The folder of the newest whole checkpoint, the same for all processes; or None."""
     return processes.on_first(lambda: newest(run))[1]
 
 
@@ -369,5 +355,5 @@ def load_state(folder):
 def random_state():
     """Python's, NumPy's and torch's global random states: a user's code may draw from any."""
     name, keys, *rest = numpy.random.get_state()
-    return {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest],
-            "torch": torch.get_rng_state()}
+    states = {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}
+    return states | {"torch": torch.get_rng_state()}

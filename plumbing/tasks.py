@@ -7,6 +7,7 @@ How rows are read and checked is in datafiles.py, how answers are judged in veri
 queries come next in stream.py. Knows nothing of models or losses.
 """
 
+import itertools
 import random
 import zlib
 from collections import Counter
@@ -94,9 +95,8 @@ class Task:
 
     def keep_what_fits(self, tokenizer, chat, max_prompt_length):
         """Tokenise every prompt; those that encode_prompt refuses leave. Returns a note about them,
-        or "". Raises ValueError if that leaves a source of train prompts, or the test split, empty.
-        The built-in task's prompts have one width: the first speaks for all."""
-        if self.teacher:
+        or "". ValueError if that leaves a source of train prompts, or the test split, empty."""
+        if self.teacher:                                     # its prompts have one width
             self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
             return ""
         refused = []
@@ -139,9 +139,8 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     for name, value in (("habit", habit), ("slip", slip)):
         if not 0 <= value <= 1:
             raise ValueError(f"{name} {value} is not between 0 and 1: it is a probability")
-    for name, value in (("train_size", train_size), ("test_size", test_size)):
-        if value < 1:
-            raise ValueError(f"{name} {value} is not at least 1")
+    if min(train_size, test_size) < 1:
+        raise ValueError(f"train_size {train_size}, test_size {test_size}: both are at least 1")
     width = 6 if verbose else 2                              # characters of a step and separator
 
     def solution(terms, add=lambda total, term: (total + term) % 10):
@@ -197,8 +196,7 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
 
 
 def builtin_tokenizer(characters=CHARACTERS):
-    """A transformers tokenizer of 17 tokens: ten digits, + = , . space, <eos>, <pad>; or of other
-    characters. One character is one token, both ways."""
+    """A tokenizer of the 17 tokens 0-9 + = , . space <eos> <pad>, or of other characters."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     tokens = [*characters, "<eos>", "<pad>"]
@@ -219,10 +217,7 @@ def limit(longest, share):
     """The smallest length limit that leaves answers of `longest` tokens out of that zone."""
     if not 0 < share < 1:
         return longest
-    length = longest
-    while length - overlong_zone(share, length) < longest:
-        length += 1
-    return length
+    return next(n for n in itertools.count(longest) if n - overlong_zone(share, n) >= longest)
 
 
 def longest_answer(task):
@@ -231,8 +226,7 @@ def longest_answer(task):
 
 
 def blamed(task, rollout, problems):
-    """Which response tokens [B, T] stand at or after the first wrong step of their answer; in the
-    built-in task a character is a token."""
+    """Which response tokens [B, T], characters, stand at or after the first wrong step."""
     G, (B, T), device = rollout.group_size, rollout.mask.shape, rollout.mask.device
     errors = [task.first_error(text, problems[i // G]) for i, text in enumerate(rollout.texts)]
     first = torch.tensor([0 if e is None else e for e in errors], device=device)    # [B]
@@ -351,14 +345,12 @@ def encode_prompt(tokenizer, problem, chat, max_prompt_length):
 if __name__ == "__main__":
     task, rng = running_sum(), random.Random(4)
     problem = task.train[0]
-    print(f"{task.name}: {len(task.train)} train and {len(task.test)} test problems\n")
     answers = (task.teacher(problem, rng) for _ in range(1000))
     wrong = next(answer for answer in answers if answer != problem.answer)
-    print(f"  query            {problem.prompt}")
+    print(f"{task.name}\n\n  query            {problem.prompt}")
     for name, response in (("right", problem.answer), ("teacher, wrong", wrong),
                            ("last number only", problem.answer[-2:])):
         print(f"  {name:16} {response:28} reward {task.verify(response, problem):.0f}")
-    error = task.first_error(wrong, problem)
-    print(f"  first error of the teacher: character {error}, {wrong[error]}")
+    print(f"  first error of the teacher: character {task.first_error(wrong, problem)}")
     right = sum(task.verify(task.teacher(p, rng), p) for p in task.train[:4096]) / 4096
     print(f"  the teacher is right {right:.0%} of the time: for a 9 it mostly adds 8")

@@ -112,7 +112,8 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
     """))
     done = torchrun(home, *flags, "--output_dir", run, script=script, expect=1)
     assert "train.py: process 0 stops, as another one of this job is gone" in done.stderr and "--resume" in done.stderr
-    assert [step for step, _ in checkpoint.whole(home / run)] == [2] and os.listdir(home / run / "checkpoints") == ["step_2"]
+    steps = [2, 3] if how == "ddp" else [2]                  # one replica can save what it has, one shard cannot
+    assert [step for step, _ in checkpoint.whole(home / run)] == steps and len(os.listdir(home / run / "checkpoints")) == len(steps)
     torchrun(home, *flags, "--output_dir", run, "--resume")
     assert differences(home / whole, home / run, 5) == []
 

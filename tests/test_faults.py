@@ -203,6 +203,74 @@ def test_file_size_limit_of_the_system(workplace, monkeypatch, capsys):
     train.main([*argv, "--output_dir", "run", "--resume"])
     assert differences("whole", "run", 3) == []
 
+# ------------------------------------------------------------------------ an error saves first
+
+def failing(monkeypatch, owner, name, step, fault):
+    """owner.name raises `fault` once batch `step` has begun."""
+    collect, now, call = train.collect, [0], getattr(owner, name)
+
+    def counting(*args):
+        now[0] = args[-1]
+        return collect(*args)
+
+    def breaking(*args, **options):
+        if now[0] == step:
+            raise fault
+        return call(*args, **options)
+    monkeypatch.setattr(train, "collect", counting)
+    monkeypatch.setattr(owner, name, breaking)
+
+
+@pytest.mark.parametrize("name, fault", [
+    ("score", ValueError("bad")), ("estimate_advantages", RuntimeError("bug")),
+    ("sample_and_verify", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
+def test_an_error_after_the_first_batch_saves_it_first(name, fault, workplace, monkeypatch, capsys):
+    """No --save_steps: without that the batches before the error would be lost. Resumed, the run is the whole one."""
+    argv = [*TINY, "--steps", "4"]
+    train.main([*argv, "--output_dir", "whole"])
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "mem_get_info", lambda: (0, 8 * 10 ** 9))
+        failing(patch, train, name, 3, fault)
+        with pytest.raises((SystemExit, RuntimeError)):
+            train.main([*argv, "--output_dir", "run"])
+    assert "an error in batch 3: saved run/checkpoints/step_2 first; --resume goes on from there" in capsys.readouterr().out
+    assert os.listdir("run/checkpoints") == ["step_2"]
+    train.main([*argv, "--output_dir", "run", "--resume"])
+    assert differences("whole", "run", 4) == []
+
+
+def test_an_error_between_two_updates_says_what_the_checkpoint_holds(workplace, monkeypatch, capsys):
+    update, calls = train.update, [0]
+
+    def breaking(*args):
+        calls[0] += 1
+        if calls[0] == 4:
+            raise ValueError("bad")
+        return update(*args)
+    monkeypatch.setattr(train, "update", breaking)
+    err = refused(capsys, *TINY, "--steps", "3", "--output_dir", "run")
+    assert err == "train.py: bad\n" and os.listdir("run/checkpoints") == ["step_1"]
+    monkeypatch.setattr(train, "update", update)
+    train.main([*TINY, "--steps", "3", "--output_dir", "run", "--resume"])
+    assert [r["step"] for r in metrics("run")] == [1, 2, 3]
+
+
+def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(workplace, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        failing(patch, train, "score", 1, ValueError("bad"))
+        refused(capsys, *TINY, "--steps", "2", "--output_dir", "run")
+    assert not Path("run/checkpoints").exists()
+    score = train.score
+
+    def ruining(args, scorer, policy, *rest, **options):
+        if Path("ruined/metrics.jsonl").exists():
+            next(policy.parameters()).data.fill_(float("nan"))
+            raise ValueError("bad")
+        return score(args, scorer, policy, *rest, **options)
+    monkeypatch.setattr(train, "score", ruining)
+    refused(capsys, *TINY, "--steps", "2", "--output_dir", "ruined")
+    assert not Path("ruined/checkpoints").exists()
+
 
 # --------------------------------------------------------------------------------------------------------------- collapse
 

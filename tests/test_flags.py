@@ -167,6 +167,7 @@ EFFECTS = {
     "eval_prompts": (f"{ONE} --eval_samples 1", "2", "3", lambda seen: seen.forwards[0]),
     "eval_samples": (f"{ONE} --eval_prompts 2", None, "1", lambda seen: len(seen.forwards)),
     "seed": (DATA, None, "1", prompts),
+    "report_to": (ONE, None, "tensorboard", lambda seen: any("tfevents" in f for f in seen.files)),
     "print_trl_config": (ONE, None, "true", lambda seen: seen.files),
 }
 

@@ -8,12 +8,16 @@ import random
 import re
 import time
 import zlib
+from pathlib import Path
 
 import pytest
+
+import train
 
 from plumbing.datafiles import checked_rows, read_rows
 from plumbing.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
 from plumbing.verifiers import Verifier
+from tiny_run import TINY
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 
@@ -312,3 +316,51 @@ def test_fuzzing_reasoning_gyms_verifiers(tmp_path, name):
     check, problem = task.verifiers[0], task.train[0]
     fuzz(check, "0", hostile_strings(500, problem.answer, trap, bombs=100), trap, check.time_limit)
     check.close()
+
+
+# ------------------------------------------------------------------------ prompts that do not fit
+
+@pytest.fixture
+def checkpoint(workplace, cold_start):
+    """Flags for a run of a checkpoint that knows 17 characters, at most 8 tokens per prompt."""
+    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--verifier", "exact", "--steps", "4",
+            "--max_completion_length", "4", "--max_prompt_length", "8", "--num_generations", "2", "--output_dir", "run"]
+
+
+def rows(name, *prompts):
+    Path(name).write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in prompts))
+    return name
+
+
+FIT, LONG_ONES = [f"{i}+{i}=" for i in range(1, 9)], [f"{i}+1+1+1+1=" for i in range(1, 4)]
+
+
+def test_prompts_that_do_not_fit_are_left_out_before_the_run(checkpoint, capsys):
+    """Every prompt is drawn twice here; a long one or an unknown letter would end the run on 4e7dd4c."""
+    train.main([*checkpoint, "--dataset_name", rows("train.jsonl", *FIT, LONG_ONES[0], "hello="), "--eval_samples", "1",
+                "--test_dataset_name", rows("test.jsonl", LONG_ONES[1], "7+7=", "9+9=")])
+    out = capsys.readouterr().out
+    assert "3 of 12 prompts left out; train.jsonl line 9: the prompt has 10 tokens; between 1 and 8 fit" in out
+    assert len(Path("run/metrics.jsonl").read_text().splitlines()) == 4
+
+
+@pytest.mark.parametrize("train_rows, test_rows, second, words", [
+    (LONG_ONES, ["7+7="], None, "none of the 3 train prompts fits; train.jsonl line"),
+    (FIT, LONG_ONES, None, "none of the 3 test prompts fits; test.jsonl line"),
+    (FIT, ["7+7=9"], LONG_ONES, "none of the 2 train prompts fits; second.jsonl line")])
+def test_a_split_without_any_prompt_that_fits_is_refused_before_the_run(checkpoint, capsys, train_rows, test_rows, second, words):
+    stage2 = ["--stage2_dataset_name", rows("second.jsonl", *second), "--stage2_step", "1"] if second else []
+    argv = [*checkpoint, *stage2, "--dataset_name", rows("train.jsonl", *train_rows), "--test_dataset_name", rows("test.jsonl", *test_rows)]
+    with pytest.raises(SystemExit) as stop:
+        train.main(argv)
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and words in err and not Path("run").exists()
+
+
+def test_a_prompt_is_tokenised_once(checkpoint, monkeypatch):
+    from plumbing import tasks
+    encode, asked = tasks.encode_prompt, []
+    monkeypatch.setattr(tasks, "encode_prompt", lambda tokenizer, problem, *rest: (asked.append(problem), encode(tokenizer, problem, *rest))[1])
+    train.main([*checkpoint, "--dataset_name", rows("train.jsonl", *FIT), "--eval_samples", "1", "--eval_steps", "1",
+                "--test_dataset_name", rows("test.jsonl", "7+7=1", "9+9=2")])
+    assert len(asked) == len(set(asked)) == 10

@@ -130,3 +130,124 @@ def test_four_workers_wait_at_the_same_time(own):
     began = time.monotonic()
     assert in_parallel(check, [""] * 16, [""] * 16, workers=4) == [1.0] * 16
     assert 0.8 <= time.monotonic() - began < 2.4             # 3.2 s one after the other
+
+
+# ------------------------------------------------------------------------ through train.py
+
+def test_parts_are_logged_weighed_and_shown(checkpoint, capsys):
+    Path("mine.py").write_text("def reward(response, answer, problem):\n    return {'right': response == answer, "
+                               "'short': len(response) < 3, 'row': problem['largest'] / 4}\n")
+    train.main([*checkpoint, "--steps", "2", "--verifier", "mine.py:reward", "--reward_weights", "1", "0.5", "-2",
+                "--output_dir", "run"])
+    for record in metrics("run"):
+        parts = record["reward_parts"]
+        assert list(parts) == ["right", "short", "row"] and record["pass_rate"] == parts["right"]
+        expected = parts["right"] + 0.5 * parts["short"] - 2 * parts["row"]
+        assert record["reward"] == pytest.approx(expected, abs=1e-5) and record["verifier_errors"] == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
+    assert all(re.search(r"reward \S+  \(right \S+  short \S+  row \S+\)  pass", line) for line in lines)
+
+
+def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monkeypatch):
+    """One part that is the same for all answers of a group, one that differs: what reaches the estimators."""
+    from advantages import gdpo
+    from plumbing import terms
+    seen = []
+    monkeypatch.setattr(terms, "gdpo", lambda *args: (seen.append(args), gdpo(*args))[1])
+    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
+    argv = [*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "exact", "--reward_weights", "1", "0.1", "0"]
+    train.main([*argv, "--advantage", "gdpo", "--output_dir", "run"])
+    (parts, weights, group_size), = seen
+    assert parts.shape == (16, 3) and weights == [1.0, 0.1, 0.0] and group_size == 4
+    assert torch.equal(parts[:, 0], parts[:, 2]) and parts[:, 1].max() > 1
+    train.main([*argv, "--output_dir", "other"])
+    assert len(seen) == 1 and metrics("run")[0]["reward"] == metrics("other")[0]["reward"]
+
+
+def test_a_wrong_number_of_weights_is_refused_before_the_run(checkpoint, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*checkpoint, "--verifier", "exact", "--reward_weights", "1", "2", "--output_dir", "run"])
+    assert stop.value.code == 2 and not Path("run").exists()
+    assert capsys.readouterr().err == "train.py: --reward_weights holds 2 numbers, but the reward has 1 parts: exact\n"
+
+
+def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, monkeypatch, capfd):
+    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, "
+                               "'form': 1} if len(response) % 2 else {'right': 1}\n")
+    argv = [*checkpoint, "--steps", "3", "--save_steps", "1", "--verifier", "mine.py:reward"]
+    train.main([*argv, "--output_dir", "whole"])
+    from plumbing import run
+    append = run.append
+
+    class Killed(BaseException):
+        pass
+
+    def fail(path, record):
+        append(path, record)
+        if path.name == "metrics.jsonl" and record["step"] == 2:
+            raise Killed
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(run, "append", fail)
+        train.main([*argv, "--output_dir", "resumed"])
+    train.main([*argv, "--output_dir", "resumed", "--resume"])
+    counts = [record["verifier_errors"] for record in metrics("whole")]
+    assert 0 < counts[0] < counts[1] < counts[2] and differences("whole", "resumed", 3) == []
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "warning: verifier" in line]
+    assert len(warnings) == 3 and all("returned right, but right form before" in w for w in warnings)
+
+
+def test_the_walk_of_the_documentation(checkpoint, capsys):
+    """docs/data.md, "A reward in parts": its files and its command, with a tiny checkpoint for DIR."""
+    section = (ROOT / "docs/data.md").read_text().split("## A reward in parts")[1].split("\n## ")[0]
+    for name, text in re.findall(r"`(\S+\.\w+)`:\n\n((?:    .*\n|\n)+)", section):
+        Path(name).write_text("".join(line[4:] or "\n" for line in text.rstrip("\n").splitlines(keepends=True)) + "\n")
+    command = re.search(r"^    python train\.py (.*)$", section, re.M).group(1)
+    argv = shlex.split(command)
+    argv[argv.index("DIR")] = checkpoint[checkpoint.index("--model_name_or_path") + 1]
+    train.main([*TINY, "--steps", "2", "--max_completion_length", "4", *argv, "--output_dir", "run"])
+    assert {"right", "digit", "small"} == set(metrics("run")[0]["reward_parts"])
+    assert metrics("run")[1]["verifier_errors"] == 0 and "right" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- trackers
+
+def test_tensorboard_gets_the_metrics_and_the_parts_of_the_reward(checkpoint, monkeypatch):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
+    argv = [*checkpoint, "--steps", "2", "--verifier", "mine.py:reward", "--output_dir", "run"]
+    train.main([*argv, "--report_to", "tensorboard"])
+    events = EventAccumulator("run/tensorboard").Reload()
+    for name in ("reward", "loss", "reward_parts/length", "flip_rate_per_layer/0", "lr"):
+        logged = [(event.step, event.value) for event in events.Scalars(name)]
+        outer, _, inner = name.partition("/")
+        values = [record[outer] for record in metrics("run")]
+        values = [value[int(inner) if inner.isdigit() else inner] if inner else value for value in values]
+        assert logged == [(1, pytest.approx(values[0], rel=1e-6)), (2, pytest.approx(values[1], rel=1e-6))], name
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_wandb_and_trackio_get_them_too(name, workplace, monkeypatch):
+    """A module that stands in for the package and notes what it is given."""
+    import sys
+    from types import ModuleType
+    calls, package = [], ModuleType(name)
+    package.__spec__ = object()
+    package.init = lambda **options: calls.append(options)
+    package.log = lambda numbers, step: calls.append((step, numbers))
+    package.finish = lambda: None
+    monkeypatch.setitem(sys.modules, name, package)
+    train.main([*TINY, "--steps", "2", "--report_to", name, "--output_dir", "run"])
+    assert calls[0]["name"] == "run" and calls[0]["config"]["steps"] == 2
+    assert [step for step, _ in calls[1:]] == [1, 2]
+    assert calls[2][1]["reward"] == metrics("run")[1]["reward"] and calls[2][1]["reward_parts/correct"] >= 0
+
+
+def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(workplace, monkeypatch, capsys):
+    from importlib import util
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "trackio" else find(name, *rest))
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, "--report_to", "trackio", "--output_dir", "run"])
+    assert stop.value.code == 2 and not Path("run").exists()
+    assert capsys.readouterr().err == "train.py: --report_to trackio needs a package that is missing: pip install trackio\n"

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 from plumbing import policy
@@ -433,6 +434,26 @@ def test_a_cold_start_on_other_problems_or_in_another_order_is_another(workplace
     for name, flags in (("gspo", []), ("srpo", ["--algorithm", "srpo", "--stage2_step", "1"])):
         train.main([*TINY, *flags, "--cold_start_steps", "3", "--steps", "1", "--output_dir", name])
         assert len(list(Path("runs/cold_start").iterdir())) == (1 if name == "gspo" else 2)
+
+
+@pytest.mark.parametrize("algorithm", ["srpo", "dapo"])
+def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workplace, monkeypatch, capsys):
+    """With draws counted, DAPO's second round of the first batch would bring in the longer sums already."""
+    drawn, draw = [], PromptStream.next
+    monkeypatch.setattr(PromptStream, "next", lambda self, n, step: (drawn.append((step, draw(self, n, step))), drawn[-1][1])[1])
+    if algorithm == "dapo":                                  # five rounds each
+        from plumbing import batches
+        keep = batches.keep_signal
+        monkeypatch.setattr(batches, "keep_signal", lambda found, *rest, last: (
+            keep(found, *rest, last=True) if len(found) == 5 else None))
+    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    train.main([*TINY, "--algorithm", algorithm, "--stage2_step", "2", "--steps", "4", "--cold_start_steps", "3", "--output_dir", "run"])
+    size = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)["stream"]["sizes"][0]
+    for step, numbers in drawn:
+        assert step > 2 or max(numbers) < size
+    assert max(max(numbers) for step, numbers in drawn if step > 2) >= size
+    assert "problems of the second source join after 2 batches" in capsys.readouterr().out
+    assert len(drawn) == (20 if algorithm == "dapo" else 4)
 
 
 # -------------------------------------------------------------------------------------------------------------------- demos
