@@ -63,19 +63,17 @@ def draw(data):
     figure, (left, right) = panels(1, 2, sharey=True)
     for name, colour, marker in (("gspo", BLUE, "o"), ("grpo", ORANGE, "s")):
         steps, minis = data[name]["steps"], data[name]["minibatches"]
-        positive = lambda rows: [[max(x, 1e-5) for x in row] for row in rows]
-        band(left, range(1, len(steps[0]) + 1), positive(steps), name.upper(), colour, marker)
-        band(right, (2, 3, 4), [row[1:] for row in positive(minis)], name.upper(), colour, marker)
+        band(left, range(1, len(steps[0]) + 1), steps, name.upper(), colour, marker)
+        band(right, (2, 3, 4), [row[1:] for row in minis], name.upper(), colour, marker)
     for axes, x in ((left, "rollout batch"), (right, "mini-batch of a rollout batch")):
-        axes.set_yscale("log")
+        axes.set_yscale("symlog", linthresh=1e-4, linscale=.5)   # linear below: 0 is drawn
+        axes.set_ylim(bottom=-2e-5)
         title = "Clipped loss tokens" if axes is left else "The first clips nothing (on-policy)"
         label(axes, title, x, "share" if axes is left else "")
         axes.axhline(.15, color=BLUE, linestyle=":", linewidth=1)
         axes.axhline(.0013, color=ORANGE, linestyle=":", linewidth=1)
     right.set_xticks([2, 3, 4])
     left.text(4, .09, "the paper's figure: 15 %", color=BLUE, fontsize=8)
-    if any(x == 0 for row in data["grpo"]["steps"] for x in row):
-        left.text(1.6, 9e-6, "(at the bottom: none)", color=ORANGE, fontsize=8)
     left.text(len(steps[0]) - .2, .0016, "0.13 %", color=ORANGE, fontsize=8, ha="right")
     right.legend(loc="lower right")
     return figure

@@ -136,7 +136,7 @@ def draw(data):
     label(right, "Gradient variance of one token's worth of batch", "tokens per answer",
           "trace of covariance · length")
     right.legend(fontsize=7.5, title="slope, fixed tokens", title_fontsize=8, loc="upper left")
-    right.set_ylim(top=right.get_ylim()[1] * 30)
+    right.set_ylim(top=right.get_ylim()[1] * 1e4)
     return figure
 
 

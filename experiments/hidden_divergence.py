@@ -85,6 +85,7 @@ def draw(data):
     top.axhline(s, color=BLUE, linewidth=1.2)
     top.text(512, s + .12, f"s = {s:.5f}", color=BLUE, ha="right")
     top.set_xlim(0, 515)
+    top.set_ylim(0, 2.3)
     title = f"Two outliers among 512 tokens: s = {s:.5f}, below the band's edge 0.9997"
     label(top, title, "token", "ratio")
     lengths = [2 ** k for k in range(3, 15)]
