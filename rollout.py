@@ -29,30 +29,25 @@ MAX_LOGITS = 2**24  # how many logits may exist at once: 64 MB in float32
 class Rollout:
     """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
 
-    prompt_ids: torch.Tensor                         # [Q, P] one row per prompt, padded on the left
-    prompt_mask: torch.Tensor                                                       # [Q, P] bool
-    response_ids: torch.Tensor                                          # [B, T] padded on the right
-    mask: torch.Tensor   # [B, T] bool: loss tokens, what the policy wrote with its end of sequence
-    sampler_logp: torch.Tensor                    # [B, T] float32 log-probs recorded while sampling
-    truncated: torch.Tensor                                      # [B] bool: ran into max_new_tokens
+    prompt_ids: torch.Tensor     # [Q, P] one row per prompt, padded on the left
+    prompt_mask: torch.Tensor    # [Q, P] bool
+    response_ids: torch.Tensor   # [B, T] padded on the right
+    mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
+    sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
+    truncated: torch.Tensor      # [B] bool: ran into max_new_tokens
     texts: list                  # B strings, cut before a stop string
     group_size: int
     prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
     routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
 
-    def prompts(self, index):
-        """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
-        rows = self.rows_of(index)
-        return replace(self, prompt_ids=self.prompt_ids[index], prompt_mask=self.prompt_mask[index],
-                       response_ids=self.response_ids[rows], mask=self.mask[rows],
-                       sampler_logp=self.sampler_logp[rows], truncated=self.truncated[rows],
-                       texts=[self.texts[i] for i in rows.tolist()],
-                       routes=self.routes and self.routes.rows([index, rows]))
-
     def rows_of(self, index):
         """Row numbers [q·G] of the groups of the prompts in `index` [q]."""
         offsets = torch.arange(self.group_size, device=self.mask.device)            # [G]
         return (index[:, None].to(self.mask.device) * self.group_size + offsets).flatten()
+
+    def prompts(self, index):
+        """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
+        return self.cut(index, self.rows_of(index), self.group_size)
 
     def rows(self, start, stop):
         """Rows start:stop: whole groups, or part of one group; else ValueError."""
@@ -60,13 +55,15 @@ class Rollout:
         if (start % G or stop % G) and start // G != (stop - 1) // G:
             raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, "
                              "or part of one")
-        prompts, own = slice(start // G, (stop - 1) // G + 1), slice(start, stop)
-        return replace(self, prompt_ids=self.prompt_ids[prompts],
-                       prompt_mask=self.prompt_mask[prompts], mask=self.mask[own],
-                       response_ids=self.response_ids[own], sampler_logp=self.sampler_logp[own],
-                       truncated=self.truncated[own], texts=self.texts[own],
-                       group_size=min(G, stop - start),
-                       routes=self.routes and self.routes.rows([prompts, own]))
+        prompts, rows = slice(start // G, (stop - 1) // G + 1), torch.arange(start, stop)
+        return self.cut(prompts, rows.to(self.mask.device), min(G, stop - start))
+
+    def cut(self, prompts, rows, group_size):
+        cut = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
+        cut |= {name: getattr(self, name)[rows]
+                for name in ("response_ids", "mask", "sampler_logp", "truncated")}
+        return replace(self, **cut, texts=[self.texts[i] for i in rows.tolist()],
+                       group_size=group_size, routes=self.routes and self.routes.rows([prompts, rows]))
 
 
 # ---------------------------------------------------------------------------------------- sampling
