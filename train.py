@@ -23,7 +23,7 @@ from eval import held_out
 from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
 from plumbing.arguments import parse
-from plumbing.errors import errors_in_one_line
+from plumbing.errors import count_bad, errors_in_one_line
 from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
 from plumbing.stream import PromptStream
@@ -135,7 +135,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
             old = score(args, scorer, policy, rollout, entropy=quantile, replay=True)
             tensors = {"old_logp": old.logp, **high_entropy(args, old.entropy, mask)}   # [B, T]
         tensors |= mismatch_correction(args, tensors["old_logp"], rollout)          # [B, T]
-        if reference is not None:  # scored as old_logp is, so that equal policies differ by exactly 0
+        if reference is not None:  # scored as old_logp is: equal policies differ by exactly 0
             tensors["ref_logp"] = score(args, reference, reference.policy, rollout).logp    # [B, T]
         clock.lap("seconds_logp")
 
@@ -154,8 +154,8 @@ def train(args, saver, actor, tokenizer, task, device, progress):
             updates.append(update(args, scorer, policy, optimizer, mini))
             if not updates[-1]["skipped"]:
                 schedule.step()
-            progress["bad"] = run.count_bad(args, saver.folder, step, updates[-1]["skipped"],
-                                            progress["bad"], mini)
+            progress["bad"] = count_bad(args, saver.folder, step, updates[-1]["skipped"],
+                                        progress["bad"], mini)
         clock.lap("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy

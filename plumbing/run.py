@@ -39,7 +39,6 @@ FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_step
         "save_tokens", "print_trl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
 LOCK, KEEP = ".lock", 2          # checkpoints that a run has at most
-MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
 
 
 # --------------------------------------------------------------------------------- the folder
@@ -245,21 +244,6 @@ class Saver:
             save(self.folder, step, self.actor.policy, self.tokenizer, state)
         print(f"\nan error in batch {step + 1}: saved {self.folder}/checkpoints/step_{step} first"
               f"{', with the updates this batch had made' * half}; --resume goes on from there")
-
-
-def count_bad(args, folder, step, skipped, bad, batch):
-    """Non-finite updates in a row; keeps the mini-batch for a look, stops if they are too many."""
-    if not skipped:
-        return 0
-    kept = folder / f"bad_batch_step_{step}.pt"
-    if processes.rank() == 0:
-        torch.save({"step": step, **vars(batch.rollout), **batch.tensors}, kept)
-    if bad + 1 >= MAX_BAD_STEPS:
-        raise SystemExit(
-            f"train.py: {bad + 1} updates in a row had a loss or gradient that is not finite; "
-            f"stopped in batch {step}. The last mini-batch is in {kept}, the last checkpoint is "
-            "intact; try a lower --learning_rate or --max_grad_norm")
-    return bad + 1
 
 
 def stop_on_signals():

@@ -225,14 +225,6 @@ def longest_answer(task):
     return max(len(p.answer) for p in task.train) + 1
 
 
-def blamed(task, rollout, problems):
-    """Which response tokens [B, T], characters, stand at or after the first wrong step."""
-    G, (B, T), device = rollout.group_size, rollout.mask.shape, rollout.mask.device
-    errors = [task.first_error(text, problems[i // G]) for i, text in enumerate(rollout.texts)]
-    first = torch.tensor([0 if e is None else e for e in errors], device=device)    # [B]
-    return torch.arange(T, device=device) >= first[:, None]                         # [B, T]
-
-
 # ---------------------------------------------------------------------------------------- your data
 
 def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_column=None,

@@ -42,9 +42,9 @@ def estimate_advantages(args, parts, rollout, problems, task, tensors, values):
         advantages = leave_one_out(rewards, G)                                      # [B]
     else:
         advantages = group_advantages(rewards, G, scale=args.scale_rewards)         # [B]
-    if args.token_credit:  # what stands before the first wrong step of a wrong answer is not to blame
-        blamed = tasks.blamed(task, rollout, problems) | (advantages[:, None] > 0)  # [B, T]
-        advantages = advantages[:, None] * blamed                                   # [B, T]
+    if args.token_credit:  # what precedes the first wrong step of a wrong answer is not to blame
+        to_blame = blamed(task, rollout, problems) | (advantages[:, None] > 0)      # [B, T]
+        advantages = advantages[:, None] * to_blame                                 # [B, T]
     return {"advantages": advantages}
 
 
@@ -73,6 +73,14 @@ def high_entropy(args, entropy, mask):
     if not args.entropy_quantile:
         return {}
     return {"high_entropy": high_entropy_mask(entropy, mask, args.entropy_quantile)}
+
+
+def blamed(task, rollout, problems):
+    """Which response tokens [B, T], characters, stand at or after the first wrong step."""
+    G, (B, T), device = rollout.group_size, rollout.mask.shape, rollout.mask.device
+    errors = [task.first_error(text, problems[i // G]) for i, text in enumerate(rollout.texts)]
+    first = torch.tensor([0 if e is None else e for e in errors], device=device)    # [B]
+    return torch.arange(T, device=device) >= first[:, None]                         # [B, T]
 
 
 def shift(args, part, routes):

@@ -159,7 +159,7 @@ def test_a_resumed_run_with_a_tool_is_the_uninterrupted_one(small):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy, "FLAGS", [*TOY, "--steps", "2", "--save_steps", "1"])
         stop = train.run.stop_on_signals
-        patch.setattr(train.run, "stop_on_signals", lambda: [1])       # after the first batch
+        patch.setattr(train.run, "stop_on_signals", lambda: lambda: True)  # after the first batch
         with pytest.raises(SystemExit):
             toy.run(0, "parts", "--eval_samples", "0")
         patch.setattr(train.run, "stop_on_signals", stop)
