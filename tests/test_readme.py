@@ -143,7 +143,9 @@ def test_training_commands_run(command, workplace):
     small = [*TINY, "--steps", "1"]
     if "--model_name_or_path" in argv:
         train.main([*small, "--output_dir", "policy"])
-        Path("mine.py").write_text("def reward(response, answer):\n    return float(response == answer)\n")
+        parts = "{'right': response == answer, 'digit': 1, 'small': 0}"
+        reward = parts if "--reward_weights" in argv else "float(response == answer)"
+        Path("mine.py").write_text(f"def reward(response, answer):\n    return {reward}\n")
         Path("reverse.py").write_text(Path("mine.py").read_text())
         Path("rows.jsonl").write_text("".join(json.dumps({"question": f"{a}+{a + 1}=", "answer": str(2 * a + 1)}) + "\n" for a in range(1, 9)))
         small += ["--model_name_or_path", "policy/checkpoints/step_1", "--dataset_name", "rows.jsonl", "--max_completion_length", "4"]
