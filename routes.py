@@ -135,8 +135,8 @@ def replay_routes(model, routes):
             raise ValueError(f"replay_routes: (rows, places, top-K, experts) are {here} here, "
                              f"{then} recorded")
         if not forwards:  # never silently wrong: its own choice must give its own gates
-            own = gates_of(router, logits, chosen).float()                          # [N, K]
-            if not torch.allclose(own, gates.float(), rtol=2e-2, atol=1e-4):
+            own = gates_of(router, logits.detach(), chosen).float()                 # [N, K]
+            if not torch.allclose(own, gates.detach().float(), rtol=2e-2, atol=1e-4):
                 raise ValueError(f"{type(router).__name__} is not supported: its kind of gates")
         forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]
         forced = torch.where(forced < 0, chosen, forced)                            # [N, K]

@@ -79,10 +79,10 @@ def test_no_right_answer_of_the_built_in_task_is_overlong(share, workplace, monk
     monkeypatch.setattr(tasks, "limit", spy := counting(tasks.limit))
     train.main([*TINY, "--algorithm", "dapo", "--overlong_cache", share, "--steps", "1",
                 "--output_dir", "run"])
-    (_, correct, rollout), rewards = calls[0]
-    lengths = rollout.mask.sum(-1)
-    assert (correct == 1).any() and lengths[correct == 1].max() == 5       # the longest right ones
-    assert torch.equal(rewards[correct == 1], correct[correct == 1])
+    (_, correct, rollout), parts = calls[0]
+    right, lengths = correct[:, 0] == 1, rollout.mask.sum(-1)
+    assert right.any() and lengths[right].max() == 5                       # the longest right ones
+    assert (parts[right].sum(-1) == 1).all()                               # nothing taken off
     assert len(spy.calls) == 1
     length = json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
     zone = max(1, round(float(share) * length))

@@ -298,13 +298,13 @@ def test_gradient_checkpointing_keeps_dropout_off(monkeypatch):
     assert torch.allclose(grads[0][1], grads[1][1], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay"], ["--plain"], ["--router_aux_loss_coef", "0.1"]])
+@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay", "old"], ["--plain"], ["--router_aux_loss_coef", "0.1"]])
 def test_answers_of_one_token_on_a_mixture_of_experts(flags, workplace):
     train.main([*TINY, "--steps", "2", "--max_completion_length", "1", *flags, "--output_dir", "run"])
     assert [r["length"] for r in metrics("run")] == [1.0, 1.0] and all(0 <= r["flip_rate"] <= 1 for r in metrics("run"))
 
 
-@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay"], ["--algorithm", "ppo", "--beta", "0.1", "--entropy_coef", "0.01"]])
+@pytest.mark.parametrize("flags", [[], ["--algorithm", "rspo", "--routing_replay", "old"], ["--algorithm", "ppo", "--beta", "0.1", "--entropy_coef", "0.01"]])
 def test_the_plain_way_is_the_quick_one_in_the_first_batch(flags, workplace):
     for name, more in (("quick", []), ("plain", ["--plain"])):
         train.main([*TINY, "--steps", "1", "--warmup_steps", "0", *flags, *more, "--output_dir", name])
