@@ -62,8 +62,9 @@ class Rollout:
         cut = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
         cut |= {name: getattr(self, name)[rows]
                 for name in ("response_ids", "mask", "sampler_logp", "truncated")}
+        routes = self.routes and self.routes.rows([prompts, rows])
         return replace(self, **cut, texts=[self.texts[i] for i in rows.tolist()],
-                       group_size=group_size, routes=self.routes and self.routes.rows([prompts, rows]))
+                       group_size=group_size, routes=routes)
 
 
 # ---------------------------------------------------------------------------------------- sampling
