@@ -81,6 +81,7 @@ def test_the_sampling_copy_rounds_weights_and_no_buffer():
     assert all(torch.equal(b, frequencies[name]) for name, b in rounded.named_buffers())
 
 
+@pytest.mark.slow
 def test_a_policy_with_adapters_learns_resumes_exactly_and_merges(workplace):
     pytest.importorskip("peft")
     flags = [*TINY, "--use_peft", "--lora_r", "4", "--beta", "0.05", "--learning_rate", "0.01",

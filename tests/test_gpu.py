@@ -34,6 +34,7 @@ def agrees(found):
         assert all("grouped_mm" in why for why in waits), (run["flags"], waits)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_runs_have_no_device_mismatch_and_token_steps_do_not_wait(tmp_path):
     agrees(simulate("run_train.py", [

@@ -39,9 +39,10 @@ def interrupted(monkeypatch, argv, step):
 
 
 @pytest.mark.parametrize("flags", [
-    [], ["--algorithm", "ppo"], ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
+    [], ["--algorithm", "ppo"], *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
+    ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
     ["--algorithm", "dapo"], ["--optim", "sgd", "--lr_scheduler_type", "cosine"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
-    ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]], ids=" ".join)
+    ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]))], ids=str)
 def test_resumed_run_equals_uninterrupted(flags, workplace, monkeypatch, capsys):
     argv = [*TINY, "--steps", "4", "--warmup_steps", "1", "--save_steps", "2", *flags]
     train.main([*argv, "--output_dir", "whole"])
