@@ -251,7 +251,7 @@ def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual
     if row.ratio == "log-shifted" and router_shift is None:
         raise ValueError(f"router_shift is missing: {name} needs it, [B, T] (moe.router_shift)")
     if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
-        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with token and min, not {name}")
+        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with token, min; not {name}")
     low = row.epsilon if epsilon is None else epsilon
     high = row.epsilon_high if epsilon_high is None else epsilon_high
     if (row.epsilon, low, high) == (None, None, None):

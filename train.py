@@ -4,8 +4,8 @@
                              └─► log-probs ─► importance ratio ───────┴─► clip, optimise ─► π_θ
 
 `python train.py` teaches a tiny Mixture of Experts the last digits of a running sum on a laptop;
---model_name_or_path and --dataset_name point the same loop at a Hugging Face checkpoint; --algorithm
-picks another row of the family. `python train.py --help` lists all flags.
+--model_name_or_path and --dataset_name point the same loop at a Hugging Face checkpoint;
+--algorithm picks another row of the family. `python train.py --help` lists all flags.
 """
 
 import math
@@ -73,8 +73,7 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
 
 
 def score(args, scorer, policy, rollout, **options):
-    """A rollout under the policy as it is, without gradient -> Forward: logp [B, T], routes, and what
-    else there is."""
+    """A rollout under the policy as it is, without gradient -> Forward: logp [B, T], routes ..."""
     return batches.scored(args, scorer, policy, rollout, **options)
 
 

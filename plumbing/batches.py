@@ -134,8 +134,8 @@ def clip_gradient(optimizer, limit):
 
 
 def of_live(stats, part, logp):
-    """The stats of a micro-batch as if groups without a signal had not been computed: one definition
-    of the ratios' spread, whether they were (several processes, --plain, a KL) or not."""
+    """The stats of a micro-batch as if groups without a signal had not been computed: one
+    definition of the ratios' spread, whether they were (several processes, --plain, a KL) or not."""
     if part["live"] is None:
         return stats
     mask = part.rollout.mask & part["live"][:, None]                                # [B, T]
@@ -196,12 +196,12 @@ def scored(args, scorer, policy, rollout, entropy=False, record=None, replay=Fal
 
 
 def old_and_new(batch, routes):
-    """(old, new) routes that predict the responses of a batch: indices [L, B, T, K], logits [L, B, T,
-    E] each."""
+    """(old, new) routes that predict the responses of a batch: indices [L, B, T, K], logits
+    [L, B, T, E] each."""
     return tuple(response_routes(r, batch.rollout) for r in (batch.routes, routes))
 
 
-# ---------------------------------------------------------------------------------- joining rollouts
+# --------------------------------------------------------------------------------- joining rollouts
 
 def concat(rollouts):
     """Rollouts of the same group size as one; narrower ones are padded, prompts on their left."""
@@ -209,7 +209,8 @@ def concat(rollouts):
     first = rollouts[0]
 
     def left(name):
-        return torch.cat([F.pad(getattr(r, name), (P - r.prompt_ids.shape[1], 0)) for r in rollouts])
+        width = lambda r: P - r.prompt_ids.shape[1]
+        return torch.cat([F.pad(getattr(r, name), (width(r), 0)) for r in rollouts])
 
     def right(name):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])

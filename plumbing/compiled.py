@@ -20,10 +20,10 @@ RUNNING = []  # the decoder of this run, for the metrics
 
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """Attention of one new token. The query heads that share a key head stand as its rows: compiled,
-    transformers would repeat the whole cache for them. query [B, H, 1, d], key [B, H_kv, C, d]."""
+    """Attention of one new token. The query heads that share a key head stand as its rows:
+    compiled, transformers would repeat the whole cache for them. query [B, H, 1, d], key [B, H_kv, C, d]."""
     B, H, _, d = query.shape
-    rows = query.view(B, key.shape[1], -1, d)                                       # [B, H_kv, H/H_kv, d]
+    rows = query.view(B, key.shape[1], -1, d)                                       # [B, H_kv, n, d]
     y = F.scaled_dot_product_attention(rows, key, value, attention_mask, scale=scaling)
     return y.reshape(B, 1, H, -1), None                                             # [B, 1, H, d]
 
@@ -33,7 +33,7 @@ AttentionInterface.register("grouped", grouped_attention)
 
 @contextmanager
 def grouped(config):
-    """A model of transformers attends by grouped_attention inside; TinyMoE has its own attention."""
+    """A model of transformers attends by grouped_attention inside; TinyMoE has its own."""
     before = config._attn_implementation
     config._attn_implementation = before and "grouped"
     try:
@@ -47,8 +47,8 @@ class Decoder:
 
     def __init__(self, model):
         if not takes_any_mask(model.config):
-            raise ValueError(f"--torch_compile: {model.config.model_type} does not take positions and "
-                             "a mask of one's own over a static cache; leave the flag out")
+            raise ValueError(f"--torch_compile: {model.config.model_type} does not take positions "
+                             "and a mask of one's own over a static cache; leave the flag out")
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self.model, self.caches = model, {}
         self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
@@ -74,14 +74,15 @@ class Decoder:
             torch._dynamo.config.recompile_limit = max(8, 2 * len(self.caches))
         self.cache = self.caches[B, length]
         for number, (layer, prompt) in enumerate(zip(self.cache.layers, prompts.layers)):
-            keys, values = (x.repeat_interleave(group_size, 0) for x in (prompt.keys, prompt.values))
+            both = (prompt.keys, prompt.values)
+            keys, values = (x.repeat_interleave(group_size, 0) for x in both)
             if layer.is_initialized:
                 layer.cumulative_length.zero_()
-            self.cache.update(keys, values, number)                                 # [B, heads, W, d]
+            self.cache.update(keys, values, number)                           # [B, heads, W, d]
         low = torch.finfo(self.logits.dtype).min
         real = F.pad(mask, (0, new_tokens)).repeat_interleave(group_size, 0)        # [B, length]
         self.mask = torch.zeros(real.shape, dtype=self.logits.dtype, device=ids.device)
-        self.mask = self.mask.masked_fill(~real, low)[:, None, None]                # [B, 1, 1, length]
+        self.mask = self.mask.masked_fill(~real, low)[:, None, None]             # [B, 1, 1, length]
         return self
 
     def step(self, token):
@@ -104,8 +105,8 @@ def can_compile(device_type):
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device_type))
         return True
     except Exception as error:  # torch's, the compiler's or the system's
-        sys.stderr.write("train.py: warning: no working compiler for --torch_compile, sampling takes the "
-                         f"plain path: {' '.join(str(error).split())[:120]}\n")
+        sys.stderr.write("train.py: warning: no working compiler for --torch_compile, sampling takes "
+                         f"the plain path: {' '.join(str(error).split())[:120]}\n")
         return False
 
 

@@ -167,7 +167,7 @@ def has_plain_cache(config):
 
 
 def takes_any_mask(config):
-    """Whether a model reads positions from position_ids alone and a mask [.., queries, keys] as given."""
+    """Whether a model reads positions from position_ids alone and a mask as given."""
     rotary = getattr(config, "rope_parameters", None) and not getattr(config, "alibi", False)
     attention = config._attn_implementation in (None, "sdpa", "eager")  # None: TinyMoE's own
     return bool(rotary and attention and has_plain_cache(config))
