@@ -135,7 +135,7 @@ def clip_gradient(optimizer, limit):
 
 def of_live(stats, part, logp):
     """The stats of a micro-batch as if groups without a signal had not been computed: one
-    definition of the ratios' spread, whether they were (several processes, --plain, a KL) or not."""
+    definition of the ratios' spread, whether they were (processes, --plain, a KL) or not."""
     if part["live"] is None:
         return stats
     mask = part.rollout.mask & part["live"][:, None]                                # [B, T]

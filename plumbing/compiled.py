@@ -21,9 +21,10 @@ RUNNING = []  # the decoder of this run, for the metrics
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
     """Attention of one new token. The query heads that share a key head stand as its rows:
-    compiled, transformers would repeat the whole cache for them. query [B, H, 1, d], key [B, H_kv, C, d]."""
+    compiled, transformers would repeat the whole cache for them. query [B, H, 1, d],
+    key [B, H_kv, C, d]."""
     B, H, _, d = query.shape
-    rows = query.view(B, key.shape[1], -1, d)                                       # [B, H_kv, n, d]
+    rows = query.view(B, key.shape[1], -1, d)                                      # [B, H_kv, n, d]
     y = F.scaled_dot_product_attention(rows, key, value, attention_mask, scale=scaling)
     return y.reshape(B, 1, H, -1), None                                             # [B, 1, H, d]
 
@@ -105,8 +106,8 @@ def can_compile(device_type):
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device_type))
         return True
     except Exception as error:  # torch's, the compiler's or the system's
-        sys.stderr.write("train.py: warning: no working compiler for --torch_compile, sampling takes "
-                         f"the plain path: {' '.join(str(error).split())[:120]}\n")
+        sys.stderr.write("train.py: warning: no working compiler for --torch_compile, sampling "
+                         f"takes the plain path: {' '.join(str(error).split())[:120]}\n")
         return False
 
 

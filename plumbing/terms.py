@@ -93,7 +93,7 @@ def shift(args, part, routes):
 
 def other_terms(args, policy, part, new, whole):
     """What the loss of a micro-batch holds besides the objective, by name: KL, entropy bonus,
-    critic, load balancing. whole: the mini-batch, whose experts' shares are those of the old policy."""
+    critic, load balancing. whole: the mini-batch; its experts' shares are the old policy's."""
     mask, terms = part.rollout.mask, {}                                             # [B, T]
     if args.beta and not kl_in_rewards(args):
         kl = kl_penalty(new.logp, part["ref_logp"], mask, args.kl_estimator, part["old_logp"])
