@@ -49,7 +49,7 @@ def layers(*kinds):
 
 
 DENSE = {
-    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "phi": {}, "phi3": {}, "stablelm": {},
+    "llama": {}, "qwen2": {"vocab_size": 20}, "qwen3": {}, "gemma": {}, "phi": {}, "phi3": {}, "stablelm": {},
     "starcoder2": {}, "olmo": {}, "olmo2": {}, "glm": {}, "glm4": {}, "nemotron": {}, "smollm3": {},
     "seed_oss": {}, "arcee": {}, "helium": {}, "ernie4_5": {}, "hunyuan_v1_dense": {},
     "apertus": {}, "diffllama": {}, "bitnet": {}, "persimmon": {}, "jais2": {}, "internlm3": {},
