@@ -8,7 +8,7 @@ What is equal is computed once:
 Rows that have ended leave the batch. Where all is short, prompts and responses stand side by side
 in one row, and a mask keeps them apart.
 
-tests/test_fast.py holds both ways against each other: tokens, log-probs and gradients.
+tests/test_fast_paths.py and test_logprobs.py hold both ways' tokens and gradients together.
 """
 
 from dataclasses import replace
@@ -210,10 +210,11 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     max_logits = max_logits or chunk_logits(model.device.type)
     small, where = (rollout, slice(None)) if keeps_rows(model) else distinct(rollout)
     width, T = rollout.mask.shape[1], rollout.mask.shape[1]
-    if not keeps_shapes(model):
+    fixed = keeps_shapes(model)
+    if not fixed:
         T = int(small.mask.any(0).nonzero().max()) + 1  # the rest is padding in every row
     small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
-    hidden = response_hidden(model, small)                                          # [b, T, D]
+    hidden = response_hidden(model, small, fixed)                                   # [b, T, D]
     scores = plain.token_scores(model, hidden, small.response_ids, small.mask, temperature, entropy,
                                 entropy_grad, max_logits)
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
@@ -265,15 +266,16 @@ def distinct(rollout):
     return small, (number[:, :1] // G * size + kind).flatten()                      # [B]
 
 
-def response_hidden(model, rollout):
-    """The hidden states that predict the responses, by the quickest way there is -> [B, T, D]."""
+def response_hidden(model, rollout, fixed):
+    """The hidden states that predict the responses, by the quickest way there is -> [B, T, D].
+    fixed: keeps_shapes(model), asked once per forward as it looks at every module."""
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if is_sharded(model):  # FSDP2's backward would never gather the last layer for a forward over
         rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
     alone = rollout.group_size == 1 and not rollout.prefix
     if checkpointing or alone or not copies_rows(model.config):
         return plain.response_hidden(model, rollout)
-    groups = 0 if keeps_shapes(model) else groups_per_row(model.config, rollout)
+    groups = 0 if fixed else groups_per_row(model.config, rollout)
     return packed_hidden(model, rollout, groups) if groups else shared_hidden(model, rollout)
 
 
