@@ -36,27 +36,35 @@ ROW = dict(claim="Expert flips are what makes token ratios noisy on a Mixture of
 def measure(seeds, quick):
     data = dict(flips=[], first=[], native=[], replayed=[])
     for seed in seeds:
-        lab, flips, first = drift.Lab(seed, "--steps", "12"), [], []
-        native, replayed = [], []
-        for step in range(1, 4 if quick else 13):
-            rollout, batch, routes = lab.rollout(step, routes=True)
-            minis = list(lab.minibatches(step, rollout, batch, routes))
-            mini, part, old = minis[-1]
-            for k, (one, its, _) in enumerate(minis):
-                lab.update(one, its)
-                if k in (0, 3):
-                    logp, new = lab.logp(mini, routes=True)                                 # [B, T]
-                    indices = [response_routes(r, mini).indices for r in (old, new)]
-                    (first if k == 0 else flips).append(flip_rate(*indices, mini.mask).tolist())
-            with torch.no_grad(), replay_routes(lab.policy, old):
-                forced = response_logp(lab.policy, mini, lab.args.temperature, entropy=False).logp
-            for x, found in ((logp, native), (forced, replayed)):
-                found.append((x - part["old_logp"])[mini.mask].var(unbiased=False).item())
-        claim.say(f"seed {seed}: flips of {len(flips)} rollout batches")
-        for name, values in (("flips", flips), ("first", first), ("native", native),
-                             ("replayed", replayed)):
+        for name, values in follow(drift.Lab(seed, "--steps", "12"), 3 if quick else 12).items():
             data[name].append(values)
+        claim.say(f"seed {seed}: flips followed")
     return data
+
+
+def follow(lab, count):
+    """That many rollout batches, each on the answers of its last mini-batch:
+
+    -> {"first", "flips": [batches, L] after one update and after all of them,
+        "native", "replayed": [batches] Var[log w] with experts chosen anew and with the old ones}
+    """
+    found = dict(first=[], flips=[], native=[], replayed=[])
+    for step in range(1, count + 1):
+        rollout, batch, routes = lab.rollout(step, routes=True)
+        minis = list(lab.minibatches(step, rollout, batch, routes))
+        mini, part, old = minis[-1]
+        for k, (one, its, _) in enumerate(minis, 1):
+            lab.update(one, its)
+            if k in (1, len(minis)):
+                logp, new = lab.logp(mini, routes=True)                                     # [B, T]
+                indices = [response_routes(r, mini).indices for r in (old, new)]
+                flips = flip_rate(*indices, mini.mask).tolist()                             # [L]
+                found["first" if k == 1 else "flips"].append(flips)
+        with torch.no_grad(), replay_routes(lab.policy, old):
+            forced = response_logp(lab.policy, mini, lab.args.temperature, entropy=False).logp
+        for x, name in ((logp, "native"), (forced, "replayed")):
+            found[name].append((x - part["old_logp"])[mini.mask].var(unbiased=False).item())
+    return found
 
 
 def judge(data):
