@@ -139,7 +139,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     if off_policy_mask is not None:
         log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
         stale = (A < 0) & (-log_s > off_policy_mask)                             # [B, T]
-        surrogate, below = surrogate.masked_fill(stale, 0.0), below | stale
+        surrogate = surrogate.masked_fill(stale, 0.0)
+        below, above = below | stale, above & ~stale                             # [B, T] each
 
     if weights is None:
         weights = token_weights(mask, row.reduction, group_size=group_size, max_length=max_length)

@@ -96,7 +96,7 @@ def update(args, scorer, policy, optimizer, batch):
             more = other_terms(args, policy, part, new, whole)
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
-        parts.append(batches.part_stats(stats, part, new.logp, loss, more))
+        parts.append(batches.part_stats(stats, loss, more))
     stats = batches.whole_stats(parts, batch.rollout.mask)
     stats["grad_norm"] = batches.clip_gradient(optimizer, args.max_grad_norm)
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])

@@ -17,7 +17,6 @@ from losses import token_weights
 from plumbing import processes
 from plumbing.actor import Forward
 from plumbing.replay import concat_routes, replayed
-from ratios import ratio_stats
 from rollout import Rollout
 from routes import Pass, Routes, has_routers
 
@@ -104,26 +103,19 @@ def with_weights(args, batch):
 
 def with_gradient(args, batch):
     """The batch without groups of equal rewards, where that changes no gradient: A = 0 everywhere,
-    no other term in the loss. One group stays, so that there is a forward. Where the others must
-    be computed too, `live` [B] says which rows would have stayed."""
+    no other term in the loss. One group stays, so that there is a forward."""
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
     per_answer = args.advantage in ("group", "leave_one_out") and not args.token_credit
-    if not per_answer:
+    if args.plain or others or not per_answer or processes.world() > 1:
         return batch
     live = batch["advantages"].view(-1, args.num_generations).ne(0).any(-1).nonzero().squeeze(-1)
-    live = live if len(live) else live.new_zeros(1)
-    if not (args.plain or others or processes.world() > 1):
-        return batch.prompts(live)
-    rows = torch.zeros(len(batch.rollout.mask), dtype=torch.bool, device=live.device)   # [B]
-    rows[batch.rollout.rows_of(live)] = True
-    return replace(batch, tensors=batch.tensors | {"live": rows})
+    return batch.prompts(live if len(live) else live.new_zeros(1))
 
 
-def part_stats(stats, part, logp, loss, terms):
+def part_stats(stats, loss, terms):
     """A micro-batch's stats, its losses among them."""
     value_loss = terms.get("critic", torch.zeros_like(loss))
-    losses = {"loss": loss.detach(), "value_loss": value_loss.detach()}
-    return of_live(stats, part, logp) | losses
+    return stats | {"loss": loss.detach(), "value_loss": value_loss.detach()}
 
 
 def clip_gradient(optimizer, limit):
@@ -133,20 +125,9 @@ def clip_gradient(optimizer, limit):
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # shards have one
 
 
-def of_live(stats, part, logp):
-    """The stats of a micro-batch as if groups without a signal had not been computed: one
-    definition of the ratios' spread, whether they were (processes, --plain, a KL) or not."""
-    if part["live"] is None:
-        return stats
-    mask = part.rollout.mask & part["live"][:, None]                                # [B, T]
-    spread = ratio_stats(logp.detach(), part["old_logp"], mask)
-    share = stats["tokens"] / spread["tokens"].clamp(min=1)
-    return stats | spread | {name: stats[name] * share for name in ("clip_low", "clip_high")}
-
-
 def whole_stats(parts, mask):
     """The stats of a mini-batch from those of the micro-batches of all processes. Clip shares count
-    all its loss tokens, mask [B, T]; losses add up."""
+    all its loss tokens, mask [B, T]; losses add up; ratios are those of the groups computed."""
     parts = [part for process in processes.gather(parts) for part in process]
     stats = combine_stats(parts)
     for name in ("clip_low", "clip_high"):

@@ -1,8 +1,8 @@
 """Metrics: what a rollout batch says about itself, a record for metrics.jsonl and a line to read.
 
-Old log-probs against new ones are compared on the last mini-batch after its update, where the
-policy is furthest from the one that sampled. Clip shares are means over all mini-batches, as in the
-papers; they count loss tokens.
+Old log-probs against new ones are compared on all loss tokens of the last mini-batch after its
+update, where the policy is furthest from the one that sampled. Clip shares are means over all
+mini-batches, as in the papers; they count loss tokens.
 """
 
 import json
@@ -17,8 +17,10 @@ from plumbing import run, trackers
 from plumbing.batches import old_and_new
 from plumbing.compiled import buckets
 from plumbing.processes import rank
-from ratios import cross_entropy, perplexity, sequence_ratio
+from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate
+
+ROUNDING = 1e-10  # Var[log w] of a policy that has not moved, scored twice in float32
 
 
 class Clock:
@@ -49,28 +51,26 @@ def rollout_metrics(rollout, parts, task):
 
 
 def update_metrics(updates):
-    """Over the mini-batches of a rollout batch: means of losses and clip shares, the largest ratio,
-    the last one's variances."""
-    record = {name: sum(u[name] for u in updates) / len(updates)
-              for name in ("loss", "value_loss", "clip_low", "clip_high", "clip_signal",
-                           "grad_norm")}
-    last = updates[-1]
-    per_update = ("clip_low", "clip_high", "ratio_max", "log_w_var", "log_s_var", "grad_norm")
+    """What the updates of a rollout batch saw: means of losses, clip shares and gradient norms."""
+    names = ("loss", "value_loss", "clip_low", "clip_high", "clip_signal", "grad_norm")
+    record = {name: sum(u[name] for u in updates) / len(updates) for name in names}
+    per_update = ("clip_low", "clip_high", "grad_norm")
     return record | {
-        "ratio_max": max(u["ratio_max"] for u in updates),
-        "log_w_var": last["log_w_var"], "log_s_var": last["log_s_var"],
-        "variance_factor": last["log_s_var"] / last["log_w_var"] if last["log_w_var"] else None,
         "skipped": int(sum(u["skipped"] for u in updates)),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
 def policy_metrics(old_logp, new_logp, mask):
-    """The old and the new policy on the same responses, all [B, T]: GSPO's s as a ratio of
-    perplexities and as exp(ΔH)."""
+    """The old and the new policy on the same responses, all [B, T]: how far they are apart, and
+    GSPO's s as a ratio of perplexities and as exp(ΔH)."""
     old, new = perplexity(old_logp, mask), perplexity(new_logp, mask)               # [B]
     delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)         # [B]
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
-    return {"perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
+    stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
+    spread = {name: stats[name] for name in ("ratio_max", "log_w_var", "log_s_var")}
+    apart = stats["log_w_var"] > ROUNDING
+    spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
+    return {**spread, "perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
             "delta_h": delta_h.mean().item(),
             "equivalence_error": (s - old / new).abs().max().item()}
 

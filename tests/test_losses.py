@@ -515,6 +515,15 @@ def test_the_off_policy_mask_takes_advantages_per_token():
     assert (masked != plain).any()
 
 
+def test_a_token_removed_twice_counts_once():
+    """Its own w is above dual_clip's c, its answer, bad and now unlikely, is dropped as a whole."""
+    old_logp, mask = torch.full((2, 4), -3.0), torch.tensor([[True] * 4, [True, True, True, False]])
+    logp = old_logp + torch.tensor([[1.5, -2.0, -2.0, 0.1], [1.5, 0.0, 0.0, 0.0]])     # w = 4.5; log s = -0.6 and 0.5
+    _, gradient, stats = run("grpo", logp, old_logp, torch.tensor([-1.0, -1.0]), mask, dual_clip=3.0, off_policy_mask=0.1)
+    assert (gradient == 0)[mask].sum() == 5
+    assert (stats["clip_low"], stats["clip_high"], stats["clip_signal"]) == pytest.approx((4 / 7, 1 / 7, 5 / 7))
+
+
 # Presets that are rows already
 
 def test_minirl_is_the_min_clip_summed_over_tokens():
