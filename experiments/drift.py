@@ -4,7 +4,7 @@
                 twin() to branch off
     journey()   GSPO's training for some rollout batches, with GRPO's updates from the same policies
                 on the same mini-batches
-    lengths()   answers of 7 to 259 tokens, under the policy that wrote them and after three updates
+    lengths()   answers of 7 to 997 tokens, under the policy that wrote them and after three updates
                 on other answers
 
 The policies of lengths() know the form of the verbose task and little of its sums (150 supervised
@@ -37,6 +37,7 @@ GRPO = ("--algorithm", "grpo", "--epsilon_high", "0.27")     # the band of GSPO'
 REPLAY = ("--routing_replay", "old")                        # R2
 TIS = ("--mismatch", "token_truncate", "--mismatch_high", "2")
 TERMS = (1, 2, 4, 8, 16, 32, 43)          # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259
+LONGEST = 166                             # never taught: answers of up to 997
 GROUPS = 16
 LONG = ("--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 "
         "--moe_intermediate_size 64 --num_hidden_layers 2").split()
@@ -151,8 +152,8 @@ def journey(seed, batches):
 
 # ----------------------------------------------------------------------------------- long answers
 
-def lengths(seed):
-    """Answers of seven lengths, 16 groups of 8 of each.
+def lengths(seed, longest=False):
+    """Answers of seven lengths, 16 groups of 8 of each; longest: an eighth that was never taught.
 
     -> (old policy, new policy, {terms: (Rollout, batch)})
 
@@ -160,13 +161,13 @@ def lengths(seed):
     other answers, the state in which a fourth mini-batch would find it; two rollout batches before
     that have warmed up the optimiser.
     """
-    folder = RUNS / f"lengths-{seed}"
+    folder = RUNS / f"lengths-{LONGEST}-{seed}"
     if not (folder / "answers.pt").is_file():
         make_lengths(seed, folder)
     old, new = (TinyMoE.from_pretrained(folder / name) for name in ("old", "new"))
     answers = torch.load(folder / "answers.pt", weights_only=True)
     return old, new, {n: (Rollout(**a["rollout"], texts=[], group_size=8), a["batch"])
-                      for n, a in answers.items()}
+                      for n, a in answers.items() if n in TERMS or longest}
 
 
 @torch.enable_grad()                     # whoever asks may be measuring without gradients
@@ -195,7 +196,9 @@ def make_lengths(seed, folder):
         minis = list(lab.minibatches(step, rollout, batch))
         for mini, part, _ in minis[:3] if step == 3 else minis:
             lab.update(mini, part)
-    answers = {n: measured(lab, old, (by_length[n] * GROUPS)[:GROUPS], seed) for n in TERMS}
+    by_length[LONGEST] = tasks.running_sum(LONGEST, LONGEST, verbose=True).train
+    answers = {n: measured(lab, old, (found * GROUPS)[:GROUPS], seed)
+               for n, found in by_length.items()}
     partial = folder.with_name(f".partial-{folder.name}")
     shutil.rmtree(partial, ignore_errors=True)
     old.save_pretrained(partial / "old")
@@ -203,7 +206,7 @@ def make_lengths(seed, folder):
     torch.save(answers, partial / "answers.pt")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
-    say(f"seed {seed}: answers of {len(TERMS)} lengths before and after three updates")
+    say(f"seed {seed}: answers of {len(answers)} lengths before and after three updates")
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ LAYERS, RATES = (4, 16, 24), (1e-4, 3e-4, 6e-4)
 GATE, FRESH = range(2), range(2, 10)
 OFTEN, MOST, BATCHES, TAUGHT = .05, .5, 6, 120
 SHAPE = ("--hidden_size 64 --num_experts 16 --moe_intermediate_size 64 --prompts_per_step 16 "
-         "--lr_scheduler_type constant_with_warmup --steps 6").split()
+         "--max_completion_length 32 --lr_scheduler_type constant_with_warmup --steps 6").split()
 FILE = maps.runs_of("flip_depth")
 
 
@@ -59,7 +59,7 @@ def grid(full):
 def make(c):
     began, layers = time.perf_counter(), c["arm"].split()[0]
     flags = [*SHAPE, "--num_hidden_layers", layers, "--learning_rate", f"{c['rate']:g}"]
-    args = parse(["--seed", str(c["seed"]), "--cold_start_steps", str(TAUGHT), *flags])
+    args = parse(["--seed", str(c["seed"]), *flags])
     task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
     task.verify = drift.share_right
     lab = drift.Lab(c["seed"], *flags, loaded=(task, taught(args, task, tokenizer), tokenizer))
@@ -71,13 +71,13 @@ def make(c):
                 "after": statistics.median(share), "seconds": time.perf_counter() - began}
 
 
-def taught(args, task, tokenizer):
-    """The policy that a cell begins with: one per depth and seed, kept under runs/claims/."""
-    folder = Path(claim.RUNS) / f"depth-{args.num_hidden_layers}-{args.seed}"
+def taught(args, task, tokenizer, kind="moe"):
+    """The policy that a cell begins with: one per kind, depth and seed, under runs/claims/."""
+    folder = Path(claim.RUNS) / f"depth-{kind}-{args.num_hidden_layers}-{args.seed}"
     if not folder.is_dir():
         torch.manual_seed(args.seed)
         model = TinyMoE(policy.tiny_config(args, tokenizer))
-        args.cold_start_learning_rate = 1e-3                 # 3e-3 is too fast for 24 layers
+        args.cold_start_steps, args.cold_start_learning_rate = TAUGHT, 1e-3
         policy.supervise(model, tokenizer, task, args)
         model.save_pretrained(folder)
     return TinyMoE.from_pretrained(folder).eval()

@@ -3,8 +3,8 @@
 Claim: an answer that has moved far on a few critical tokens still shows s near 1, because the rest
 has not moved (a blog's critique of GSPO; its worked example has two tokens of 512 at 1.9 and 0.4
 and calls s = 0.9995 "comfortably inside" the band). Written down beforehand, for answers of 7 to
-259 tokens, after three updates, over cold starts; of the longest (over 200 tokens) that are inside
-the band [1 - 3e-4, 1 + 4e-4],
+997 tokens, after three updates, over cold starts; of the longest taught (over 200 tokens) that are
+inside the band [1 - 3e-4, 1 + 4e-4],
 
   large moves      the share that stays inside when one more token moves by 3 nats (20 times
                    likelier): hidden if above a half, not hidden if below a tenth
@@ -30,13 +30,13 @@ ROW = dict(claim="Length normalisation hides a large move of a few tokens: s sta
            source="blog critique of GSPO and its worked example",
            reported="s = 0.9995, 'comfortably inside' the band")
 BAND = math.log(1 - 3e-4), math.log(1 + 4e-4)
-LENGTHS = (7, 13, 25, 49, 97, 193, 259)                      # the longest that an answer can be
+LENGTHS = (7, 13, 25, 49, 97, 193, 259, 997)                 # the longest that an answer can be
 
 
 def measure(seeds, quick):
     rows, inside = [], lambda x: (x >= BAND[0]) & (x <= BAND[1])
     for seed in seeds:
-        _, _, answers = drift.lengths(seed)
+        _, _, answers = drift.lengths(seed, longest=True)
         for rollout, batch in answers.values():
             log_w = token_log_ratio(batch["new_logp"], batch["old_logp"], rollout.mask)     # [B, T]
             log_s = sequence_log_ratio(batch["new_logp"], batch["old_logp"], rollout.mask)     # [B]
@@ -50,7 +50,7 @@ def measure(seeds, quick):
 
 
 def judge(data):
-    longest = [r for r in data["rows"] if r["length"] > 200 and r["calm"]]
+    longest = [r for r in data["rows"] if 200 < r["length"] < 300 and r["calm"]]
     large, moderate = ([r[name] for r in longest] for name in ("one", "hidden"))
     answers = (claim.verdict(large, held=(.5, math.inf), refuted=(-math.inf, .1)),
                claim.verdict(moderate, held=(.1, math.inf), refuted=(-math.inf, .01)))

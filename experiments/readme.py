@@ -52,7 +52,7 @@ def perplexity_start(name):
 def moved():
     """(tokens of a long answer, s - 1 if one of them moved by 3 nats)."""
     rows = data("hidden_divergence")["rows"]
-    length = round(mean(row["length"] for row in rows if row["length"] > 200))
+    length = round(mean(row["length"] for row in rows if 200 < row["length"] < 300))
     return length, math.expm1(3 / length)
 
 

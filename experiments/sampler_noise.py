@@ -63,6 +63,7 @@ def grid(full):
         yield from cells((*main, "grpo_tis"), ("int3",), [seed])
         yield from cells(main, ("int4",), [seed])
         yield from cells(("dose",), DOSES[:-1], [seed])
+    yield from cells(("grpo_r3", "gspo_r3"), ("int4",))
     yield from cells(("grpo_r3", "gspo_r3", "grpo_r2"), ("int3",))
     yield from cells(main, ("int3",), policy="dense")
     yield from cells(("dose",), DOSES[:-1], policy="dense")

@@ -3,7 +3,7 @@
 Claim: Var[log s] = Var[log w] / L ("Rethinking GSPO", eq. 19, for independent tokens). At L = 817
 the paper reports Var[log w] = 8.14e-4 and Var[log s] = 6.80e-6, prints their quotient as 0.00436
 and the theory as 0.00122; the quotient of its two variances is 0.00835, 6.8 times the theory
-(docs/corrections.md). Written down beforehand, for answers of 7 to 259 tokens, three updates
+(docs/corrections.md). Written down beforehand, for answers of 7 to 997 tokens, three updates
 off-policy, over cold starts:
 
   confirmed   the slope of Var[log s] / Var[log w] against L, log-log, lies in [-1.25, -0.75]
@@ -29,7 +29,7 @@ ROW = dict(claim="Var[log s] = Var[log w] / L",
 def measure(seeds, quick):
     rows = []
     for seed in seeds:
-        _, _, answers = drift.lengths(seed)
+        _, _, answers = drift.lengths(seed, longest=True)
         for rollout, batch in answers.values():
             log_w_var, log_s_var, inverse = drift.variances(batch, rollout.mask)
             log_w = (batch["new_logp"] - batch["old_logp"])                          # [B, T]
