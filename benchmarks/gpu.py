@@ -2,16 +2,20 @@
 
     python benchmarks/gpu.py            # -> results/gpu.json; --cpu: on a CPU, small shapes
 
-Every part runs by itself; what fails is written down with its error, and the next part begins. The
-model has the shape of Qwen2.5-0.5B and random weights, so nothing is downloaded.
+Every part runs by itself; what fails is written down with its error, what cannot be measured here
+as skipped and why, and the next part begins. The model has the shape of Qwen2.5-0.5B and random
+weights, so nothing is downloaded.
 """
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -26,9 +30,11 @@ from plumbing.actor import sampling_copy  # noqa: E402
 from plumbing.fast import response_logp, sample  # noqa: E402
 from plumbing.memory import Work, footprint  # noqa: E402
 from plumbing.tasks import builtin_tokenizer  # noqa: E402
-from rollout import Rollout  # noqa: E402,F401
 
 LIMIT = 600  # seconds for everything
+SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
+         "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
+         "--moe_intermediate_size 32 --cold_start_steps 120 --cold_start_learning_rate 0.005")
 
 
 class Bench:
@@ -36,6 +42,7 @@ class Bench:
 
     def __init__(self, cpu):
         self.device, self.cpu = torch.device("cpu" if cpu else "cuda"), cpu
+        self.end = time.perf_counter() + LIMIT
         self.Q, self.G, self.P, self.T = (2, 2, 16, 16) if cpu else (4, 8, 512, 512)
         config = named("Qwen 0.5B")
         if cpu:
@@ -47,12 +54,9 @@ class Bench:
         self.model = AutoModelForCausalLM.from_config(config).float().to(self.device).eval()
         self.parameters = sum(p.numel() for p in self.model.parameters())
         self.rollout = random_rollout(config.vocab_size, self.Q, self.G, self.P, self.T)
-        self.rollout = self.rollout.to(self.device) if hasattr(self.rollout, "to") else self.moved()
-
-    def moved(self):
-        tensors = {k: v.to(self.device) for k, v in vars(self.rollout).items()
-                   if isinstance(v, torch.Tensor)}
-        return type(self.rollout)(**{**vars(self.rollout), **tensors})
+        for name, value in vars(self.rollout).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self.rollout, name, value.to(self.device))
 
     def seconds(self, work, rounds=3):
         """The quickest of some rounds after a warm-up, the device waited for."""
@@ -69,6 +73,18 @@ class Bench:
     def wait(self):
         if not self.cpu:
             torch.cuda.synchronize()
+
+    def left(self):
+        """Seconds that are left of LIMIT."""
+        return max(1.0, self.end - time.perf_counter())
+
+    def run(self, *command):
+        """What a Python process printed. RuntimeError with its last words if it failed."""
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
+                              timeout=self.left())
+        if done.returncode:
+            raise RuntimeError((done.stderr or done.stdout).strip()[-500:])
+        return done.stdout.strip()
 
     def autocast(self, dtype=torch.bfloat16):
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
@@ -145,35 +161,54 @@ def noise(bench):
     return found
 
 
+def syncs(bench):
+    """How often the host waits in an update and in sampling, with the lines that make it wait."""
+    if bench.cpu:
+        return {"skipped": "a CPU waits for nothing; tests/test_gpu.py counts on a pretended GPU"}
+    optimizer, tokenizer = torch.optim.SGD(bench.model.parameters(), 0.0), builtin_tokenizer()
+    work = {"update": lambda: one_update(bench, optimizer),
+            "sampling": lambda: sample(bench.model, tokenizer, [[3] * bench.P] * bench.Q, bench.G,
+                                       bench.T)}
+    found = {}
+    for name, once in work.items():
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            once()
+            torch.cuda.set_sync_debug_mode("default")
+        lines = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in seen)
+        found[name] = {"times": lines.total(), "lines": dict(lines.most_common(8))}
+    return found
+
+
 def script(bench, *flags):
-    """Seconds of train.py with these flags."""
+    """Seconds of train.py with these flags, and what its last rollout batch says of itself."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        small = "--steps 1 --prompts_per_step 4 --cold_start_steps 1" if bench.cpu else "--steps 10"
-        subprocess.run([sys.executable, ROOT / "train.py", *small.split(), "--eval_samples", "0",
-                        "--output_dir", f"{folder}/run", *flags, *["--use_cpu"] * bench.cpu],
-                       check=True, capture_output=True, text=True, timeout=LIMIT)
+        size = SMALL if bench.cpu else "--steps 10"
+        bench.run(ROOT / "train.py", *size.split(), "--eval_samples", "0",
+                  "--output_dir", f"{folder}/run", *flags)
         records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
         return {"seconds": time.perf_counter() - began, "batch": records[-1]}
 
 
 def versus_trl(bench):
     if bench.cpu:
-        return "not on a CPU: python benchmarks/versus_trl.py"
-    done = subprocess.run([sys.executable, ROOT / "benchmarks" / "versus_trl.py", "--quick"],
-                          capture_output=True, text=True, timeout=LIMIT)
-    return (done.stdout + done.stderr)[-4000:]
+        return {"skipped": "python benchmarks/versus_trl.py measures it on a CPU"}
+    if not importlib.util.find_spec("trl"):
+        return {"skipped": "TRL is not installed: pip install trl==1.16.0"}
+    return bench.run(ROOT / "benchmarks" / "versus_trl.py", "--quick")[-4000:]
 
 
 def tests(bench):
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")],
-                          capture_output=True, text=True, timeout=LIMIT, cwd=ROOT)
-    return done.stdout.strip().splitlines()[-1]
+    """The last line of the tests that need a GPU; none of them runs without one."""
+    file = ROOT / "tests" / "test_gpu.py"
+    return bench.run("-m", "pytest", "-q", "-m", "gpu", file).splitlines()[-1]
 
 
 PARTS = {
     "device": device, "limits": limits, "decode": decode, "update": update, "noise": noise,
-    "default run": script,
+    "syncs": syncs, "default run": script,
     "routing replay old": lambda bench: script(bench, "--routing_replay", "old"),
     "routing replay rollout": lambda bench: script(bench, "--routing_replay", "rollout"),
     "versus_trl": versus_trl, "tests": tests}
@@ -185,17 +220,13 @@ def main(argv=None):
     parser.add_argument("--json", default="results/gpu.json", help="where the numbers go")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
     args = parser.parse_args(argv)
-    began, result = time.perf_counter(), {}
-    bench = Bench(args.cpu)
+    result, bench = {}, Bench(args.cpu)
     for name in args.only:
-        if time.perf_counter() - began > LIMIT:
-            result[name] = {"error": f"{LIMIT} seconds were over"}
-            continue
         try:
-            result[name] = PARTS[name](bench)
+            over = {"skipped": f"{LIMIT} seconds were over"}
+            result[name] = PARTS[name](bench) if bench.left() > 1 else over
         except Exception as error:  # whatever it was: written down, and on with the next
-            words = getattr(error, "stderr", None) or str(error)
-            result[name] = {"error": f"{type(error).__name__}: {words[-500:]}"}
+            result[name] = {"error": f"{type(error).__name__}: {str(error)[-500:]}"}
         write_json(args.json, result)
         print(f"{name}: {json.dumps(result[name])[:300]}", flush=True)
 
