@@ -292,3 +292,16 @@ def test_a_config_that_cannot_be_built_is_refused():
                            (dict(hidden_act="gelu"), "hidden_act 'gelu'"), (dict(attention_dropout=0.1), "dropout 0.1")):
         with pytest.raises(ValueError, match=words):
             TinyMoE(Qwen3MoeConfig(**SHAPE | changes))
+
+
+def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
+    experts = pair()[0].model.layers[0].mlp.experts
+    x = torch.randn(23, experts.down_proj.shape[1])                                 # [N, D]
+    gates, indices = torch.rand(23, len(experts.down_proj)).topk(2, -1)             # [N, K]
+    found = []
+    for way in (experts.every, experts.chosen):
+        given = x.clone().requires_grad_(), gates.clone().requires_grad_()
+        y = way(*given, indices)
+        found.append([y, *torch.autograd.grad(y.square().sum(), [*given, *experts.parameters()])])
+    for one, other in zip(*found):
+        assert (one - other).abs().max() <= 1e-6 * other.abs().max(), (one - other).abs().max()
