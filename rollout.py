@@ -41,9 +41,9 @@ class Rollout:
     routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
 
     def rows_of(self, index):
-        """Row numbers [q·G] of the groups of the prompts in `index` [q]."""
-        offsets = torch.arange(self.group_size, device=self.mask.device)            # [G]
-        return (index[:, None].to(self.mask.device) * self.group_size + offsets).flatten()
+        """Row numbers [q·G] of the groups of the prompts in `index` [q], on the index's device."""
+        offsets = torch.arange(self.group_size, device=index.device)                # [G]
+        return (index[:, None] * self.group_size + offsets).flatten()
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
@@ -56,15 +56,27 @@ class Rollout:
             raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, "
                              "or part of one")
         prompts, rows = slice(start // G, (stop - 1) // G + 1), torch.arange(start, stop)
-        return self.cut(prompts, rows.to(self.mask.device), min(G, stop - start))
+        return self.cut(prompts, rows, min(G, stop - start))
 
     def cut(self, prompts, rows, group_size):
+        numbers, rows = rows.tolist(), rows.to(self.mask.device, non_blocking=True)
+        if isinstance(prompts, torch.Tensor):
+            prompts = prompts.to(self.mask.device, non_blocking=True)
         cut = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
         cut |= {name: getattr(self, name)[rows]
                 for name in ("response_ids", "mask", "sampler_logp", "truncated")}
         routes = self.routes and self.routes.rows([prompts, rows])
-        return replace(self, **cut, texts=[self.texts[i] for i in rows.tolist()],
-                       group_size=group_size, routes=routes)
+        if counts := getattr(self.mask, "counts", None):
+            cut["mask"].counts = [counts[i] for i in numbers]
+        return replace(self, **cut, texts=[self.texts[i] for i in numbers], group_size=group_size,
+                       routes=routes)
+
+    def loss_tokens(self):
+        """Where the N loss tokens are among all B·T places: [N]. If the mask carries their number
+        per response (batches.with_gradient), no GPU is waited for."""
+        counts, mask = getattr(self.mask, "counts", None), self.mask.flatten()      # [B·T]
+        found = torch.nonzero_static(mask, size=sum(counts)) if counts else mask.nonzero()
+        return found[:, 0]
 
 
 # ---------------------------------------------------------------------------------------- sampling
@@ -215,8 +227,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     max_logits: how many logits may exist at once; beyond it the LM head runs in chunks.
     """
     hidden = response_hidden(model, rollout)                                        # [B, T, D]
-    return token_scores(model, hidden, rollout.response_ids, rollout.mask, temperature, entropy,
-                        entropy_grad, max_logits)
+    return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
 
 
 def response_hidden(model, rollout):
@@ -232,22 +243,24 @@ def response_hidden(model, rollout):
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
 
 
-def token_scores(model, hidden, ids, mask, temperature, entropy, entropy_grad, max_logits):
+def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits):
     """The LM head where a loss token is predicted, and nowhere else: no [B, T, V] tensor exists.
 
-    hidden [B, T, D], ids [B, T], mask [B, T] -> Scores. Chunks are computed again in the backward.
+    hidden [B, T, D] of a rollout -> Scores. Chunks are computed again in the backward.
     """
     head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
-    options = (temperature, entropy, entropy_grad)
-    parts = list(zip(hidden[mask].split(rows), ids[mask].split(rows)))              # [n, D], [n]
+    options, where, mask = (temperature, entropy, entropy_grad), rollout.loss_tokens(), rollout.mask
+    states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
+                   for x in (hidden, rollout.response_ids))
+    parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
     if len(parts) == 1:
         values = token_logp(head, *parts[0], *options)                              # [N] each
     else:
         parts = [checkpoint(token_logp, head, h, y, *options, use_reentrant=False)
                  for h, y in parts]
         values = [torch.cat(part) for part in zip(*parts)]                          # [N] each
-    empty = torch.zeros(mask.shape, device=mask.device)                             # [B, T]
-    values = [empty.masked_scatter(mask, x) for x in values]                        # [B, T] each
+    empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
+    values = [empty.index_copy(0, where, x).view(mask.shape) for x in values]       # [B, T] each
     return Scores(values[0], values[1] if entropy else None, hidden)
 
 

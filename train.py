@@ -97,8 +97,8 @@ def update(args, scorer, policy, optimizer, batch):
             loss = loss + sum(more.values())
             (loss * processes.world()).backward()  # inside: checkpointed layers route again here
         parts.append(batches.part_stats(stats, loss, more))
-    stats = batches.whole_stats(parts, batch.rollout.mask)
-    stats["grad_norm"] = batches.clip_gradient(optimizer, args.max_grad_norm)
+    norm = batches.clip_gradient(optimizer, args.max_grad_norm)
+    stats = batches.whole_stats(parts, batch.rollout.mask, norm)
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     if not stats["skipped"]:
         optimizer.step()

@@ -33,15 +33,14 @@ class Batch:
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q], in that order."""
-        rows = self.rollout.rows_of(index)
-        return self.cut(self.rollout.prompts(index), rows)
+        return self.cut(self.rollout.prompts(index), self.rollout.rows_of(index))
 
     def rows(self, start, stop):
         """Rows start:stop: whole groups, or part of one group."""
-        rows = torch.arange(start, stop, device=self.rollout.mask.device)
-        return self.cut(self.rollout.rows(start, stop), rows)
+        return self.cut(self.rollout.rows(start, stop), torch.arange(start, stop))
 
     def cut(self, rollout, rows):
+        rows = rows.to(rollout.mask.device, non_blocking=True)
         tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
         return Batch(rollout, tensors, cut_routes(self.routes, rows, self.rollout))
 
@@ -106,10 +105,14 @@ def with_gradient(args, batch):
     no other term in the loss. One group stays, so that there is a forward."""
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
     per_answer = args.advantage in ("group", "leave_one_out") and not args.token_credit
+    mask, G = batch.rollout.mask, args.num_generations
+    signal = batch["advantages"].reshape(len(mask), -1).ne(0).any(-1)               # [B]
+    # The one time that an update waits before its end: for these, and the loss tokens per response.
+    signal, mask.counts = torch.stack([signal, mask.sum(-1)]).tolist()              # B ints each
     if args.plain or others or not per_answer or processes.world() > 1:
         return batch
-    live = batch["advantages"].view(-1, args.num_generations).ne(0).any(-1).nonzero().squeeze(-1)
-    return batch.prompts(live if len(live) else live.new_zeros(1))
+    live = [i // G for i in range(0, len(mask), G) if any(signal[i:i + G])]         # [q]
+    return batch.prompts(torch.tensor(live or [0]))
 
 
 def part_stats(stats, loss, terms):
@@ -119,23 +122,24 @@ def part_stats(stats, loss, terms):
 
 
 def clip_gradient(optimizer, limit):
-    """Clip the norm of the gradient to `limit` (0: do not). Returns what it was."""
+    """Clip the norm of the gradient to `limit` (0: do not). Returns what it was, a tensor []."""
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(trained, limit or math.inf)
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # shards have one
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # shards have one
 
 
-def whole_stats(parts, mask):
+def whole_stats(parts, mask, grad_norm):
     """The stats of a mini-batch from those of the micro-batches of all processes. Clip shares count
-    all its loss tokens, mask [B, T]; losses add up; ratios are those of the groups computed."""
+    all its loss tokens, mask [B, T]; losses add up; ratios are those of the groups computed. Here,
+    once, the end of an update is waited for."""
     parts = [part for process in processes.gather(parts) for part in process]
     stats = combine_stats(parts)
     for name in ("clip_low", "clip_high"):
         stats[name] = stats[name] * stats["tokens"] / mask.sum()
     losses = {name: sum(part[name] for part in parts) for name in ("loss", "value_loss")}
-    stats |= losses
+    stats |= losses | {"grad_norm": grad_norm}
     values = [torch.as_tensor(x, dtype=torch.float64, device=mask.device) for x in stats.values()]
-    return dict(zip(stats, torch.stack(values).tolist()))  # one wait for a GPU, not one for each
+    return dict(zip(stats, torch.stack(values).tolist()))
 
 
 def combine_stats(parts):

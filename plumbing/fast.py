@@ -99,12 +99,11 @@ class Rows:
         inputs = prompt_inputs(model, ids, mask, prefix, self.cache)
         logits = model(**inputs, logits_to_keep=1).logits[:, -1]                    # [Q, V]
         self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
-        self.attention = inputs["attention_mask"]
-        if self.attention is not None:
-            self.attention = self.attention.repeat_interleave(copies, 0)            # [n, P]
+        self.attention = seen_last(inputs["attention_mask"], copies)                # [n, ..., P]
         self.position = mask.sum(-1).repeat_interleave(copies)               # [n] of the next token
         responses = torch.arange(len(ids) * group_size, device=ids.device)          # [b]
         self.of = responses // (group_size // copies)                  # [b] the row that each reads
+        self.own = not share                                  # no two responses read the same row
         if copies > 1:
             self.cache.batch_repeat_interleave(copies)
 
@@ -116,16 +115,17 @@ class Rows:
             self.share = 2 * len(parent) <= len(keep)  # else most differ by now
         if not self.share:
             parent, child = self.of, torch.arange(len(keep), device=keep.device)    # [b] each
-        grows = len(parent) > len(parent.unique())
+        grows = not self.own and len(parent) > len(parent.unique())
         if grows or len(parent) <= 0.9 * len(self.position):  # fewer do not pay for the copy
             self.cache.batch_select_indices(parent)
             self.of, self.position = child, self.position[parent]                   # [b], [n]
+            self.own = not self.share
             self.attention = None if self.attention is None else self.attention[parent]
 
     def step(self, token):
         """The forward of one token per response: token [b] -> self.logits [n, V]."""
         if self.attention is not None:
-            self.attention = F.pad(self.attention, (0, 1), value=1)                 # [n, P+t+1]
+            self.attention = F.pad(self.attention, (0, 1), value=1)                # [n, .., P+t+1]
         tokens = torch.zeros_like(self.position).scatter(0, self.of, token)         # [n]
         self.logits = self.step_model(
             input_ids=tokens[:, None], attention_mask=self.attention, use_cache=True,
@@ -183,7 +183,28 @@ def prompt_inputs(model, ids, mask, prefix, cache):
                          past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(ids))
     return dict(input_ids=ids[:, prefix:], position_ids=position[:, prefix:], use_cache=True,
-                attention_mask=None if bool(mask.all()) else mask.long(), past_key_values=cache)
+                attention_mask=seen(model.config, mask, mask.shape[1] - prefix),
+                past_key_values=cache)
+
+
+def seen(config, mask, S):
+    """What the last S of the tokens in mask [n, C] see: None, if that is all before them, or a mask
+    [n, 1, S, C]. A GPU would have to be waited for to look for padding, so there we do not, nor let
+    transformers, which looks wherever it is given a mask [n, C]."""
+    if mask.device.type != "cuda" and bool(mask.all()):
+        return None
+    if not takes_any_mask(config) or config._attn_implementation == "eager":
+        return mask.long()                                                          # [n, C]
+    key = torch.arange(mask.shape[1], device=mask.device)                           # [C]
+    place = key[-S:, None]                                                          # [S, 1]
+    return mask[:, None, None] & (key <= place) | (key == place)                    # [n, 1, S, C]
+
+
+def seen_last(mask, copies):
+    """What the last token sees by a mask of `seen`, for copies of each row: [n, C], [n, 1, 1, C]"""
+    if mask is not None:
+        mask = mask[:, :, -1:] if mask.dim() == 4 else mask
+        return mask.repeat_interleave(copies, 0)
 
 
 def shared_prefix_first(ids, mask, position, prefix):
@@ -215,8 +236,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
         T = int(small.mask.any(0).nonzero().max()) + 1  # the rest is padding in every row
     small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     hidden = response_hidden(model, small, fixed)                                   # [b, T, D]
-    scores = plain.token_scores(model, hidden, small.response_ids, small.mask, temperature, entropy,
-                                entropy_grad, max_logits)
+    scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
+                                max_logits)
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
     return Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden), where)
 
@@ -239,9 +260,11 @@ def keeps_shapes(model):
 
 
 def keeps_rows(model):
-    """Whether every response must keep a row of its own: shards, bfloat16, replayed routes."""
-    autocast = torch.is_autocast_enabled(model.device.type)
-    return is_sharded(model) or autocast or getattr(model, "replays_routes", False)
+    """Whether every response must keep a row of its own: shards, bfloat16, replayed routes. And on
+    a GPU, which would have to be waited for to find equal ones."""
+    kind = model.device.type
+    rounded = kind == "cuda" or torch.is_autocast_enabled(kind)
+    return is_sharded(model) or rounded or getattr(model, "replays_routes", False)
 
 
 def distinct(rollout):
@@ -291,9 +314,12 @@ def shared_hidden(model, rollout):
     cache.batch_repeat_interleave(G)
     steps = torch.arange(T - 1, device=prompt_mask.device)                          # [T-1]
     position = prompt_mask.sum(-1).repeat_interleave(G)[:, None] + steps            # [B, T-1]
-    attention = inputs["attention_mask"]
+    attention = seen_last(inputs["attention_mask"], G)
     if attention is not None:  # padding on the right needs no mask: nothing to its left can see it
-        attention = F.pad(attention.repeat_interleave(G, 0), (0, T - 1), value=1)   # [B, P+T-1]
+        attention = F.pad(attention, (0, T - 1), value=1)                      # [B, ..., P+T-1]
+    if attention is not None and attention.dim() == 4:
+        key = torch.arange(attention.shape[-1], device=attention.device)            # [P+T-1]
+        attention = attention & (key <= key[1 - T:, None])                  # [B, 1, T-1, P+T-1]
     rest = model.base_model(input_ids=rollout.response_ids[:, :T - 1], attention_mask=attention,
                             position_ids=position, past_key_values=cache,
                             use_cache=True).last_hidden_state                       # [B, T-1, D]

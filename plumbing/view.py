@@ -43,7 +43,7 @@ def save_tokens(args, folder, step, tokenizer, task, batch, problems, new):
         return
     G = batch.rollout.group_size
     live = batch["advantages"].reshape(len(problems), -1).ne(0).any(-1)      # [prompts]
-    group = live.int().argmax()                              # the first; without any, group 0
+    group = live.int().argmax().cpu()                        # the first; without any, group 0
     rows, one, more = batch.rollout.rows_of(group[None]), batch.prompts(group[None]), {}
     if task.first_error:
         problem = problems[group]

@@ -27,31 +27,50 @@ def simulate(script, cases, folder):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def agrees(found):
+def agrees(found, update=3):
+    """All ran to their end; nothing waits while tokens are drawn or a batch is cut, and an update
+    waits at most so many times. transformers' grouped product in Mixtral may."""
     for run in found:
-        assert run["exit"] is None, f"{run['flags']}: {run['error']}"
-        waits = [why for why, _ in run["where"]["token step"]]
-        assert all("grouped_mm" in why for why in waits), (run["flags"], waits)
+        assert (run["exit"], run["error"]) == (None, None), run["flags"]
+        waits = {name: [(why, n) for why, n in places if "grouped_mm" not in why]
+                 for name, places in run["where"].items()}
+        assert not waits["token step"] and not waits["cut"], (run["flags"], waits)
+        assert run["syncs"]["update"] <= update or "mixtral" in run["flags"], (run["flags"], waits)
 
 
-@pytest.mark.slow
 @needs_compiler
-def test_runs_have_no_device_mismatch_and_token_steps_do_not_wait(tmp_path):
+def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
     agrees(simulate("run_train.py", [
-        "--steps 1 --cold_start_steps 5 --bf16 true --output_dir a",
-        "--steps 1 --cold_start_steps 5 --algorithm ppo --beta 0.1 --output_dir b"], tmp_path))
+        "resume hf --steps 2 --bf16 true --beta 0.1 --output_dir a",
+        "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b"], tmp_path))
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_every_preset_runs(tmp_path):
-    cases = [f"--steps 2 --save_steps 1 --algorithm {name} --output_dir {name}{bf16}"
-             f" --bf16 {bf16}" + " --stage2_step 1" * (name == "srpo")
-             for name in PRESETS for bf16 in ("true", "false")]
-    cases += [f"--steps 1 --output_dir more{i} {flags}" for i, flags in enumerate((
-        "--use_peft --bf16 true", "--gradient_checkpointing",
-        "--routing_replay old", "--routing_replay rollout", "--plain", "--beta 0.1"))]
-    agrees(simulate("run_train.py", cases, tmp_path))
+@pytest.mark.parametrize("bf16", ["true", "false"])
+@pytest.mark.parametrize("kind", ["", "hf"])
+def test_every_preset_runs_and_resumes(kind, bf16, tmp_path):
+    """rspo needs routers; srpo's second source are longer sums, or another file."""
+    stage2 = " --stage2_step 1" + " --stage2_dataset_name hf/data.jsonl" * bool(kind)
+    agrees(simulate("run_train.py", [
+        f"resume {'mixtral' if kind and name == 'rspo' else kind} --steps 2 --algorithm {name}"
+        f" --bf16 {bf16} --output_dir {name}" + stage2 * (name == "srpo") for name in PRESETS],
+        tmp_path))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_what_else_there_is_runs_and_resumes(tmp_path):
+    agrees(simulate("run_train.py", [
+        f"resume {kind} --steps 2 --output_dir {kind}{i} {flags}"
+        for kind in ("", "hf") for i, flags in enumerate((
+            "--use_peft --bf16 true", "--gradient_checkpointing", "--beta 0.1",
+            "--micro_batch_size 2 --bf16 true"))], tmp_path), update=4)
+    found = simulate("run_train.py", [
+        f"resume --steps 2 --output_dir more{i} {flags}" for i, flags in enumerate((
+            "--optimizer_offload --bf16 true", "--routing_replay old", "--routing_replay rollout",
+            "--plain"))], tmp_path)
+    assert not [run for run in found if run["exit"] or run["error"]], found
 
 
 @needs_compiler
@@ -76,10 +95,14 @@ def test_a_run_on_a_gpu(workplace):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="its CPU mode's cold start, one step, is too short for three sections")
-def test_the_gpu_benchmark_runs_to_its_end_on_a_cpu(tmp_path):
+def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path):
     file = tmp_path / "gpu.json"
     subprocess.run([sys.executable, HERE.parent / "benchmarks" / "gpu.py", "--cpu", "--json", file],
                    check=True, cwd=tmp_path)
     found = json.loads(file.read_text())
-    assert not [name for name, part in found.items() if "error" in part]
+    skipped = {name for name, part in found.items() if "skipped" in part}
+    assert skipped == {"syncs", "versus_trl"}, found
+    assert not [part for part in found.values() if "error" in part], found
+    for name in ("default run", "routing replay old", "routing replay rollout"):
+        assert found[name]["batch"]["grad_norm"] > 0
+    assert found["decode"]["plain"] > 0 and found["noise"]["bfloat16"]["log_s"] > 0

@@ -185,3 +185,15 @@ def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
                      "--steps", 1, "--prompts_per_step", 4, "--max_completion_length", 5, "--eval_samples", 0)
     assert 0.2 < metrics["pass_rate"] < 0.8 and metrics["truncated"] < 0.25 and metrics["grad_norm"] > 0     # 0.49 of all pairs is usual
     assert 2 < metrics["length"] < 4                                                     # one or two digits and the newline
+
+
+def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    file = tmp_path / "bfloat16.json"
+    subprocess.run([sys.executable, "benchmarks/bfloat16.py", "--quick", "--json", file], check=True)
+    found = json.loads(file.read_text())
+    one, sixteen = found["noise"]["steps"]["1"], found["noise"]["steps"]["16"]
+    assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)
+    assert sixteen["arms"]["bfloat16"]["correlation"] > 0.5
+    assert one["arms"]["float16"]["error_rms"] < one["arms"]["bfloat16"]["error_rms"]
+    assert all(r["faster"] > 0 for r in found["sampling"].values())

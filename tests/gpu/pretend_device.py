@@ -297,7 +297,8 @@ class Gpu(TorchDispatchMode):
         return result
 
     def to_copy(self, x, kwargs, device):
-        host_only = ("pin_memory", "non_blocking", "device")
+        host_only, small = ("pin_memory", "non_blocking", "device"), size(x) <= 2**16
+        waits = not (kwargs.get("non_blocking") and small)   # CUDA stages up to 64 KB and goes on
         kwargs = {k: v for k, v in kwargs.items() if k not in host_only}
         from_gpu = on_gpu(x)
         to_gpu = from_gpu if device is None else device.type == "cuda"
@@ -309,7 +310,8 @@ class Gpu(TorchDispatchMode):
                 return torch.zeros(x.shape, dtype=dtype)
             return aten._to_copy.default(elem, **kwargs)
         if not from_gpu:
-            self.wait(f"H2D copy {list(x.shape) if x.numel() < 1e6 else 'of a weight'}")
+            if waits:
+                self.wait(f"H2D copy {list(x.shape) if x.numel() < 1e6 else 'of a weight'}")
             self.count[self.phases[-1]]["h2d bytes"] += size(x)
             big = self.shapes and x.is_floating_point() and x.numel() >= 1024
             if big or elem.device.type == "meta":
