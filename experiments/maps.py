@@ -105,7 +105,7 @@ def one_run(c, flags):
 
 def values(runs, name="after", seeds=None, **wanted):
     """{seed: value} of the runs with these coordinates."""
-    chosen = [r for r in runs if all(r[k] == v for k, v in wanted.items())
+    chosen = [r for r in runs if name in r and all(r[k] == v for k, v in wanted.items())
               and (seeds is None or r["seed"] in seeds)]
     return {r["seed"]: r[name] for r in chosen}
 

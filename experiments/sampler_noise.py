@@ -77,7 +77,6 @@ def make(c):
     return measure_dose(c) if c["arm"] == "dose" else maps.one_run(c, ARMS[c["arm"]])
 
 
-@torch.no_grad()
 def measure_dose(c):
     """How far the sampler is from the trainer, on the first rollout batch of a cold start."""
     began, shape = time.perf_counter(), maps.POLICIES[c["policy"]].split()

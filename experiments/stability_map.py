@@ -136,11 +136,13 @@ def judge(runs):
 
 
 def takeaway(runs):
-    """Each algorithm's best rate on the map and what it reaches there."""
+    """Each algorithm's best rate on the map, what it reaches there, and the edge of the map."""
     best = {arm: rate for arm in MAIN if (rate := best_rate(runs, arm))}
     shown_best = [f"{NAMES[arm]} {claim.mean(ends(runs, arm, rate, maps.CHOOSE).values()):.2f} at "
                   f"{shown(rate)}" for arm, rate in best.items()]
-    return f"Each at its best rate of the map: {', '.join(shown_best)}."
+    edges = [f"{NAMES[arm]} {shown(frontier(runs, arm))}" for arm in PAIR if arm in best]
+    return (f"Each at its best rate of the map: {', '.join(shown_best)}; the largest rate that ends "
+            f"above its start: {', '.join(edges)}.")
 
 
 def decide(own, shared):

@@ -23,7 +23,7 @@ import stability_map                                                            
 from experiments.run_claims import CLAIMS, COLUMNS, MAPS                                # noqa: E402
 
 RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
-DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map")
+DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth")
                          if (ROOT / f"results/{name}.json").is_file())
 
 
@@ -31,7 +31,7 @@ def read(name):
     return json.loads((ROOT / f"results/{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*CLAIMS, "sampler_noise", "stability_map"])
+@pytest.mark.parametrize("name", [*CLAIMS, "sampler_noise", "stability_map", "flip_depth"])
 def test_every_claim_is_a_file_that_says_beforehand_what_would_refute_it(name):
     docstring = ast.get_docstring(ast.parse((ROOT / f"experiments/{name}.py").read_text()))
     assert all(word in docstring for word in ("beforehand", "confirmed ", "refuted "))
