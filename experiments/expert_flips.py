@@ -25,7 +25,7 @@ import claim
 import drift
 from plumbing.batches import response_routes
 from plumbing.fast import response_logp
-from plumbing.style import BLUE, COLOURS, GREEN, GREY, LINES, ORANGE, label, panels
+from plumbing.style import BLACK, GREYS, LINES, label, panels
 from routes import flip_rate, replay_routes
 
 ROW = dict(claim="Expert flips are what makes token ratios noisy on a Mixture of Experts",
@@ -90,14 +90,14 @@ def draw(data):
         series = [claim.mean([seed[step][layer] for seed in data["flips"]])
                   for step in range(len(data["flips"][0]))]
         left.plot(range(1, len(series) + 1), [100 * x for x in series], LINES[layer % 4],
-                  color=COLOURS[layer], marker="osD^"[layer % 4], markersize=4,
+                  color=GREYS[layer % 4], marker="osD^"[layer % 4], markersize=4,
                   label=f"layer {layer + 1}")
     label(left, "Chosen experts changed by a batch's four updates", "rollout batch", "per cent")
     left.set_ylim(bottom=0)
     left.legend()
     for place, (native, replayed) in enumerate(zip(data["native"], data["replayed"])):
         right.loglog(native, replayed, "osD^v"[place % 5], markersize=5, label=f"seed {place}",
-                     color=(BLUE, ORANGE, GREEN, GREY)[place % 4])
+                     color=BLACK, fillstyle="none")
     ends = [min(min(r) for r in data["native"]), max(max(r) for r in data["native"])]
     right.loglog(ends, ends, "k--", linewidth=1, label="no difference")
     label(right, "Var[log w] of the same weights", "experts chosen anew", "old experts replayed")

@@ -23,7 +23,7 @@ import torch
 import claim
 import drift
 from losses import policy_loss, token_weights
-from plumbing.style import BLACK, BLUE, GREEN, LINES, ORANGE, RED, SKY, label, panels
+from plumbing.style import BLUE, LINES, ORANGE, colour, label, panels
 from ratios import sequence_ratio, token_ratio
 from rollout import response_logp
 
@@ -125,17 +125,17 @@ def draw(data):
           "weight, in units of A / (N·|y|)")
     left.legend(loc="lower left", fontsize=8)
     seeds = sorted({r["seed"] for r in data["rows"]})
-    colours = [ORANGE, BLUE, SKY, GREEN, BLACK, RED]
     for i, name in enumerate(OBJECTIVES):
         rows = [sorted((r["length"], r["variance"] * r["length"]) for r in data["rows"]
                        if (r["objective"], r["seed"]) == (name, seed)) for seed in seeds]
         lengths, means = ([claim.mean(point[axis] for point in column) for column in zip(*rows)]
                           for axis in (0, 1))
-        right.loglog(lengths, means, LINES[i % 4], color=colours[i], marker="osD^vP"[i],
-                     markersize=4, label=f"{name} ({claim.mean(data['slopes'][name]):.2f})")
-    label(right, "Gradient variance of one token's worth of batch", "tokens per answer",
+        right.loglog(lengths, means, LINES[i % 4], color=colour(OBJECTIVES[name][0]),
+                     marker="soD^vP"[i], markersize=4,
+                     label=f"{name} ({claim.mean(data['slopes'][name]):.2f})")
+    label(right, "Gradient variance at equal numbers of tokens", "tokens per answer",
           "trace of covariance · length")
-    right.legend(fontsize=7.5, title="slope, fixed tokens", title_fontsize=8, loc="upper left")
+    right.legend(fontsize=7.5, title="objective (slope)", title_fontsize=8, loc="upper left")
     right.set_ylim(top=right.get_ylim()[1] * 1e4)
     return figure
 

@@ -23,7 +23,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, COLOURS, GREEN, GREY, ORANGE, RED, label, panels
+from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from ratios import sequence_log_ratio, token_log_ratio
 
 ROW = dict(claim="Length normalisation hides a large move of a few tokens: s stays near 1",
@@ -77,10 +77,10 @@ def draw(data):
     worked = {137: 1.9, 400: .4}
     tokens = range(1, 513)
     top.vlines(tokens, 0, [worked.get(t, 1) for t in tokens],
-               color=[RED if t in worked else "#BBBBBB" for t in tokens],
+               color=[ORANGE if t in worked else "#BBBBBB" for t in tokens],
                linewidth=[2.5 if t in worked else .8 for t in tokens])
     for t, w in worked.items():
-        top.annotate(f"w = {w}", (t, w), textcoords="offset points", xytext=(6, 0), color=RED)
+        top.annotate(f"w = {w}", (t, w), textcoords="offset points", xytext=(6, 0), color=ORANGE)
     s = math.exp(sum(map(math.log, worked.values())) / 512)
     top.axhline(s, color=BLUE, linewidth=1.2)
     top.text(512, s + .12, f"s = {s:.5f}", color=BLUE, ha="right")
@@ -89,8 +89,8 @@ def draw(data):
     title = f"Two outliers among 512 tokens: s = {s:.5f}, below the band's edge 0.9997"
     label(top, title, "token", "ratio")
     lengths = [2 ** k for k in range(3, 15)]
-    for count, colour, marker in ((1, COLOURS[0], "o"), (2, ORANGE, "s"), (4, GREEN, "^")):
-        bottom.loglog(lengths, [math.expm1(3 * count / n) for n in lengths], color=colour,
+    for count, line, marker in ((1, "-", "o"), (2, "--", "s"), (4, ":", "^")):
+        bottom.loglog(lengths, [math.expm1(3 * count / n) for n in lengths], line, color=BLUE,
                       marker=marker, markersize=4,
                       label=f"{count} token{'s' * (count > 1)} up by 3 nats")
     bottom.axhspan(1e-4, 4e-4, color=GREY, alpha=.2)

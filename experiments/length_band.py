@@ -23,7 +23,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLUE, GREEN, ORANGE, band, label, panels
+from plumbing.style import BLUE, band, label, panels
 
 ROW = dict(claim="One fixed band clips short answers more than long ones",
            source="open question; FSPO 2509.09177", reported="no figure")
@@ -92,12 +92,12 @@ def judge(data):
 
 def draw(data):
     figure, axes = panels(1, 1, height=3.4, width=7)
-    styles = (("paper", GREEN, "^", ":"), ("fixed", ORANGE, "s", "-"), ("scaled", BLUE, "o", "--"))
-    for name, colour, marker, line in styles:
+    for name, marker, line in (("paper", "^", ":"), ("fixed", "s", "-"), ("scaled", "o", "--")):
         shares = [s[name] for s in data["seeds"]]
-        band(axes, data["lengths"], shares, RULES[name], colour, marker, line)
+        band(axes, data["lengths"], shares, RULES[name], BLUE, marker, line)
     axes.axhline(.15, color="black", linewidth=.8)
-    axes.text(8, .155, "15 % in all", fontsize=8)
+    axes.text(1.01, .15, "15 %\nin all", transform=axes.get_yaxis_transform(), va="center",
+              fontsize=8)
     axes.set_xscale("log")
     axes.set_ylim(0, .75)
     label(axes, "Who is clipped: answers with A ≠ 0, three updates off-policy", "tokens per answer",

@@ -345,9 +345,8 @@ def quick():
 
 # ------------------------------------------------------------------------------------- the figure
 
-COLOURS = {"grpo": style.ORANGE, "grpo_replay": style.YELLOW, "grpo_dual": style.RED,
-           "gspo": style.BLUE}
-LINES = {"grpo": "-", "grpo_replay": ":", "grpo_dual": "--", "gspo": "-."}
+LINES = {"grpo": "-", "grpo_replay": ":", "grpo_dual": "--", "gspo": "-"}    # of a figure's arms
+MARKERS = {"grpo": "s", "gspo": "o"}                         # the others: a mean without its seeds
 
 
 def draw():
@@ -365,21 +364,24 @@ def draw():
                 collapsed = sum(r["collapsed_at"] is not None for r in runs)
                 name = f"{ARMS[arm][0]}: {collapsed} of {len(runs)} collapsed"
                 curves = [r["curve"]["pass_rate"] for r in runs]
-                style.band(ax, batches, curves, name, COLOURS[arm], line=LINES[arm])
+                if arm not in MARKERS:
+                    curves = [[sum(column) / len(runs) for column in zip(*curves)]]
+                style.band(ax, batches, curves, name, style.colour(arm.split("_")[0]),
+                           MARKERS.get(arm), LINES[arm])
         style.label(ax, title, "rollout batch (16 updates each)", "pass rate (mean and seeds)")
         ax.set_ylim(0, 1)
         ax.legend()
     ax = axes[1, 1]
     for r in result["runs"]:
         if (r["optim"], r["lr"], r["seed"]) == ("sgd", SPIKE_LR, SPIKE_SEED):
-            ax.plot(batches, r["curve"]["pass_rate"], LINES[r["arm"]], color=COLOURS[r["arm"]],
+            ax.plot(batches, r["curve"]["pass_rate"], LINES[r["arm"]], color=style.ORANGE,
                     label=ARMS[r["arm"]][0])
             if r["arm"] == "grpo":
                 largest = r["curve"]["w_negative"]
                 at = max(range(BATCHES), key=largest.__getitem__)    # the token that kills it
-                ax.annotate(f"a token with w = {largest[at]:.3g}, A < 0",
-                            (at + 1, r["curve"]["pass_rate"][at]), xytext=(0.45, 0.5),
-                            textcoords="axes fraction",
+                ax.annotate(f"a token with\nw = {largest[at]:.3g}, A < 0",
+                            (at + 1, r["curve"]["pass_rate"][at]), xytext=(0.02, 0.2),
+                            textcoords="axes fraction", fontsize=8.5,
                             arrowprops=dict(arrowstyle="->", color="0.4"))
     style.label(ax, f"One token: SGD without a norm clip, seed {SPIKE_SEED}",
                 "rollout batch (4 updates each)", "pass rate")

@@ -193,12 +193,13 @@ def gradient_weights(T=24, spread=0.2):
                        markeredgewidth=2)
             place.axhline(1, color=style.GREY, linewidth=0.8)
             s = sequence_ratio(new, old, mask).item()
-            title = f"Â = {A:+.0f}, s = {s:.4f}: {len(dropped)} of {T} without gradient (×)"
+            title = f"Â = {A:+.0f}, s = {s:.4f}: {len(dropped)} of {T} dropped (×)"
             style.label(place, title, "", "weight of ∇log π" if name == "grpo" else "")
         column[0].set_title(f"{name.upper()}   {EQUATIONS[name]}\n{column[0].get_title('left')}")
         column[-1].set_xlabel("token of the same answer")
     figure.suptitle("GRPO weighs and drops token by token; GSPO gives a whole answer one weight, "
-                    "or none (the equations: inside the band)", fontsize=10.5, x=0.01, ha="left")
+                    "or none.\nThe equations hold inside the band.", fontsize=10.5, x=0.01,
+                    ha="left")
     return figure
 
 

@@ -16,7 +16,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, GREEN, ORANGE, band, label, panels
+from plumbing.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="Ratios spread from the first mini-batch to the fourth",
            source="GSPO §3", reported="later mini-batches are off-policy (no figure given)")
@@ -59,19 +59,20 @@ def draw(data):
     label(left, "Off-policy, more with every mini-batch", "mini-batch (the first: exactly 0)",
           "variance of the log-ratio")
     left.legend()
-    edge, bins = .06, 61
-    for kind, colour, name in (("log_w", ORANGE, "tokens, w"), ("log_s", BLUE, "answers, s")):
-        inside = [math.exp(x) for x in data["last"][kind] if abs(x) < edge]
-        weights = [1 / len(data["last"][kind])] * len(inside)
-        right.hist(inside, bins=bins, range=(1 - edge, 1 + edge), weights=weights, color=colour,
-                   alpha=.6, label=name)
-    right.axvspan(1 - 3e-4, 1 + 4e-4, color=GREEN, alpha=.9, label="GSPO's band, to scale")
-    right.set_yscale("log")
-    outside = claim.mean([abs(x) >= edge for x in data["last"]["log_w"]])
-    label(right, "A 4th mini-batch before its update",
-          f"ratio ({outside:.1%} of w are beyond; GRPO's band is 0.8 to 1.27)", "share")
-    right.xaxis.label.set_fontsize(8)
-    right.legend(fontsize=8)
+    for kind, colour, line, name in (("log_w", ORANGE, "--", "tokens, w"),
+                                     ("log_s", BLUE, "-", "answers, s")):
+        far = sorted(max(abs(math.expm1(x)), 1e-7) for x in data["last"][kind])
+        right.step(far, [(i + 1) / len(far) for i in range(len(far))], line, where="post",
+                   color=colour, label=name)
+    for edge, colour, name in ((4e-4, BLUE, " GSPO's\n band"), (.27, ORANGE, "GRPO's \nband ")):
+        right.axvline(edge, color=colour, linestyle=":", linewidth=1)
+        right.text(edge, .5, name, ha="left" if colour == BLUE else "right", fontsize=8,
+                   color=colour)
+    right.set_xscale("log")
+    right.set_ylim(0, 1.02)
+    label(right, "A 4th mini-batch before its update", "distance of the ratio from 1",
+          "share of ratios that are closer")
+    right.legend(loc="upper left")
     return figure
 
 

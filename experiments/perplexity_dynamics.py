@@ -19,7 +19,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, ORANGE, band, label, panels
+from plumbing.style import BLACK, GREY, band, label, panels
 
 ROW = dict(claim="Perplexity falls over a GSPO run", source="Rethinking GSPO, §5.4",
            reported="perplexity 4.59 to 1.14, cross-entropy 0.698 to 0.128")
@@ -59,8 +59,8 @@ def judge(data):
 def draw(data):
     figure, (left, right) = panels(1, 2, width=8.4)
     steps = range(1, len(data["mean_of_exp"][0]) + 1)
-    band(left, steps, data["mean_of_exp"], "mean of exp(H) over answers", BLUE, "o")
-    band(left, steps, data["exp_of_mean"], "exp of the mean H", ORANGE, "s", "--")
+    band(left, steps, data["mean_of_exp"], "mean of exp(H) over answers", BLACK, "o")
+    band(left, steps, data["exp_of_mean"], "exp of the mean H", GREY, "s", "--")
     label(left, "Perplexity of sampled answers in a GSPO run", "rollout batch", "perplexity")
     top = 1 + 1.6 * (max(map(max, data["exp_of_mean"])) - 1)
     left.set_ylim(1, top)
@@ -68,14 +68,15 @@ def draw(data):
         if max(values) > top:                                # one answer can move it far
             left.text(step + .2, top, f"{max(values):.1f} in one seed", va="top", fontsize=8)
     left.legend(loc="lower left")
-    paper = [("mean of exp(H)", [4.59, 1.14], BLUE, "o", "-"),
-             ("exp(H) of its H", [math.exp(.698), math.exp(.128)], ORANGE, "s", "--")]
+    paper = [("mean of exp(H)", [4.59, 1.14], BLACK, "o", "-"),
+             ("exp(H) of its H", [math.exp(.698), math.exp(.128)], GREY, "s", "--")]
     for name, values, colour, marker, line in paper:
         right.plot([0, 1], values, line, marker=marker, color=colour, label=name)
         right.annotate(f"{values[0]:.2f}", (0, values[0]), textcoords="offset points",
                        xytext=(8, 4))
     right.set_xticks([0, 1], ["start", "end"])
     right.set_xlim(-.15, 1.15)
+    right.set_ylim(1, 5)
     label(right, "The paper's two series (1140 updates)", "", "perplexity")
     right.legend()
     return figure

@@ -19,7 +19,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLUE, GREY, ORANGE, label, panels
+from plumbing.style import BLACK, GREY, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 
 ROW = dict(claim="s = PPL_old / PPL_new = exp(ΔH), answer by answer",
@@ -83,8 +83,8 @@ def draw(data):
         average, largest = claim.mean(data[name]["mean"]), max(data[name]["max"])
         average, largest, named = max(average, 1e-18), max(largest, 1e-18), place == 0
         axes.plot([average, largest], [place, place], color=GREY, linewidth=1)
-        axes.plot(average, place, "o", color=BLUE, label="mean" if named else None)
-        axes.plot(largest, place, "D", color=ORANGE, label="largest" if named else None)
+        axes.plot(average, place, "o", color=BLACK, label="mean" if named else None)
+        axes.plot(largest, place, "D", color=GREY, label="largest" if named else None)
     axes.axvline(4.02e-4, color="black", linestyle=":", label="the paper's mean, 4.02e-4")
     axes.set_yticks(range(len(NAMES)), list(reversed(NAMES.values())))
     axes.set_xscale("log")

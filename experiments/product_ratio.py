@@ -23,7 +23,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, COLOURS, GREY, ORANGE, RED, label, panels
+from plumbing.style import BLUE, GREY, ORANGE, colour, label, panels
 from ratios import token_log_ratio
 
 ROW = dict(claim="Clipping tokens leaves the product of ratios unbounded; clipping s bounds s",
@@ -77,29 +77,31 @@ def judge(data):
 def draw(data):
     figure, (left, right) = panels(1, 2, width=8.6, gridspec_kw=dict(width_ratios=[3, 2]))
     seeds = sorted({r["seed"] for r in data["rows"]})
-    kinds = (("product", "log ∏w", RED, "o"), ("clipped", "log ∏ clip(w, 0.8, 1.2)", ORANGE, "s"),
-             ("s", "log s", BLUE, "D"))
-    for name, title, colour, marker in kinds:
+    whole = colour("sequence_is")
+    kinds = (("product", "log ∏w", whole, "o-"), ("clipped", "log ∏ clip(w, 0.8, 1.2)", whole, "s:"),
+             ("s", "log s", BLUE, "D-"))
+    for name, title, ink, line in kinds:
         for seed in seeds:
             own = sorted((r["length"], r[name]) for r in data["rows"] if r["seed"] == seed)
-            left.loglog(*zip(*own), color=colour, marker=marker, markersize=4, linewidth=1,
+            left.loglog(*zip(*own), line, color=ink, markersize=4, linewidth=1,
                         label=title if seed == seeds[0] else None)
     left.axhspan(1e-4, 4e-4, color=GREY, alpha=.15)
     left.text(8, 2e-4, "GSPO's band", fontsize=8, color=GREY)
     label(left, "Spread of an answer's ratio after three updates", "tokens per answer",
           "standard deviation (nats)")
-    left.legend(fontsize=8)
+    left.set_ylim(bottom=2e-5)
+    left.legend(fontsize=8, loc="lower right", ncols=3)
     names = ["s, GSPO's run\n(band 3e-4, 4e-4)", "w, GSPO's run\n(0.2, 0.27)",
              "w, GRPO's run\n(0.2, 0.27)"]
     for place, key in enumerate(("s", "w", "w_grpo")):
-        right.bar(place, claim.mean(data["outside"][key]), color=[BLUE, COLOURS[5], ORANGE][place])
-        right.plot([place] * len(seeds), data["outside"][key], "k.", markersize=5)
-        share = data["outside"][key]
-        right.text(place, max(share) * 1.2, f"{claim.mean(share):.2%}", ha="center", fontsize=9)
+        share, ink = data["outside"][key], (BLUE, BLUE, ORANGE)[place]
+        right.plot([place] * len(share), share, ".", color=GREY, markersize=5)
+        right.plot(place, claim.mean(share), "os"[key != "s"], color=ink, markersize=8)
+        right.text(place, max(share) * 1.35, f"{claim.mean(share):.2%}", ha="center", fontsize=9)
     right.set_xticks(range(3), names, fontsize=7.5)
     label(right, "Ratios outside their band", "4th mini-batch, before its update", "share")
     right.set_yscale("log")
-    right.set_ylim(1e-3, 2)
+    right.set(xlim=(-.5, 2.5), ylim=(1e-3, 2))
     return figure
 
 

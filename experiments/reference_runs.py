@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from plumbing.run import write_text                                                       # noqa: E402
-from plumbing.style import BLUE, GREY, ORANGE, band, label, panels, save           # noqa: E402
+from plumbing.style import BLUE, GREY, band, label, panels, save                        # noqa: E402
 
 RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")
 SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct --dataset_name data/max_of_two_train.jsonl "
@@ -46,10 +46,10 @@ def run(command):
 
 def draw(results):
     figure, axes = panels(1, 2, sharey=True)
-    for ax, (name, colour) in zip(axes, (("default", BLUE), ("smollm2", ORANGE))):
+    for ax, name in zip(axes, ("default", "smollm2")):
         runs = results[name]["runs"]
         n = len(runs[0]["curve"]["pass_rate"])
-        band(ax, range(1, n + 1), [r["curve"]["pass_rate"] for r in runs], "rollouts", colour)
+        band(ax, range(1, n + 1), [r["curve"]["pass_rate"] for r in runs], "rollouts", BLUE)
         for when, x in (("before", 0), ("after", n + 1)):
             values = [r[f"pass_at_1_{when}"] for r in runs]
             ax.plot([x] * len(values), values, "o", color=GREY, markersize=5, label="held out" if x == 0 else None)

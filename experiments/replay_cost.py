@@ -23,7 +23,7 @@ from unittest.mock import patch
 import claim
 import drift
 from plumbing import fast
-from plumbing.style import BLUE, GREY, ORANGE, SKY, label, panels
+from plumbing.style import BLACK, BLUE, ORANGE, label, panels
 from plumbing.metrics import route_bytes
 
 ROW = dict(claim="Routing replay costs time and memory that GSPO does not need",
@@ -78,22 +78,22 @@ def draw(data):
     figure, (left, right) = panels(1, 2, width=8.2)
     for place, name in enumerate(data["logp"]):
         logp, update = claim.median(data["logp"][name]), claim.median(data["update"][name])
-        left.bar(place, logp, color=SKY, label="old log-probs" if place == 0 else None)
-        left.bar(place, update, bottom=logp, color=BLUE,
-                 label="four updates" if place == 0 else None)
+        ink = (BLUE, ORANGE)[place]
+        left.bar(place, logp, color=ink, alpha=.5)
+        left.bar(place, update, bottom=logp, color=ink)
+        left.text(place, logp / 2, "old log-probs", ha="center", va="center")
+        left.text(place, logp + update / 2, "four updates", ha="center", va="center", color="white")
         left.text(place, logp + update, f"{logp + update:.2f} s", ha="center", va="bottom")
     left.set_xticks(range(2), list(data["logp"]))
-    left.set_ylim(top=left.get_ylim()[1] * 1.18)
     label(left, "Seconds per rollout batch (256 answers, CPU)", "", "seconds")
-    left.legend(loc="upper left", ncols=2, fontsize=8)
     names = ["an old log-prob\n(float32)", "routes here:\n4 layers, top 2,\none byte each",
              "routes here\nas held\n(with logits)", "48 layers,\ntop 8,\none byte each"]
     values = [4, data["bytes_least"], data["bytes_held"], data["qwen"]]
-    right.bar(range(4), values, color=[GREY, ORANGE, ORANGE, ORANGE])
+    right.plot(range(4), values, "o", color=BLACK)
     for place, value in enumerate(values):
-        right.text(place, value, f"{value:.0f}", ha="center", va="bottom")
+        right.text(place, value * 1.2, f"{value:.0f}", ha="center", va="bottom")
     right.set_yscale("log")
-    right.set_ylim(top=max(values) * 3)
+    right.set(xlim=(-.5, 3.5), ylim=(1, max(values) * 3))
     right.set_xticks(range(4), names, fontsize=7.5)
     label(right, "Memory per token", "", "bytes")
     return figure

@@ -18,7 +18,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLUE, COLOURS, GREY, ORANGE, label, panels
+from plumbing.style import BLACK, GREY, GREYS, label, panels
 
 ROW = dict(claim="Var[log s] = Var[log w] / L",
            source="Rethinking GSPO, eq. 19 and §5.3",
@@ -59,7 +59,7 @@ def draw(data):
     figure, (left, right) = panels(1, 2)
     for place, seed in enumerate(sorted({r["seed"] for r in rows})):
         own = sorted((r for r in rows if r["seed"] == seed), key=lambda r: r["length"])
-        style = dict(marker="osD^v"[place % 5], color=COLOURS[place % len(COLOURS)], linewidth=1,
+        style = dict(marker="osD^v"[place % 5], color=GREYS[place % 4], linewidth=1,
                      markersize=5, label=f"seed {seed}")
         left.loglog([r["length"] for r in own], [r["factor"] for r in own], **style)
         right.semilogx([r["length"] for r in own],
@@ -67,12 +67,13 @@ def draw(data):
     ends = [min(r["length"] for r in rows), max(max(r["length"] for r in rows), 1000)]
     left.loglog(ends, [1 / x for x in ends], color="black", linestyle="--",
                 label="1/L, independent tokens")
-    left.plot([817], [8.35e-3], "*", color=BLUE, markersize=11, label="the paper's two variances")
-    left.plot([817], [4.36e-3], "*", color=ORANGE, markersize=11, label="the factor it prints")
+    left.plot([817], [8.35e-3], "*", color=BLACK, markersize=11, label="the paper's two variances")
+    left.plot([817], [4.36e-3], "*", color=BLACK, markersize=11, fillstyle="none",
+              label="the factor it prints")
     label(left, "Var[log s] / Var[log w]", "tokens per answer, L", "")
     left.legend(fontsize=8)
     right.axhline(1, color="black", linestyle="--")
-    right.plot([817], [6.8], "*", color=BLUE, markersize=11)
+    right.plot([817], [6.8], "*", color=BLACK, markersize=11)
     right.set_xlim(right=1300)
     right.axhspan(0, 1, color=GREY, alpha=.08)
     label(right, "… times L: 1 if tokens were independent", "tokens per answer, L", "")

@@ -248,10 +248,12 @@ def report(args, folder, task, before, after, seconds):
                 print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
         print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
     run.write_text(folder / "summary.json", json.dumps(summary, indent=1))
+    view = f"  {f'python eval.py view {folder}':<50}# which tokens does the clip take away?\n"
     same = "the same with" if args.model_name_or_path else "python train.py"
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"
           "worth trying next:\n"
-          f"  {f'python eval.py dashboard {folder}':<50}# the run in pictures\n"
+          f"{view if args.save_tokens else ''}"
+          f"  {f'python eval.py dashboard {folder}':<50}# the run's curves\n"
           f"  {f'{same} --algorithm grpo':<50}# the token-level relative, from the same start\n"
           f"  {f'{same} --epsilon 0.2 --epsilon_high 0.27':<50}"
           "# GSPO with GRPO's band: what does the narrow one do?")

@@ -11,6 +11,7 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PINK, SKY, YELLOW, GREY, BLACK = "#CC79A7", "#56B4E9", "#F0E442", "#666666", "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
 LINES = ["-", "--", "-.", ":"]
+GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # of what is no algorithm: a layer, a seed, a mean
 
 # What is not named here is grey. A variant (another band, replay, a dual clip) keeps its
 # algorithm's colour and takes another line or marker.

@@ -10,7 +10,7 @@ import torch
 import train
 from losses import policy_loss
 from moe import TinyMoE
-from plumbing import fast
+from plumbing import fast, view
 from plumbing.arguments import parse
 from plumbing.policy import taught, tiny_config
 from plumbing.tasks import builtin_tokenizer
@@ -67,6 +67,17 @@ def test_a_tools_tokens_are_read_and_are_no_loss_tokens(way):
     torch.testing.assert_close(logp, rollout.sampler_logp, atol=1e-5, rtol=1e-5)
     assert (rollout.sampler_logp[~rollout.mask] == 0).all()
     assert any(echo(text[:1]) and text[1:].startswith(echo(text[:1])) for text in rollout.texts)
+
+
+def test_the_viewers_mask_is_0_where_the_tool_wrote():
+    model, uniforms = make(), torch.rand(12, 14, generator=torch.Generator().manual_seed(1))
+    rollout = fast.sample(model, TOKENIZER, PROMPTS, 6, 14, uniforms=uniforms, tool=echo)
+    logp, none = rollout.sampler_logp, torch.zeros(12)
+    saved = view.token_record(1, rollout, TOKENIZER, logp, logp, none, none)
+    for tokens, mask in zip(saved["tokens"], saved["mask"]):
+        clean = "".join(token if len(token) == 1 else "$" for token in tokens)
+        assert [not own for own in mask] == holes(clean, echo)
+    assert sum(mask.count(0) for mask in saved["mask"]) > 10
 
 
 def test_plain_and_fast_insert_the_same():
