@@ -339,6 +339,16 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp
 
 
 @pytest.mark.slow
+def test_what_a_tool_wrote_is_hatched_and_not_pushed(opened):
+    tools = opened.execute_script(
+        "return [...document.querySelectorAll('.panel')[0].querySelectorAll('.tool')]"
+        ".map(t => [t.id, Number(t.dataset.push)])")
+    assert tools == [["token0-0-3", 0], ["token0-0-4", 0]]
+    image = "return getComputedStyle(document.querySelector('.tool .box')).backgroundImage"
+    assert "repeating-linear-gradient" in opened.execute_script(image)
+
+
+@pytest.mark.slow
 def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
     assert on_screen(opened, 0)[0] == "gspo" and on_screen(opened, 1)[0] == "grpo"
     press(opened, "g")
