@@ -2,13 +2,15 @@
 against peaks that a CPU measured and a simulated GPU counted.
 
     python benchmarks/memory.py            # --quick: only the shortest response and one model
+                                           # --script: only the updates of train.py
                                            # TRL's column needs pip install trl==1.16.0
 
 Measured peaks are the CPU allocator's, as torch's profiler records every allocation: what the pass
 added to what was there before it. The first table: a backbone of width 64, so that the logits are
 nearly everything, with Qwen's vocabulary of 151,936 tokens. `ours`: the LM head in row chunks whose
 backward computes them again. `at once`: the same code with all logits in one tensor.
-Simulated peaks: tests/gpu/simulate_memory.py, no GPU needed (g++, once).
+Simulated peaks: tests/gpu/simulate_memory.py, no GPU needed (g++, once). The script: updates inside
+`train.main`, from a checkpoint of random weights, with and without --gradient_checkpointing.
 """
 
 import argparse
@@ -16,7 +18,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -28,8 +34,10 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from plumbing.fast import response_logp  # noqa: E402
 from plumbing.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
+from plumbing.tasks import builtin_tokenizer  # noqa: E402
 from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402
+import train  # noqa: E402
 
 MB = 2 ** 20
 
@@ -152,6 +160,43 @@ def measured(shape, work):
     return 12 * parameters + peak_bytes(update), estimate["state"] + estimate["updating"]
 
 
+# --------------------------------------------------------------------- the updates of the script
+
+SCRIPT = ("llama", 128, 12, 4, 4, 512, 4096)   # the tokenizer has 17: answers rarely end early
+ONE_GROUP = ("--steps 2 --prompts_per_step 2 --num_generations 8 --steps_per_generation 2 "
+             "--max_completion_length 128 --verifier exact --eval_samples 0 --use_cpu").split()
+
+
+def through_the_script(shape=SCRIPT, flags=ONE_GROUP):
+    """{"tokens", "layers", "width", "ways": {flag: (peak in MB, CPU seconds)}} of an update of
+    train.main, with and without --gradient_checkpointing: the last of four is weighed, the two
+    before it are timed; the first makes AdamW's moments."""
+    found, update = {}, train.update
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        tokenizer = builtin_tokenizer()
+        ends = dict(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+        random_model(*shape, **ends).save_pretrained("model")
+        tokenizer.save_pretrained("model")
+        rows = [{"prompt": f"{i}+{j}=", "answer": "0"} for i in range(10) for j in range(10)]
+        Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        for flag in ("", "--gradient_checkpointing"):
+            seen = []
+
+            def watched(args, scorer, policy, optimizer, batch):
+                stats, began = [], time.process_time()
+
+                def once():
+                    stats.append(update(args, scorer, policy, optimizer, batch))
+                peak = peak_bytes(once) if len(seen) == 3 else once()
+                seen.append((peak, time.process_time() - began, int(batch.rollout.mask.sum())))
+                return stats[0]
+            with patch.object(train, "update", watched), redirect_stdout(sys.stderr):
+                train.main(["--model_name_or_path", "model", "--dataset_name", "rows.jsonl",
+                            "--output_dir", f"run{flag}", *flags, *flag.split()])
+            found[flag] = round(seen[3][0] / MB), round(min(s for _, s, _ in seen[1:3]), 2)
+    return {"tokens": seen[3][2], "layers": shape[2], "width": shape[1], "ways": found}
+
+
 # ---------------------------------------------------------------------- a GPU that is not there
 
 # name: (model type, hidden, layers, heads, key-value heads, feed-forward, vocabulary)
@@ -223,8 +268,16 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true", help="the shortest response, one model")
     parser.add_argument("--json", default="results/memory.json",
                         help="where the numbers go (default: %(default)s)")
+    parser.add_argument("--script", action="store_true", help="only the updates of train.py")
     args = parser.parse_args(argv)
-    result = {"vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096)), "estimate": {}}
+    script = through_the_script(*(((*SCRIPT[:2], 2, *SCRIPT[3:]),) if args.quick else ()))
+    print(f"an update of the script, {script['layers']} layers, {script['tokens']} tokens")
+    for flag, (peak, seconds) in script["ways"].items():
+        print(f"  {flag or 'as it is':48}{peak:7} MB{seconds:8.2f} CPU s")
+    if args.script:
+        kept = json.loads(Path(args.json).read_text()) if Path(args.json).exists() else {}
+        return write_json(args.json, {**kept, "script": script})
+    result = {"script": script, "vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096)), "estimate": {}}
     print("peak memory in MB, one response of T tokens, vocabulary 151,936\n")
     print(f"{'T':>6}  {'log-probs:  ours':>16} {'at once':>8} {'TRL':>6}   {'update:  ours':>14} "
           f"{'at once':>8} {'TRL':>6}")

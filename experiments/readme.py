@@ -288,6 +288,15 @@ def memory():
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 
+def checkpointing():
+    """An update of the script with and without --gradient_checkpointing."""
+    found = load("memory")["script"]
+    (_, (peak, seconds)), (flag, (lower, longer)) = found["ways"].items()
+    head = (f"an update, {found['layers']} layers, {found['tokens']:,} tokens", "peak memory")
+    return table(head, ("as it is", f"{peak} MB"), (f"`{flag}`", f"{lower} MB, "
+                 f"{longer / seconds:.1f} times the CPU time"))
+
+
 def scaling():
     found = load("scaling")
     rows = [(name, ", ".join(f"{x:,}" for x in r["sizes"]), f"{r['slope_seconds']:.2f}",
@@ -318,7 +327,8 @@ def stability():
 
 
 BLOCKS = {"headline": headline, "claims": claims, "all claims": all_claims, "family": family,
-          "presets": presets, "speed": speed, "memory": memory, "scaling": scaling,
+          "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
+          "scaling": scaling,
           "stability": stability}
 
 
