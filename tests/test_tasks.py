@@ -439,8 +439,9 @@ def test_a_cold_start_on_other_problems_or_in_another_order_is_another(workplace
 @pytest.mark.parametrize("algorithm", ["srpo", "dapo"])
 def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workplace, monkeypatch, capsys):
     """With draws counted, DAPO's second round of the first batch would bring in the longer sums already."""
-    drawn, draw = [], PromptStream.next
-    monkeypatch.setattr(PromptStream, "next", lambda self, n, step: (drawn.append((step, draw(self, n, step))), drawn[-1][1])[1])
+    drawn, draw, batch, collect = [], PromptStream.next, [0], train.collect
+    monkeypatch.setattr(PromptStream, "next", lambda self, *args: (drawn.append((batch[0], draw(self, *args))), drawn[-1][1])[1])
+    monkeypatch.setattr(train, "collect", lambda *args: (batch.__setitem__(0, args[-1]), collect(*args))[1])
     if algorithm == "dapo":                                  # five rounds each
         from plumbing import batches
         keep = batches.keep_signal

@@ -97,6 +97,29 @@ def counting(function):
     return counted
 
 
+# ------------------------------------------------------------------------------ mismatch with a sampler
+
+@pytest.mark.parametrize("level", ["token", "seq", "geo"])
+def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
+        level, workplace, monkeypatch):
+    """TIS is [0, C], not [1/2, C]; --mismatch_mask geo keeps an answer by its mean, weighed by token."""
+    calls = spied(monkeypatch, "mismatch_correction")
+    train.main([*TINY, "--sampler_dtype", "int3", "--mismatch", f"{level}_truncate", "--steps", "1",
+                "--mismatch_high", "1.5", "--mismatch_mask", "geo", "--mismatch_mask_bounds", "0.6", "1.2",
+                "--output_dir", "run"])
+    (_, old_logp, rollout), found = calls[0]
+    rows = [[math.exp(a - b) for a, b, counted in zip(*row) if counted] for row in zip(
+        old_logp.tolist(), rollout.sampler_logp.tolist(), rollout.mask.tolist())]
+    products = [math.prod(row) for row in rows]
+    means = [product ** (1 / len(row)) for product, row in zip(products, rows)]
+    weights = {"token": rows, "seq": [[p] * len(row) for p, row in zip(products, rows)],
+               "geo": [[m] * len(row) for m, row in zip(means, rows)]}[level]
+    want = [min(w, 1.5) * (0.6 <= m <= 1.2) for row, m in zip(weights, means) for w in row]
+    assert found["mismatch"][rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
+    assert 0 < sum(w == 0 for w in want) < len(want)
+    assert level == "geo" or any(0 < w < 0.5 for w in want)
+
+
 # ----------------------------------------------------------------------------------- KL in rewards
 
 def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_loss(
