@@ -1,36 +1,62 @@
 """A folder to run train.py in, where the cold start of tests/tiny_run.py has been made."""
 
+import functools
+import os
 import signal
+from dataclasses import replace
 
-import pytest
-import torch
+os.environ.setdefault("OMP_NUM_THREADS", "1")                # the tensors are tiny; scripts that tests start, too
 
-from tiny_run import TINY
+import pytest  # noqa: E402
+
+from tiny_run import TINY  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory):
-    """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds."""
-    from plumbing import policy              # here: the tests that need no run begin seconds sooner
+    """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds. From then on the
+    built-in task of some size is made once too: that is a quarter of such a run."""
+    from plumbing import policy, tasks       # here: the tests that need no run begin seconds sooner
     import train
+    made = functools.cache(tasks.running_sum)
+
+    def sums(*args, **kwargs):
+        task = made(*args, **kwargs)
+        return replace(task, train=list(task.train), test=list(task.test), notes=list(task.notes), ids={})
     home = tmp_path_factory.mktemp("cold_start")
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        patch.setattr(policy, "MUST_PASS", 0.0)              # the few held-out sums there are say little
-        train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
-    return home / "runs" / "cold_start"
+        patch.setattr(tasks, "running_sum", sums)
+        with patch.context() as here:
+            here.chdir(home)
+            here.setattr(policy, "MUST_PASS", 0.0)           # the few held-out sums there are say little
+            train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
+        yield home / "runs" / "cold_start"
+
+
+@pytest.fixture(scope="session")
+def whole(cold_start, tmp_path_factory):
+    """whole(*flags): the folder of a run of four batches that nothing interrupted, made once for all tests."""
+    import train
+
+    @functools.cache
+    def run(*flags):
+        home = tmp_path_factory.mktemp("whole")
+        (home / "runs").mkdir()
+        (home / "runs" / "cold_start").symlink_to(cold_start)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(home)
+            train.main([*TINY, "--steps", "4", *flags, "--output_dir", "run"])
+        return home / "run"
+    return run
 
 
 @pytest.fixture
 def workplace(cold_start, tmp_path, monkeypatch):
-    """The current folder, empty but for the cold start. Signal handlers and threads are put back afterwards."""
+    """The current folder, empty but for the cold start. Signal handlers are put back afterwards."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "cold_start").symlink_to(cold_start)
     monkeypatch.chdir(tmp_path)
-    handlers, threads = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}, torch.get_num_threads()
-    torch.set_num_threads(1)
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
-    torch.set_num_threads(threads)
     for number, handler in handlers.items():
         signal.signal(number, handler)

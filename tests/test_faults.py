@@ -62,7 +62,6 @@ def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(how, w
 
 def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(workplace, monkeypatch, capsys):
     argv = [*TINY, "--steps", "4", "--save_steps", "1"]
-    train.main([*argv, "--output_dir", "whole"])
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         spoil(patch, {1, 2, 5, 6, 7, 8}, lambda loss: loss * float("nan"))                          # two in a row: on; three: stop
         train.main([*argv, "--output_dir", "run"])
@@ -161,9 +160,8 @@ def no_permission(a, b):
     ((os, "fsync"), full_disk, ["run/checkpoints/step_3", "No space left"]),
     ((checkpoint, "open"), full_disk, ["run/metrics.jsonl could not be written", "No space left"]),
 ])
-def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, workplace, monkeypatch, capsys):
-    argv = [*TINY, "--steps", "4", "--save_steps", "1"]
-    train.main([*argv, "--output_dir", "whole"])
+def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, whole, workplace, monkeypatch, capsys):
+    argv, alone = [*TINY, "--steps", "4", "--save_steps", "1"], whole()
     append = checkpoint.append
 
     def breaking(path, record):
@@ -178,14 +176,13 @@ def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, workpl
     assert [w for w in words if w not in err] == [], err
     assert sorted(os.listdir("run/checkpoints")) == ["step_1", "step_2"]
     train.main([*argv, "--output_dir", "run", "--resume"])
-    assert differences("whole", "run", 4) == []
+    assert differences(alone, "run", 4) == []
 
 
-def test_file_size_limit_of_the_system(workplace, monkeypatch, capsys):
+def test_file_size_limit_of_the_system(whole, workplace, monkeypatch, capsys):
     """A real failing write, in the middle of model.safetensors."""
-    argv = [*TINY, "--steps", "3", "--save_steps", "1"]
-    train.main([*argv, "--output_dir", "whole"])
-    size, (soft, hard) = Path("whole/checkpoints/step_3/model.safetensors").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
+    argv, alone = [*TINY, "--steps", "4", "--save_steps", "1"], whole()
+    size, (soft, hard) = (alone / "checkpoints/step_4/model.safetensors").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
     save = checkpoint.save
 
     def limited(run, step, *rest):
@@ -201,7 +198,7 @@ def test_file_size_limit_of_the_system(workplace, monkeypatch, capsys):
     assert os.listdir("run/checkpoints") == ["step_1"]
     monkeypatch.setattr(checkpoint, "save", save)
     train.main([*argv, "--output_dir", "run", "--resume"])
-    assert differences("whole", "run", 3) == []
+    assert differences(alone, "run", 4) == []
 
 # ------------------------------------------------------------------------ an error saves first
 
@@ -224,10 +221,9 @@ def failing(monkeypatch, owner, name, step, fault):
 @pytest.mark.parametrize("name, fault", [
     ("score", ValueError("bad")), ("estimate_advantages", RuntimeError("bug")),
     ("sample_and_verify", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
-def test_an_error_after_the_first_batch_saves_it_first(name, fault, workplace, monkeypatch, capsys):
+def test_an_error_after_the_first_batch_saves_it_first(name, fault, whole, workplace, monkeypatch, capsys):
     """No --save_steps: without that the batches before the error would be lost. Resumed, the run is the whole one."""
-    argv = [*TINY, "--steps", "4"]
-    train.main([*argv, "--output_dir", "whole"])
+    argv, alone = [*TINY, "--steps", "4"], whole()
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda: (0, 8 * 10 ** 9))
         failing(patch, train, name, 3, fault)
@@ -236,7 +232,7 @@ def test_an_error_after_the_first_batch_saves_it_first(name, fault, workplace, m
     assert "an error in batch 3: saved run/checkpoints/step_2 first; --resume goes on from there" in capsys.readouterr().out
     assert os.listdir("run/checkpoints") == ["step_2"]
     train.main([*argv, "--output_dir", "run", "--resume"])
-    assert differences("whole", "run", 4) == []
+    assert differences(alone, "run", 4) == []
 
 
 def test_an_error_between_two_updates_says_what_the_checkpoint_holds(workplace, monkeypatch, capsys):

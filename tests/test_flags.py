@@ -5,7 +5,6 @@ Both runs of a flag share all others, and runs are kept, so that the entries sha
 first runs. What a run shows: metrics, what it printed, its files, the shape of every forward.
 """
 
-import functools
 import io
 import json
 import os
@@ -15,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch.autograd.graph import saved_tensors_hooks
 
 import train
-from plumbing import compiled, policy, tasks
+from plumbing import compiled, policy
 from plumbing.arguments import Arguments
 from tiny_run import TINY, TRAIN
 
@@ -97,7 +96,7 @@ EFFECTS = {
     "overlong_cache": (ONE, None, "0.5", last("reward")),
     "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",
                             lambda seen: seen.state()["stream"]["sizes"]),
-    "stage2_step": (ONE, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
+    "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
     "old_logp": (ONE, None, "sampler", last("mismatch_kl")),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
     "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
@@ -203,24 +202,16 @@ def home(cold_start, tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(home):
     """run(flags) -> Seen, once for every line of flags."""
-    made = functools.cache(tasks.running_sum)                # takes a third of such a run
-
-    def sums(*args):
-        return replace(made(*args), train=list(made(*args).train))
     seen, handlers = {}, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def once(flags):
         if flags not in seen:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(home)
                 patch.setattr(policy, "MUST_PASS", 0.0)
-                patch.setattr(tasks, "running_sum", sums)
                 seen[flags] = observed(patch, flags.split(), f"run{len(seen)}")
         return seen[flags]
     yield once
-    torch.set_num_threads(threads)
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

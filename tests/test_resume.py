@@ -43,12 +43,11 @@ def interrupted(monkeypatch, argv, step):
     ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
     ["--algorithm", "dapo"], ["--optim", "sgd", "--lr_scheduler_type", "cosine"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
     ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]))], ids=str)
-def test_resumed_run_equals_uninterrupted(flags, workplace, monkeypatch, capsys):
-    argv = [*TINY, "--steps", "4", "--warmup_steps", "1", "--save_steps", "2", *flags]
-    train.main([*argv, "--output_dir", "whole"])
+def test_resumed_run_equals_uninterrupted(flags, whole, workplace, monkeypatch, capsys):
+    argv, run = [*TINY, "--steps", "4", "--save_steps", "2", *flags], whole(*flags)
     interrupted(monkeypatch, [*argv, "--output_dir", "resumed"], step=3)                # one batch after the checkpoint of batch 2
-    assert differences("whole", "resumed", 4) == []
-    assert sum(r["grad_norm"] for r in metrics("whole")) > 0
+    assert differences(run, "resumed", 4) == []
+    assert sum(r["grad_norm"] for r in metrics(run)) > 0
     if "srpo" in flags:                                      # the test sees what it is about: stages, and problems that were left out
         state = torch.load("resumed/checkpoints/step_4/state.pt", weights_only=True)["stream"]
         assert state["stage"] == 2 and state["epoch"] > 0 and state["solved"]
@@ -56,35 +55,31 @@ def test_resumed_run_equals_uninterrupted(flags, workplace, monkeypatch, capsys)
         assert torch.load("resumed/checkpoints/step_4/state.pt", weights_only=True)["critic"]
 
 
-def test_resumes_from_any_batch_and_any_number_of_times(workplace, monkeypatch):
-    argv = [*TINY, "--steps", "4", "--save_steps", "1"]
-    train.main([*argv, "--output_dir", "whole"])
-    argv += ["--output_dir", "resumed"]
+def test_resumes_from_any_batch_and_any_number_of_times(whole, workplace, monkeypatch):
+    run, argv = whole(), [*TINY, "--steps", "4", "--save_steps", "1", "--output_dir", "resumed"]
     for step, more in ((1, []), (2, ["--resume", "true"]), (3, ["--resume", "true"])):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             kill_after(patch, step)
             train.main([*argv, *more])
     train.main([*argv, "--resume", "true"])
-    assert differences("whole", "resumed", 4) == []
+    assert differences(run, "resumed", 4) == []
 
 
-def test_killed_before_the_first_checkpoint(workplace, monkeypatch):
-    argv = [*TINY, "--steps", "2"]
-    train.main([*argv, "--output_dir", "whole"])
-    interrupted(monkeypatch, [*argv, "--output_dir", "resumed"], step=1)
-    assert differences("whole", "resumed", 2) == []
+def test_killed_before_the_first_checkpoint(whole, workplace, monkeypatch):
+    run = whole()
+    interrupted(monkeypatch, [*TINY, "--steps", "4", "--output_dir", "resumed"], step=1)
+    assert differences(run, "resumed", 4) == []
 
 
-def test_metrics_line_that_was_being_written(workplace, monkeypatch):
-    argv = [*TINY, "--steps", "3", "--save_steps", "1"]
-    train.main([*argv, "--output_dir", "whole"])
+def test_metrics_line_that_was_being_written(whole, workplace, monkeypatch):
+    run, argv = whole(), [*TINY, "--steps", "4", "--save_steps", "1"]
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 2)
         train.main([*argv, "--output_dir", "resumed"])
     with open("resumed/metrics.jsonl", "a") as f:
         f.write('{"step": 3, "rew')
     train.main([*argv, "--output_dir", "resumed", "--resume", "true"])
-    assert differences("whole", "resumed", 3) == []
+    assert differences(run, "resumed", 4) == []
 
 
 def test_python_numpy_and_torch_random_states_are_resumed(workplace, monkeypatch):
@@ -131,9 +126,8 @@ def signal_in(monkeypatch, step, *numbers):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_saves_and_says_how_to_go_on(number, workplace, monkeypatch, capfd):
-    argv = [*TINY, "--steps", "4"]
-    train.main([*argv, "--output_dir", "whole"])
+def test_ctrl_c_saves_and_says_how_to_go_on(number, whole, workplace, monkeypatch, capfd):
+    run, argv = whole(), [*TINY, "--steps", "4"]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         signal_in(patch, 2, number)
         train.main([*argv, "--output_dir", "resumed"])
@@ -142,7 +136,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, workplace, monkeypatch, capf
     assert "stopped after batch 2 and saved; the same command with --output_dir resumed --resume goes on" in out
     assert Path("resumed/checkpoints/step_2").is_dir()
     train.main([*argv, "--output_dir", "resumed", "--resume"])
-    assert differences("whole", "resumed", 4) == []
+    assert differences(run, "resumed", 4) == []
 
 
 def test_second_ctrl_c_stops_at_once_but_not_one_that_torchrun_repeats(workplace, monkeypatch, capfd):
@@ -163,9 +157,8 @@ def test_second_ctrl_c_stops_at_once_but_not_one_that_torchrun_repeats(workplace
 
 # ------------------------------------------------------------------------------------------------------------ checkpoints
 
-def test_half_written_checkpoint_is_ignored_with_a_message(workplace, monkeypatch, capsys):
-    argv = [*TINY, "--steps", "4", "--save_steps", "2"]
-    train.main([*argv, "--output_dir", "whole"])
+def test_half_written_checkpoint_is_ignored_with_a_message(whole, workplace, monkeypatch, capsys):
+    run, argv = whole(), [*TINY, "--steps", "4", "--save_steps", "2"]
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 3)
         train.main([*argv, "--output_dir", "resumed"])
@@ -176,7 +169,7 @@ def test_half_written_checkpoint_is_ignored_with_a_message(workplace, monkeypatc
     capsys.readouterr()
     train.main([*argv, "--output_dir", "resumed", "--resume"])
     assert f"ignoring an incomplete checkpoint: {partial}" in capsys.readouterr().out and not partial.exists()
-    assert differences("whole", "resumed", 4) == []
+    assert differences(run, "resumed", 4) == []
 
 
 @pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
@@ -220,19 +213,18 @@ def refused(capsys, argv):
 
 
 @pytest.mark.parametrize("more", [["--resume"], ["--overwrite_output_dir"], []], ids=str)
-def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, workplace, monkeypatch, capsys):
-    argv, collect, lines = [*TINY, "--steps", "2", "--output_dir", "run"], train.collect, []
+def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, whole, workplace, monkeypatch, capsys):
+    argv, collect, lines, alone = [*TINY, "--steps", "4", "--output_dir", "run"], train.collect, [], whole()
 
     def while_sampling(*args):
         if not lines:
             lines.append(None)
             lines[0] = refused(capsys, [*argv, *more])
         return collect(*args)
-    train.main([*argv[:-1], "whole"])
     monkeypatch.setattr(train, "collect", while_sampling)
     train.main(argv)
     assert "run" in lines[0] and ("another process is at work" in lines[0] or not more)
-    assert differences("whole", "run", 2) == []
+    assert differences(alone, "run", 4) == []
 
 
 def test_the_lock_goes_with_the_process_however_it_ends(workplace, capsys):

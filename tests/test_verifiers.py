@@ -161,18 +161,17 @@ HOSTILE = ["__import__('os').system('touch {0}')", "open('{0}', 'w')", "__import
            "__import__('subprocess').run(['touch', '{0}'])", "__import__('os').symlink('README.md', '{0}')"]
 
 
-@pytest.mark.parametrize("guarded", [False, True])
-def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path, guarded):
+def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     """Expressions that make a file when sympy parses them: all do without the guard rail, none with it, and sympy still works."""
     code = ("import sys; from sympy.parsing.sympy_parser import parse_expr; from plumbing.verifiers import guard_rail; parse_expr('1+1')\n"
-            + "sys.addaudithook(guard_rail)\n" * guarded +
-            "for line in sys.stdin:\n    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
+            "for line in sys.stdin:\n    if line == 'guard\\n': sys.addaudithook(guard_rail)\n"
+            "    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
             "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n")
-    traps = [tmp_path / str(i) for i in range(len(HOSTILE))]
-    lines = "\n".join(expression.format(trap) for expression, trap in zip(HOSTILE, traps))
-    run = subprocess.run([sys.executable, "-c", code], input=lines, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    free, guarded = ([tmp_path / f"{name}{i}" for i in range(len(HOSTILE))] for name in ("free", "guarded"))
+    before, after = ([expression.format(trap) for expression, trap in zip(HOSTILE, traps)] for traps in (free, guarded))
+    run = subprocess.run([sys.executable, "-c", code], input="\n".join([*before, "guard", *after]), cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    assert [HOSTILE[i] for i, trap in enumerate(traps) if os.path.lexists(trap)] == ([] if guarded else HOSTILE)
+    assert all(map(os.path.lexists, free)) and not any(map(os.path.lexists, guarded))
 
 
 # --------------------------------------------------------------------------------------------------------- what is refused
