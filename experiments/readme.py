@@ -166,9 +166,10 @@ def all_claims():
 
 def one_claim(name, r):
     takeaway = f"\n\n{r['takeaway']}" if r.get("takeaway") else ""
+    seeds = "" if "seed" in r["verdict"] else f" ({r['seeds']} cold starts)"
     return (f"### {r['claim']}\n\n"
-            f"**{r['number']}.** Verdict: **{r['verdict']}** ({r['seeds']} cold starts). "
-            f"{r['source']} reports: {r['reported']}.{takeaway}\n\n"
+            f"**{r['number']}.** Verdict: **{r['verdict']}**{seeds}. "
+            f"In the source ({r['source']}): {r['reported']}.{takeaway}\n\n"
             f"![{r['claim']}]({r['figure'].removeprefix('docs/')})\n\n"
             f"<details><summary>the rule, written beforehand, and the measurement</summary>\n\n"
             f"```\n{rule(name)}\n```\n\n"
@@ -187,26 +188,25 @@ PAPERS = {
     "luspo": "2602.05261", "vespo": "2602.10693", "sequence_is": "textbook importance sampling",
     "dppo": "2602.04879", "dppo_tv": "2602.04879", "dppo_kl": "2602.04879", "minirl": "2512.01374",
 }
-TOLD_OTHERWISE = {"sapo": "τ 1, 1.05", "vespo": "(k, λ) (2, 3), (3, 2)"}
 SHOWN_AS = {"GSPO": "gspo", "GRPO": "grpo", "GMPO": "gmpo", "RSPO": "rspo", "DAPO": "dapo",
             "Dr. GRPO": "dr_grpo", "CISPO": "cispo", "SAPO": "sapo", "PPO": "ppo",
-            "REINFORCE": "reinforce", "LUSPO": "luspo", "VESPO": "vespo",
-            "sequence IS": "sequence_is"}
+            "REINFORCE": "reinforce", "RLOO": "rloo", "REINFORCE++": "reinforce_plus_plus",
+            "LUSPO": "luspo", "VESPO": "vespo", "SRPO": "srpo", "sequence IS": "sequence_is",
+            "DPPO": "dppo", "DPPO, KL": "dppo_kl", "MaxRL": "maxrl", "ScaleRL": "scalerl",
+            "MiniRL": "minirl"}
+TOLD_OTHERWISE = {"sapo": "τ 1, 1.05", "vespo": "(k, λ) (2, 3), (3, 2)"}
 
 
 def family():
-    """One row per objective: its choices, the paper, TRL's name, a first result."""
-    found, rows = data("family_rewards"), []
-    after = {SHOWN_AS[n]: mean(values) for n, values in found["after"].items() if n in SHOWN_AS}
+    """One row per objective: its choices, the paper, TRL's name."""
+    rows = []
     for name, row in OBJECTIVES.items():
         if name not in PAPERS:
             raise ValueError(f"objective {name} has no paper in experiments/readme.py PAPERS")
         band = "–" if row.epsilon is None else f"{row.epsilon:g}, {row.epsilon_high:g}"
-        score = f"{after[name]:.3f}" if name in after else "–"
         rows.append((f"`{name}`", row.ratio, row.clip, TOLD_OTHERWISE.get(name, band),
-                     row.reduction, PAPERS[name], trl_name(name), score))
-    return table(("name", "ratio", "clip", "ε low, high", "reduction", "paper", "TRL 1.16",
-                  f"pass@1, {found['steps']} batches"), *rows)
+                     row.reduction, PAPERS[name], trl_name(name)))
+    return table(("name", "ratio", "clip", "ε low, high", "reduction", "paper", "TRL 1.16"), *rows)
 
 
 def trl_name(name):
@@ -221,12 +221,17 @@ def trl_name(name):
 
 
 def presets():
-    """The objective that --algorithm NAME takes, and the flags that it fills in."""
+    """The objective that --algorithm NAME takes, the flags that it fills in, a first result."""
     def flags(row):
         words = [f"--{k}" if v is True else f"--{k} {v}" for k, v in row.items() if k != "objective"]
         return f"`{' '.join(words)}`" if words else "–"
-    rows = [(f"`{name}`", f"`{row['objective']}`", flags(row)) for name, row in PRESETS.items()]
-    return table(("--algorithm", "objective", "fills in"), *rows)
+    found = data("family_rewards")
+    after = {SHOWN_AS[name]: f"{mean(values):.3f} ({len(values)})"
+             for name, values in (found["after"] | found["later"]).items() if name in SHOWN_AS}
+    rows = [(f"`{name}`", f"`{row['objective']}`", flags(row), after.get(name, "–"))
+            for name, row in PRESETS.items()]
+    return table(("--algorithm", "objective", "fills in",
+                  f"pass@1 after {found['steps']} batches (seeds)"), *rows)
 
 
 def headline():

@@ -39,7 +39,7 @@ PRESETS = {
     "rspo": dict(objective="rspo"),
     "cispo": dict(objective="cispo"),
     "scalerl": dict(objective="cispo", epsilon_high=4.0, reduction="group-token-mean",
-                    scale_rewards="batch"),
+                    scale_rewards="batch", old_logp="sampler"),
     "minirl": dict(objective="grpo", epsilon_high=0.27, reduction="sequence-sum",
                    scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0),
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
