@@ -13,14 +13,15 @@ centre). ValueError: what is not finite, not of these shapes, or leaves no group
 import torch
 from torch import nn
 
+from ratios import check_per_token
+
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
     """(r_i - mean_group) / (std + eps), [B]. A group of equal rewards is exactly 0.
 
     scale     "group": the group's own std (GRPO 2402.03300, GSPO 2507.18071 eq. 6); "batch": that
               of all rewards (Lite-PPO 2508.08221); "none": no division (Dr. GRPO 2503.20783);
-              "mean": by the group's mean, so that a query counts as 1 / pass rate, as in the
-              gradient of log pass rate (MaxRL 2602.02710); 0 where the mean is not above 0
+              "mean": by the group's mean, as in the gradient of log pass rate (MaxRL 2602.02710)
     unbiased  the std with G - 1, as most libraries have it: rewards 1,0,1,0 give ±0.866, not ±1
     """
     if scale not in ("group", "batch", "none", "mean"):
@@ -48,8 +49,8 @@ def leave_one_out(rewards, group_size):
 
 def gdpo(parts, weights, group_size, unbiased=False, eps=1e-6):
     """Rewards in parts [B, parts] and a weight for each part -> [B]. Each part is normalised in its
-    group, so that none drowns another; their weighted sum, whose mean is 0 as each group's is, is
-    divided by its std over the batch. GDPO 2601.05242."""
+    group, so that none drowns another; their weighted sum is divided by its std over the batch
+    (its mean is 0, as that of every group is). GDPO 2601.05242."""
     if parts.dim() != 2 or parts.shape[1] != len(weights):
         raise ValueError(f"parts is {list(parts.shape)}: [B, {len(weights)}], a column per weight")
     columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in parts.T]
@@ -63,27 +64,23 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     """Returns-to-go, whitened over all loss tokens of the batch: [B, T]. REINFORCE++ 2501.03262.
 
     The reward falls on the last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref) is taken
-    off every token. baseline_group_size: rewards are first centred in their group. Whitening takes
-    off the mean over tokens, so a group of equal rewards is not exactly 0."""
-    check_mask(mask, kl=kl)
+    off every token. baseline_group_size: rewards are first centred in their group."""
+    check_per_token(mask, kl=kl)
     if baseline_group_size is not None:
         rewards = centre(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
     token_rewards = at_last_token(rewards, mask)                                 # [B, T]
     if kl is not None:
         token_rewards = token_rewards - beta * kl.detach().masked_fill(~mask, 0.0)
-    returns, running = torch.zeros_like(token_rewards), torch.zeros_like(token_rewards[:, 0])
-    for t in reversed(range(mask.shape[1])):                                     # not tool output
-        running = torch.where(mask[:, t], token_rewards[:, t] + gamma * running, running)    # [B]
-        returns[:, t] = running
+    no_critic = torch.zeros_like(token_rewards)                                  # [B, T]
+    returns, _ = gae(token_rewards, no_critic, mask, gamma, lam=1.0)             # [B, T]
     return whiten(returns, mask, eps)                                            # [B, T]
 
 
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     """Generalised advantage estimation (1506.02438 eq. 16): (advantages, returns), [B, T] each; the
     returns train the critic. rewards [B], paid at the last loss token, or [B, T]. values [B, T]:
-    the critic's estimate before each token. Steps are loss tokens; tool output is skipped. lam = 1
-    gives return minus value, lam = 0 the TD error of one step."""
-    check_mask(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
+    the critic's estimate before each token. lam = 1: return minus value; 0: a single TD error."""
+    check_per_token(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
     rewards = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards    # [B, T]
     values = values.detach().masked_fill(~mask, 0.0)                             # [B, T]
     advantages = torch.zeros_like(values)                                        # [B, T]
@@ -113,7 +110,7 @@ class ValueHead(nn.Module):
 def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
     """The critic's error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²), averaged
     by weights [B, T] (losses.token_weights, of the mini-batch); None: over the loss tokens."""
-    check_mask(mask, values=values, old_values=old_values, returns=returns, weights=weights)
+    check_per_token(mask, values=values, old_values=old_values, returns=returns, weights=weights)
     values = values.masked_fill(~mask, 0.0)                                      # [B, T]
     old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
     returns = returns.detach().masked_fill(~mask, 0.0)                           # [B, T]
@@ -144,14 +141,14 @@ def overlong_penalty(lengths, max_length, cache):
 
 
 def centre(x):
-    """x less its mean along the last dimension; via the first entry, equal ones are exactly 0."""
+    """x less its mean along the last dimension; via the first entry: equal ones are exactly 0."""
     x = x - x[..., :1]
     return x - x.mean(-1, keepdim=True)
 
 
 def whiten(x, mask, eps=1e-8):
     """(x - mean) / sqrt(var + eps) over the loss tokens, population variance: [B, T], 0 outside."""
-    check_mask(mask, x=x)
+    check_per_token(mask, x=x)
     centred = centre(x[mask])                                                    # [loss tokens]
     white = centred / (centred.square().mean() + eps).sqrt()                     # [loss tokens]
     return torch.zeros_like(x).masked_scatter(mask, white)                       # [B, T]
@@ -178,14 +175,6 @@ def check_rewards(rewards, group_size=None):
         raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: 2 or more "
                          "that divide the number of answers")
     return rewards.view(-1, group_size)                                          # [prompts, G]
-
-
-def check_mask(mask, **tensors):
-    if mask.dtype != torch.bool or mask.dim() != 2:
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T]")
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.shape != mask.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}")
 
 
 if __name__ == "__main__":

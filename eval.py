@@ -8,40 +8,34 @@
 passk takes train.py's flags too (--dataset_name, --verifier, --temperature …), with one meaning.
 """
 
+import math
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers.utils import logging
 
 from plumbing import dashboard as pictures
 from plumbing import passk as screen
-from plumbing import processes, style
+from plumbing import style
 from plumbing.fast import sample
 from plumbing.metrics import read_metrics
-from plumbing.policy import load_policy
-from plumbing.tasks import from_arguments
+from plumbing.processes import gather, gathered, share
 from plumbing.view import write_page
 
+ROWS = 256  # answers that are sampled at a time
 
 # ------------------------------------------------------------------------------------- estimators
 
 def pass_at_k(n, c, k):
-    """Unbiased chance that one of k answers is right, from c right ones among n samples.
-
-    1 - C(n-c, k) / C(n, k), 2107.03374 eq. 1. Integers; raises ValueError unless 1 <= k <= n.
-    """
+    """Unbiased chance that one of k answers is right, from c right ones among n samples
+    (2107.03374 eq. 1). Integers; raises ValueError unless 1 <= k <= n."""
     if not 1 <= k <= n:
         raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {n} samples per problem")
-    miss = 1.0
-    for i in range(k):
-        miss *= max(n - c - i, 0) / (n - i)
-    return 1.0 - miss
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def bootstrap(values, confidence=0.95, draws=2000, seed=0):
@@ -66,48 +60,41 @@ def pass_at_1(rewards):
 
 def majority(texts, rewards):
     """1 if the answer that most samples agree on is right, else 0; tied answers share the vote.
-
-    Samples agree if their last \\boxed{…} is the same, or what follows their last ####; without
-    either, if they are the same text.
-    """
+    Samples agree if their last \\boxed{…} is the same, else what follows ####, else the text."""
     def vote(text):
         boxed = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
         return (boxed[-1] if boxed else text.rpartition("####")[2]).strip()
     votes = [vote(text) for text in texts]
     counts = Counter(votes)
-    first = {v: rewards[i] >= 1 for i, v in reversed(list(enumerate(votes)))}
-    winners = [v for v, count in counts.items() if count == max(counts.values())]
-    return sum(first[v] for v in winners) / len(winners)
+    winners = [vote for vote, count in counts.items() if count == max(counts.values())]
+    return sum(rewards[votes.index(winner)] >= 1 for winner in winners) / len(winners)
 
 
-def evaluate(policy, tokenizer, task, problems, samples, max_new_tokens, *, temperature=1.0,
-             chat=True, max_prompt_length=1024, batch_rows=256, seed=0, progress=None):
+def evaluate(args, policy, tokenizer, task, problems, samples, temperature, seed=0, progress=None):
     """Sample `samples` answers per problem (1 greedy one at temperature 0) and verify them.
 
     Returns {"rewards" (their first part), "texts", "lengths" (tokens), "truncated"}, each
-    [problems][samples], and "pass_at_1" as that function gives it. Several processes divide the
-    problems. progress: the name of a progress bar, None for no bar.
+    [problems][samples], and "pass_at_1". Several processes divide the problems. progress: the name
+    of a progress bar.
     """
-    G = samples if temperature else 1
-    own = list(range(len(problems)))[processes.rank()::processes.world()]
+    G, T, own = samples if temperature else 1, args.max_completion_length, share(len(problems))
     generator = torch.Generator().manual_seed(seed)
-    uniforms = torch.rand(len(problems), G, max_new_tokens, generator=generator)  # [n, G, T]
-    width, found = max(1, batch_rows // G), {}
-    parts = [own[start:start + width] for start in range(0, len(own), width)]
-    for part in tqdm(parts, desc=progress, disable=None if progress else True, leave=False):
-        asked = [problems[i] for i in part]
-        prompts = task.encode(tokenizer, asked, chat, max_prompt_length)
-        rollout = sample(policy, tokenizer, prompts, G, max_new_tokens, temperature=temperature,
-                         stop=task.stop, tool=task.tool, uniforms=uniforms[part].flatten(0, 1))
-        right = task.judge(rollout.texts, [p for p in asked for _ in range(G)])[:, 0].tolist()
-        lengths, truncated = rollout.mask.sum(-1).tolist(), rollout.truncated.tolist()
-        for j, i in enumerate(part):
-            rows = slice(j * G, (j + 1) * G)
-            found[i] = dict(texts=rollout.texts[rows], rewards=right[rows], lengths=lengths[rows],
-                            truncated=truncated[rows])
-    found = {i: row for part in processes.gather(found) for i, row in part.items()}
-    answers = {key: [found[i][key] for i in range(len(problems))]
-               for key in ("texts", "rewards", "lengths", "truncated")}
+    uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
+    answers = {name: [] for name in ("texts", "rewards", "lengths", "truncated")}
+    starts = range(own.start, own.stop, max(1, ROWS // G))
+    for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
+        part = slice(start, min(start + starts.step, own.stop))
+        asked = problems[part]
+        prompts = task.encode(tokenizer, asked, args.chat_template, args.max_prompt_length)
+        rollout = sample(policy, tokenizer, prompts, G, T, temperature=temperature, stop=task.stop,
+                         tool=task.tool, uniforms=uniforms[part].flatten(0, 1))
+        right = task.judge(rollout.texts, [p for p in asked for _ in range(G)])[:, 0]       # [B]
+        found = (rollout.texts, right.tolist(), rollout.mask.sum(-1).tolist(),
+                 rollout.truncated.tolist())
+        for rows, values in zip(answers.values(), found):
+            rows += [values[i:i + G] for i in range(0, len(values), G)]
+    parts = gather(answers)
+    answers = {name: sum((part[name] for part in parts), []) for name in answers}
     return answers | {"pass_at_1": pass_at_1(answers["rewards"])}
 
 
@@ -116,63 +103,33 @@ def held_out(args, actor, tokenizer, task):
     if not args.eval_samples:
         return None
     halved = torch.autocast(actor.policy.device.type, torch.bfloat16, enabled=actor.halved)
-    with processes.gathered(actor) as policy, halved:
-        return {kind: evaluate(policy, tokenizer, task, task.test[:args.eval_prompts],
-                               args.eval_samples, args.max_completion_length,
-                               temperature=temperature, max_prompt_length=args.max_prompt_length,
-                               chat=args.chat_template)
+    with gathered(actor) as policy, halved:
+        return {kind: evaluate(args, policy, tokenizer, task, task.test[:args.eval_prompts],
+                               args.eval_samples, temperature)
                 for kind, temperature in (("sampled", args.temperature), ("greedy", 0.0))}
 
 
-# ------------------------------------------------------------------------------------------ passk
-
-def passk(argv):
-    """pass@1, pass@k and majority of one checkpoint, or of two and their difference."""
-    own, args = screen.options(passk.__doc__, argv)
-    for k in own.k:
-        pass_at_k(own.n, 0, k)                               # refuses k > n before loading anything
-    logging.disable_progress_bar()
-    use_cuda = torch.cuda.is_available() and not args.use_cpu
-    task, device = from_arguments(args), torch.device("cuda" if use_cuda else "cpu")
-    problems, reports, found = task.test[:own.problems], [], []
-    mean = lambda rows: sum(map(sum, rows)) / sum(map(len, rows))    # over all samples
-    print(f"{task.name}: {len(problems)} held-out problems, {own.n} samples each "
-          f"at temperature {args.temperature:g}")
-    for name in own.model_name_or_path:
-        began, title = time.perf_counter(), str(name or "cold start")
-        policy, tokenizer = load_policy(args, task, device, name)
-        answers = evaluate(policy, tokenizer, task, problems, own.n, args.max_completion_length,
-                           temperature=args.temperature, chat=args.chat_template,
-                           max_prompt_length=args.max_prompt_length, seed=args.seed, progress=title)
-        found.append(scores(answers, own.k))
-        reports.append({"model": title, **{k: with_interval(v) for k, v in found[-1].items()},
-                        "mean_length": mean(answers["lengths"]),
-                        "truncated": mean(answers["truncated"]),
-                        "seconds": time.perf_counter() - began})
-        screen.show(reports[-1], answers, problems, own.examples)
-    report = {"dataset": task.name, "problems": len(problems), "n": own.n,
-              "temperature": args.temperature, "seed": args.seed, "checkpoints": reports}
-    if len(found) == 2:
-        gains = {key: [b - a for a, b in zip(found[0][key], found[1][key])] for key in found[0]}
-        report["difference"] = {key: with_interval(values) for key, values in gains.items()}
-        screen.show_difference(report["difference"])
-    screen.save(report, own.output)
-
-
 def scores(answers, ks):
-    """{"pass@k": [problems], …, "majority@n": [problems]}; pass@1 is the mean over n samples."""
+    """One number per problem: pass@k for every k, majority@n, and means over its n samples."""
     texts, rewards = answers["texts"], answers["rewards"]
     right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
     found = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
-    return found | {f"majority@{n}": [majority(t, r) for t, r in zip(texts, rewards)]}
+    found[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
+    found["mean_length"] = [sum(row) / n for row in answers["lengths"]]
+    return found | {"truncated": [sum(row) / n for row in answers["truncated"]]}
 
 
-# --------------------------------------------------------------------------- the other commands
+# --------------------------------------------------------------------------------- the commands
+
+def passk(argv):
+    """pass@1, pass@k and majority of one checkpoint, or of two and their difference."""
+    screen.compare(*screen.options(passk.__doc__, argv), evaluate, scores, with_interval)
+
 
 def claims(argv):
     """Measure the papers' claims: experiments/run_claims.py, in a process of its own."""
     script = Path(__file__).parent / "experiments/run_claims.py"
-    raise SystemExit(subprocess.run([sys.executable, str(script), *argv]).returncode)
+    raise SystemExit(subprocess.run([sys.executable, script, *argv]).returncode)
 
 
 def dashboard(argv):

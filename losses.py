@@ -7,8 +7,7 @@ how tokens are averaged. From GRPO to GSPO two choices change: the ratio from "t
 and with it the band, hundreds of times narrower as a sequence's ratio is a mean over its tokens.
 
 Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of
-bad ones (A < 0) below it. At ratio 1 group-normalised advantages give a loss of about 0, and that
-is right: the gradient is not 0.
+bad ones (A < 0) below it. At ratio 1 the loss of advantages of mean 0 is 0; its gradient is not.
 """
 
 from dataclasses import dataclass
@@ -109,12 +108,11 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     router_shift     [B, T] RSPO's γ̃ (moe.router_shift), multiplied into w before the clip
     mismatch         [B, T] constants on the clipped surrogate (mismatch_weight, high_entropy_mask)
     dual_clip        c > 1: where A < 0 nothing pushes down above w = c (1912.09729; 2505.07291)
-    off_policy_mask  δ: drop answers with A < 0 and mean_t(log π_old - log π) = -log s > δ, that is,
-                     clip bad ones below s = e^-δ (DeepSeek-V3.2, 2512.02556)
+    off_policy_mask  δ: drop answers with A < 0 and s < e^-δ (DeepSeek-V3.2, 2512.02556)
 
     stats, 0-dim tensors: clip_low, clip_high, the shares of loss tokens whose gradient was removed
-    below and above the band (all those of a clipped sequence; off_policy_mask is low, dual_clip
-    high); clip_signal, both as a share of the signal_tokens (A not 0); ratio_stats."""
+    below and above the band (off_policy_mask is low, dual_clip high); clip_signal, both as a share
+    of the signal_tokens (A not 0); ratio_stats."""
     row = OBJECTIVES[choose("name", name, OBJECTIVES)]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     mismatch=mismatch)
@@ -190,7 +188,7 @@ def token_weights(mask, reduction, *, group_size=None, max_length=None):
 
 def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
     """Per-token estimates of KL(π_θ || π_ref), [B, T], 0 outside the mask; the loss gets
-    + beta * (weights * kl).sum(). With d = log π_θ - log π_ref, gradient as a factor of ∇log π_θ:
+    + beta * (weights * kl).sum(). With d = log π_θ - log π_ref, gradients as factors of ∇log π_θ:
 
         k1      d             gradient 1         zero in expectation: as a loss it does nothing
         k2      d²/2          gradient d         RIGHT for tokens of π_θ, though the value is biased
@@ -211,8 +209,7 @@ def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
     """Weights for ρ = π_old / π_sampler, the gap between trainer and sampler: [B, T], detached, 0
     outside the mask. mode: a level, `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|), and what
     happens outside [low, high]: `_truncate` clamps (TIS: token, 0, 2), `_mask` gives 0 (IcePop:
-    token, 0.5, 5; geo_mask weighs the answers it keeps by ρ_t). A product masks by length: with
-    0.03 nats of noise per token and high 3, 5 % of answers of 512 tokens and 28 % of 4096."""
+    token, 0.5, 5; geo_mask weighs the answers it keeps by ρ_t). A product rejects long answers."""
     modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
     level, action = choose("mode", mode, modes).split("_")
     ratio = LEVELS["token" if mode == "geo_mask" else level]
@@ -243,7 +240,7 @@ def choose(argument, value, known):
 
 
 def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
-    """The edges of the band, None without one; ValueError for what makes no sense together."""
+    """The edges of the band, None without one. ValueError: what makes no sense together."""
     row = OBJECTIVES[name]
     per_token = row.ratio in ("none", "token", "gspo-token") and advantages.shape == mask.shape
     if advantages.shape != mask.shape[:1] and not per_token:

@@ -1,9 +1,11 @@
 """The policy: a tiny Qwen3-MoE, whose routers routes.py watches like those of any other MoE.
 
 TinyMoE is the architecture of `transformers.Qwen3MoeForCausalLM`, with its parameter names, its
-call and its caches, so that transformers reads and writes its checkpoints. Left out on purpose, and
-refused: RoPE scaling, sliding windows, attention dropout, activations other than SiLU.
+call and its caches, so that transformers reads and writes its checkpoints. Left out and refused:
+RoPE scaling, sliding windows, attention dropout, activations other than SiLU.
 """
+
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -90,8 +92,7 @@ class TopKRouter(nn.Module):
 
     def forward(self, x):
         logits = F.linear(x, self.weight)                                           # [N, E]
-        probs = logits.softmax(-1, dtype=torch.float32)                             # [N, E]
-        gates, indices = probs.topk(self.top_k, -1)                                 # [N, K]
+        gates, indices = logits.softmax(-1, dtype=torch.float32).topk(self.top_k, -1)   # [N, K]
         if self.norm_topk_prob:
             gates = gates / gates.sum(-1, keepdim=True)                 # [N, K]  K = 1: no gradient
         return logits, gates.to(logits.dtype), indices
@@ -191,8 +192,7 @@ class Backbone(nn.Module):
         x, cache = self.embed_tokens(input_ids), past_key_values                    # [B, S, D]
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if recompute and cache is not None:
-            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; "
-                             "leave one of them out")
+            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice")
         if use_cache and cache is None and not recompute:
             cache = DynamicCache(config=self.config)
 
@@ -205,10 +205,9 @@ class Backbone(nn.Module):
         cos, sin = angles(position_ids, d, theta, x.dtype)                          # [B, S, 1, d]
         mask, causal = attention_pattern(steps, attention_mask, cache)      # [B, 1, S, C] or None
 
-        context = (cos, sin, mask, causal, cache)
         for layer in self.layers:
-            x = checkpoint(layer, x, *context, use_reentrant=False) if recompute else layer(
-                x, *context)                                                        # [B, S, D]
+            call = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
+            x = call(x, cos, sin, mask, causal, cache)                              # [B, S, D]
         return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
 
 
@@ -223,7 +222,6 @@ def attention_pattern(steps, attention_mask, cache):
         return None, True   # nothing cached: plain causal attention has the fastest kernel
     if attention_mask is None and S == 1 and not getattr(cache, "is_compileable", False):
         return None, False  # one new token sees all of a growing cache; a static one has gaps
-
     key = torch.arange(C, device=steps.device)                                      # [C]
     mask = (key <= steps[:, None])[None, None]                                      # [1, 1, S, C]
     if attention_mask is not None:
@@ -257,12 +255,10 @@ class TinyMoE(nn.Module):
 
     base_model = property(lambda self: self.model)
     device = property(lambda self: self.lm_head.weight.device)
+    get_output_embeddings = lambda self: self.lm_head
 
     def activation_checkpointing_enable(self):
         self.model.gradient_checkpointing = True
-
-    def get_output_embeddings(self):
-        return self.lm_head
 
     def tie_weights(self):
         if self.config.tie_word_embeddings:
@@ -279,10 +275,9 @@ class TinyMoE(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory):
-        """Read a Qwen3-MoE checkpoint, this class's or transformers', from a folder or the hub, in
-        the precision it was saved in. OSError where there is none; ValueError for another
-        architecture, and for weights that are missing, left over or misshapen: none is filled in.
-        """
+        """Read a Qwen3-MoE checkpoint, this class's or transformers', in the precision it was
+        saved in. OSError where there is none; ValueError for another architecture, and for weights
+        that are missing, left over or misshapen: none is filled in."""
         check_config(AutoConfig.from_pretrained(directory))
         twin, found = Qwen3MoeForCausalLM.from_pretrained(
             directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
@@ -291,7 +286,6 @@ class TinyMoE(nn.Module):
             if keys:
                 raise ValueError(f"{directory}: the weights do not fit config.json, {len(keys)} "
                                  f"{kind} as {sorted(keys)[0]}")
-
         with torch.device("meta"):
             model = cls(twin.config)
         model.load_state_dict(twin.state_dict(), assign=True)
@@ -307,12 +301,11 @@ def check_config(config):
     if config.num_experts_per_tok > config.num_experts > 0:
         raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts "
                          f"{config.num_experts}")
+    given = config.to_dict() | config.rope_parameters
     ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0)
     for name, value in ours.items():
-        given = config.rope_parameters[name] if name == "rope_type" else getattr(config, name)
-        if given != value:
-            raise ValueError(f"{name} {given!r} is not in TinyMoE, which has {value!r}: use "
-                             "transformers' Qwen3MoeForCausalLM")
+        if given[name] != value:
+            raise ValueError(f"{name} {given[name]!r} is not in TinyMoE, which has {value!r}")
 
 
 if __name__ == "__main__":
@@ -327,8 +320,7 @@ if __name__ == "__main__":
     torch.optim.SGD(model.parameters(), lr=0.005).step()
     with record_routes(model) as new:
         model(ids)
-    print("the experts of every token, here a character, in each of 4 layers, before and after "
-          "one\ngradient step; * marks a changed choice\n")
+    print("a character's experts in 4 layers, before and after one gradient step; * marks a flip\n")
     for s, character in enumerate(ids[0].tolist()):
         choices = zip(*(r.indices[:, 0, s].sort(-1).values.tolist() for r in (old, new)))
         print(f"   {character:c}  ", *(f"  {a} -> {b} {' *'[a != b]}" for a, b in choices))

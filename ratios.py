@@ -6,13 +6,13 @@
     GSPO-token s_t = sg[s] · π_new(y_t) / sg[π_new(y_t)]        the value of s, a gradient per token
 
 `sg` stops the gradient. s has a second reading ("Rethinking GSPO"): with the cross-entropy
-H = -mean_t log π in nats per token and perplexity exp(H), it is s = exp(H_old - H_new) =
-perplexity_old / perplexity_new: GSPO clips answers whose perplexity moved.
+H = -mean_t log π and perplexity exp(H), it is s = exp(H_old - H_new) = perplexity_old /
+perplexity_new: GSPO clips answers whose perplexity moved.
 
 Everywhere: logp, old_logp [B, T] in nats, float32 (or float64); mask [B, T] bool, True at the loss
 tokens (the response with its EOS, no padding, no tool output). What stands outside the mask, NaN
-included, changes neither a value nor a gradient. Shapes that disagree, a mask that is not boolean
-and half precision raise ValueError: bfloat16 rounds GSPO's whole band to 1.0.
+included, changes neither a value nor a gradient. Other shapes and types raise ValueError: bfloat16
+would round GSPO's whole band to 1.0.
 """
 
 import math
@@ -23,19 +23,14 @@ LARGEST_LOG = 80.0   # exp overflows float32 at 88.7; inf would make a clipped g
 
 
 def check_per_token(mask, **tensors):
-    """ValueError unless mask is bool [B, T], each tensor None or float32 or float64 of [B, T]."""
+    """ValueError unless mask is bool [B, T] and each tensor None, or float32 or float64 [B, T]."""
     if mask.dtype != torch.bool or mask.dim() != 2:
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T], "
-                         "True at the loss tokens")
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.shape != mask.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)} but mask is {list(mask.shape)}: both "
-                             "must be [B, T]")
-        if tensor.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name} {list(tensor.shape)} is {tensor.dtype}: it must be float32, "
-                             "in bfloat16 1 ± 4e-4 is 1.0")
+        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T]")
+    for name, x in tensors.items():
+        if x is not None and x.shape != mask.shape:
+            raise ValueError(f"{name} is {list(x.shape)} but mask is {list(mask.shape)}")
+        if x is not None and x.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name} {list(x.shape)} is {x.dtype}: it must be float32")
 
 
 def mean_over_tokens(x, mask):
@@ -92,9 +87,8 @@ def perplexity(logp, mask):
 
 @torch.no_grad()
 def ratio_stats(logp, old_logp, mask):
-    """How far the new policy is from the old one, 0-dim tensors: log_w_mean, log_w_var, ratio_max
-    (the largest w) over the loss tokens; log_s_mean, log_s_var over the answers that have any
-    (population variances); and how many these are: tokens, answers."""
+    """How far apart the policies are, 0-dim tensors: mean and population variance of log w over the
+    loss tokens and of log s over the answers that have any, how many these are, the largest w."""
     log_w = token_log_ratio(logp, old_logp, mask)                                # [B, T]
     log_s, answers = mean_over_tokens(log_w, mask), mask.any(-1)                 # [B] each
     stats = dict(tokens=mask.sum(), answers=answers.sum(),
@@ -128,13 +122,7 @@ if __name__ == "__main__":
           "\n  GRPO, clip per token   the token at 1.9 (> 1.2)      the token at 0.4 (< 0.8)"
           f"\n  GSPO, clip per answer  none: s is not above 1.0004   all 512: {s:.5f} < 0.9997")
 
-    old, new = cross_entropy(old_logp, mask).item(), cross_entropy(new_logp, mask).item()
     quotient = (perplexity(old_logp, mask) / perplexity(new_logp, mask)).item()
-    print("\nThe same number three times: GSPO's ratio is a ratio of perplexities\n"
-          f"\n  H_old = {old:.6f}, H_new = {new:.6f} nats per token"
-          f"\n  s = {s:.7f}   perplexity_old / perplexity_new = {quotient:.7f}   "
-          f"exp(H_old - H_new) = {math.exp(old - new):.7f}")
-
-    edges = torch.tensor([1 - 3e-4, 1 + 4e-4])
-    rounded = edges.bfloat16().tolist()
-    print(f"\nWhy float32: GSPO's edges are {edges.tolist()}; in bfloat16 {rounded}")
+    H_old, H_new = (cross_entropy(logp, mask).item() for logp in (old_logp, new_logp))
+    print("\nThe same number three times: s, perplexity_old / perplexity_new, exp(H_old - H_new)\n"
+          f"\n  {s:.7f}   {quotient:.7f}   {math.exp(H_old - H_new):.7f}")

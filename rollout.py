@@ -6,8 +6,8 @@
 Both are the plain way: a row per response, right for every causal LM of transformers, and short
 enough to be read at once. plumbing/fast.py has the same two names, quicker and tested equal.
 
-A token is drawn by inverting the cumulative distribution at one uniform number per row and
-position. The numbers may be given: a rollout then does not depend on how its rows are divided.
+Each token is drawn by one uniform number of its row and place. The numbers may be given: a rollout
+then does not depend on how its rows are divided.
 
 Left out on purpose: top-p, top-k and repetition penalties. Sampling from anything but
 softmax(logits / temperature) would make the log-probs of the loss belong to another distribution.
@@ -53,8 +53,7 @@ class Rollout:
         """Rows start:stop: whole groups, or part of one group; else ValueError."""
         G = self.group_size
         if (start % G or stop % G) and start // G != (stop - 1) // G:
-            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups, "
-                             "or part of one")
+            raise ValueError(f"rows {start}:{stop} cut through groups of {G}")
         prompts, rows = slice(start // G, (stop - 1) // G + 1), torch.arange(start, stop)
         return self.cut(prompts, rows, min(G, stop - start))
 
@@ -309,9 +308,9 @@ if __name__ == "__main__":
         vocab_size=15, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
         num_key_value_heads=2, intermediate_size=128, eos_token_id=14, initializer_range=0.5))
     rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=4, max_new_tokens=16)
-    scores, lengths = response_logp(model, rollout), rollout.mask.sum(-1)
+    logp = response_logp(model, rollout).logp                                       # [B, T]
     for i, text in enumerate(rollout.texts):
-        print(f"query {i // 4}   |y| {lengths[i]:2}   log π(y|x) {scores.logp[i].sum():7.2f}   "
+        print(f"query {i // 4}   |y| {rollout.mask[i].sum():2}   log π(y|x) {logp[i].sum():7.2f}   "
               f"{'cut off' if rollout.truncated[i] else 'ended':8} {text.replace(' ', '')}")
-    gap = (scores.logp - rollout.sampler_logp).abs().max()
+    gap = (logp - rollout.sampler_logp).abs().max()
     print(f"log-probs of sampling against recomputed ones: largest difference {gap:.1e}")

@@ -40,8 +40,7 @@ class Routes:
 
     def responses(self, prompt_width, batch):
         """What predicts the tokens of `batch` responses, t at place P - 1 + t: Pass(indices [L, B,
-        T, K], logits). The forwards are prompt and response as one; or the prompts' shared prefix,
-        if there is one, the prompts [Q, P], and the responses."""
+        T, K], logits). The forwards: [shared prefix,] prompts, responses; or all in one."""
         start, passes = prompt_width - 1, list(self.passes)
         while start >= passes[0].indices.shape[2]:
             start -= passes.pop(0).indices.shape[2]
@@ -49,8 +48,12 @@ class Routes:
         return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
 
 
+def routers_of(model):
+    return [m for m in model.modules() if type(m).__name__.endswith("Router")]
+
+
 def has_routers(model):
-    return any(type(m).__name__.endswith("Router") for m in model.modules())
+    return bool(routers_of(model))
 
 
 @contextmanager
@@ -58,8 +61,7 @@ def router_hooks(model, on_router, on_forward):
     """on_router(layer, router, output, shape) may replace a router's output; on_forward(shape)
     follows a whole forward. shape: (B, S) of the forward under way; None while the backward of
     gradient checkpointing runs a layer again."""
-    routers = (m for m in model.modules() if type(m).__name__.endswith("Router"))
-    number = {router: layer for layer, router in enumerate(routers)}
+    number = {router: layer for layer, router in enumerate(routers_of(model))}
     base, shape = getattr(model, "base_model", model), None
     if not number:
         raise ValueError(f"{type(model).__name__} has no routers: no class name ends in 'Router'")
@@ -77,8 +79,7 @@ def router_hooks(model, on_router, on_forward):
 
     def routed(router, args, output):
         if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
-            name = type(router).__name__
-            raise ValueError(f"{name} is not supported: not (logits, gates, indices)")
+            raise ValueError(f"{type(router).__name__} is not supported: its output is another")
         return on_router(number[router], router, output, shape)
 
     handles = [router.register_forward_hook(routed) for router in number]
@@ -115,9 +116,8 @@ def record_routes(model):
 def replay_routes(model, routes):
     """Force recorded choices: forward k inside takes the experts of pass k; one pass serves all.
 
-    Only the choice is forced: the gates are computed from the current scores of all experts, so the
-    router learns. With gradient checkpointing, call backward() inside. ValueError for routes of
-    another shape or model, or not all used."""
+    Only the choice is forced: the gates are those of the current scores, so the router learns. With
+    gradient checkpointing, call backward() inside. ValueError for routes that do not fit."""
     passes, forwards, recomputed, due = routes.passes, 0, 0, 0
     many = len(passes) > 1
 
@@ -132,8 +132,8 @@ def replay_routes(model, routes):
         here = (*(shape or indices.shape[:2]), chosen.shape[1], logits.shape[1])
         then = (*indices.shape, old.shape[2])
         if here != then:
-            raise ValueError(f"replay_routes: (rows, places, top-K, experts) are {here} here, "
-                             f"{then} recorded")
+            raise ValueError(f"replay_routes: (rows, places, K, experts) are {here} here, {then} "
+                             "recorded")
         if not forwards:  # never silently wrong: its own choice must give its own gates
             own = gates_of(router, logits.detach(), chosen).float()                 # [N, K]
             if not torch.allclose(own, gates.detach().float(), rtol=2e-2, atol=1e-4):
@@ -160,8 +160,8 @@ def replay_routes(model, routes):
         if forwards < len(passes):
             raise ValueError(f"replay_routes: {forwards} of {len(passes)} forwards were replayed")
         if due and not recomputed:
-            raise ValueError("replay_routes: gradient checkpointing runs routers again in "
-                             "backward(): call it inside the block")
+            raise ValueError("replay_routes: backward() runs the layers again: call it inside the "
+                             "block")
 
 
 def gates_of(router, logits, indices):
@@ -210,9 +210,9 @@ def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
     """Switch Transformer's loss (arXiv 2101.03961, eq. 4), mean over layers: 1 if all experts get
     an equal share, E/K at worst. transformers' own is K times this (one layer).
 
-    Router logits [L, B, T, E], mask [B, T] of tokens that count, share [L, E] from `expert_share`.
-    Parts of a mini-batch, given the whole's share and number of tokens, add up to the whole's loss
-    and gradient. sigmoid: as DeepSeek-V3 has it (arXiv 2412.19437, eq. 17-20)."""
+    Router logits [L, B, T, E], mask [B, T], share [L, E] from `expert_share`. Parts of a mini-batch
+    add up to its loss and gradient, given the whole's share and number of tokens. sigmoid: as
+    DeepSeek-V3 has it (arXiv 2412.19437, eq. 17-20)."""
     logits = logits[:, mask.bool()].float()                                         # [L, N, E]
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)                    # [L, N, E]
     probs = scores / scores.sum(-1, keepdim=True)                                   # [L, N, E]

@@ -1,10 +1,16 @@
-"""The flags of eval.py's commands, and what `eval.py passk` shows on the screen."""
+"""The flags of eval.py's commands, and what `eval.py passk` shows and saves."""
 
 import argparse
 import json
+import time
 from pathlib import Path
 
+import torch
+from transformers.utils import logging
+
 from plumbing.arguments import parse
+from plumbing.policy import load_policy
+from plumbing.tasks import from_arguments
 
 
 def quiet_parser(command, description):
@@ -40,11 +46,44 @@ def options(description, argv):
     if own.n < 1 or own.problems < 1 or own.examples < 0:
         raise ValueError(f"--n {own.n}, --problems {own.problems}, --examples {own.examples}: "
                          "at least 1, 1 and 0")
+    for k in own.k:
+        if not 1 <= k <= own.n:
+            raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {own.n} samples per problem")
     if len(own.model_name_or_path) > 2:
         raise ValueError(f"--model_name_or_path names {len(own.model_name_or_path)} checkpoints: "
                          "one, or two to compare")
     first = own.model_name_or_path[0]
     return own, parse(rest + (["--model_name_or_path", first] if first else []))
+
+
+def compare(own, args, evaluate, scores, with_interval):
+    """Evaluate each checkpoint, with eval.py's functions of these names; show and save."""
+    logging.disable_progress_bar()
+    use_cuda = torch.cuda.is_available() and not args.use_cpu
+    task, device = from_arguments(args), torch.device("cuda" if use_cuda else "cpu")
+    problems, found = task.test[:own.problems], []
+    intervals = lambda scores: {name: with_interval(values) for name, values in scores.items()}
+    report = {"dataset": task.name, "problems": len(problems), "n": own.n,
+              "temperature": args.temperature, "seed": args.seed, "checkpoints": []}
+    print(f"{task.name}: {len(problems)} held-out problems, {own.n} samples each "
+          f"at temperature {args.temperature:g}")
+    for name in own.model_name_or_path:
+        began, title = time.perf_counter(), str(name or "cold start")
+        policy, tokenizer = load_policy(args, task, device, name)
+        answers = evaluate(args, policy, tokenizer, task, problems, own.n, args.temperature,
+                           seed=args.seed, progress=title)
+        found.append(scores(answers, own.k))
+        one = {"model": title, **intervals(found[-1]), "seconds": time.perf_counter() - began}
+        report["checkpoints"].append(one)
+        show(one, answers, problems, own.examples)
+    if len(found) == 2:
+        before, after = found
+        gains = {key: [b - a for a, b in zip(before[key], after[key])] for key in before}
+        report["difference"] = intervals(gains)
+        show_difference(report["difference"])
+    Path(own.output).parent.mkdir(parents=True, exist_ok=True)
+    Path(own.output).write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{own.output}")
 
 
 def show(report, answers, problems, examples):
@@ -53,8 +92,6 @@ def show(report, answers, problems, examples):
     for key, value in report.items():
         if isinstance(value, tuple):
             print(f"  {key:12} {value[0]:.3f} [{value[1]:.3f}, {value[2]:.3f}]")
-    length = f"{report['mean_length']:.1f} tokens, {report['truncated']:.1%} truncated"
-    print(f"  {'length':12} {length}")
     first = [(rewards[0] >= 1, problem, texts[0]) for problem, texts, rewards
              in zip(problems, answers["texts"], answers["rewards"])]
     for wanted, word in ((True, "right"), (False, "wrong")):
@@ -69,10 +106,3 @@ def show_difference(difference):
     for key, (value, low, high) in difference.items():
         sure = "" if low <= 0 <= high else "  more than chance"
         print(f"  {key:12} {value:+.3f} [{low:+.3f}, {high:+.3f}]{sure}")
-
-
-def save(report, file):
-    """The numbers as JSON."""
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    Path(file).write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\n{file}")

@@ -57,7 +57,7 @@ def world():
 
 
 def share(n):
-    """This process's part of n things, a slice; n is a multiple of the number of processes."""
+    """This process's part of n things, a slice."""
     return slice(rank() * n // world(), (rank() + 1) * n // world())
 
 
