@@ -100,8 +100,8 @@ class ValueHead(nn.Module):
     def __init__(self, hidden_size):
         super().__init__()
         self.linear = nn.Linear(hidden_size, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, hidden):
         return self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1).float()  # [B, T]
@@ -166,14 +166,13 @@ def at_last_token(rewards, mask):
 def check_rewards(rewards, group_size=None):
     """rewards [B] as float, in groups [B / group_size, group_size] if that is given."""
     if rewards.dim() != 1 or not torch.isfinite(rewards).all():
-        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], one finite number per "
-                         "answer" + (f", but is {rewards.tolist()}" if rewards.dim() == 1 else ""))
+        raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite")
     rewards = rewards if rewards.dtype == torch.float64 else rewards.float()
     if group_size is None:
         return rewards
     if group_size < 2 or len(rewards) % group_size:
-        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: 2 or more "
-                         "that divide the number of answers")
+        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: groups of "
+                         "two or more")
     return rewards.view(-1, group_size)                                          # [prompts, G]
 
 

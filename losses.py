@@ -3,8 +3,8 @@
     loss = -(weights * surrogate).sum()
 
 The surrogate [B, T] says what a token is worth under the new policy, the weights [B, T], constants,
-how tokens are averaged. From GRPO to GSPO two choices change: the ratio from "token" to "sequence",
-and with it the band, hundreds of times narrower as a sequence's ratio is a mean over its tokens.
+how tokens are averaged. From GRPO to GSPO the ratio changes from "token" to "sequence", and with it
+the band: a sequence's ratio, a mean over its tokens, moves hundreds of times less.
 
 Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of
 bad ones (A < 0) below it. At ratio 1 the loss of advantages of mean 0 is 0; its gradient is not.

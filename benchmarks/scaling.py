@@ -8,9 +8,11 @@ algorithms do the same batch under `train.py --algorithm NAME` or with the flags
 """
 
 import argparse
+import json
 import math
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +36,7 @@ GROWTH = {
                         "token steps are proportional; attention to all earlier tokens adds a quadratic part, small at this width"),
     "experts": ((2, 4, 8, 16, 32), lambda n: f"--num_experts {n} --prompts_per_step 8", (2, 4, 8),
                 "arithmetic does not grow (top-2 of any number); one small matrix multiply per expert and AdamW's pass over all weights do"),
-    "parameters": ((48, 96, 192, 384), lambda n: f"--hidden_size {n} --moe_intermediate_size {n} --prompts_per_step 8", (48, 96),
+    "parameters": ((48, 96, 192, 384), lambda n: f"--hidden_size {n} --prompts_per_step 8", (48, 96),
                    "below 1: wider matrices use the machine better; towards 1 once arithmetic dominates (memory: rows keep width, weights width squared)"),
 }
 ALGORITHMS = {
@@ -57,6 +59,28 @@ def side(flags):
     return (lambda: ours.batch(numbers, 1)[0]["total"]), sum(p.numel() for p in ours.policy.parameters())
 
 
+def cost_of_plain(rounds):
+    """--plain over the quick way, CPU seconds of a batch of the default run from its cold start: {"median", "min", "max", "rounds"}.
+
+    Both ways do each batch in turn, from the same weights, and the learning rate is 0: the work is equal, and as at a run's beginning."""
+    def default_run(flags):
+        args = parse(f"--use_cpu --learning_rate 1e-30 {flags}".split())
+        args.natural = True
+        return Ours(args, tasks.from_arguments(args), None, torch.device("cpu"))
+    ratios, sides = [], [default_run(flags) for flags in ("", "--plain")]
+    for step in range(rounds + 1):                           # the first one warms up
+        spent = []
+        for ours in sides:
+            torch.manual_seed(step)                          # the same mini-batches
+            began, n = time.process_time(), ours.args.prompts_per_step
+            ours.batch(list(range(step * n, step * n + n)), step)
+            spent.append(time.process_time() - began)
+        ratios.append(spent[1] / spent[0])
+        print(f"--plain, round {step}: {spent[1]:.2f} and {spent[0]:.2f} CPU seconds, ratio {ratios[-1]:.2f}", flush=True)
+    ratios = ratios[1:]
+    return {"median": round_to(median(ratios), 3), "min": round_to(min(ratios), 3), "max": round_to(max(ratios), 3), "rounds": rounds}
+
+
 def slope(xs, ys):
     xs, ys = [math.log(x) for x in xs], [math.log(y) for y in ys]
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
@@ -77,11 +101,16 @@ def in_turns(sides, rounds):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
+    parser.add_argument("--only_plain", action="store_true", help="only what --plain costs the default run; the other numbers stay as they are")
     parser.add_argument("--json", default="results/scaling.json", help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
-    rollout.end_tokens = lambda model, tokenizer: [NEVER]
     rounds, result = 2 if args.quick else 3, {"growth": {}, "algorithms": {}}
+    plain = cost_of_plain(2 if args.quick else 12)
+    if args.only_plain:
+        return write_json(args.json, json.loads(Path(args.json).read_text()) | {"plain": plain})
+    result["plain"] = plain
+    rollout.end_tokens = lambda model, tokenizer: [NEVER]
     print(f"tiny MoE on the CPU, {torch.get_num_threads()} thread(s); seconds of a rollout batch and its peak memory\n")
     for name, (sizes, flags, small, why) in GROWTH.items():
         sizes = small if args.quick else sizes

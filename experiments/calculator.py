@@ -25,7 +25,7 @@ from plumbing.tasks import CHARACTERS, Problem, Task, longest_answer            
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
 FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "
-         "--moe_intermediate_size 64 --prompts_per_step 16 --use_cpu").split()
+         "--prompts_per_step 16 --use_cpu").split()
 
 
 def calculator(text):

@@ -40,7 +40,7 @@ TERMS = (1, 2, 4, 8, 16, 32, 43)          # of verbose sums: answers of 7, 13, 2
 LONGEST = 166                             # never taught: answers of up to 997
 GROUPS = 16
 LONG = ("--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 "
-        "--moe_intermediate_size 64 --num_hidden_layers 2").split()
+        "--num_hidden_layers 2").split()
 
 
 class Lab:

@@ -24,7 +24,7 @@ import train
 
 KEY = ("arm", "policy", "bits", "rate", "minibatches", "batches", "seed")
 POLICIES = {"moe": "",                                       # dense: equal active size
-            "dense": "--num_experts 1 --num_experts_per_tok 1 --moe_intermediate_size 192"}
+            "dense": "--num_experts 1 --num_experts_per_tok 1"}
 CHOOSE, REPORT = range(4), range(4, 12)      # cold starts to choose on, and fresh ones to report
 
 

@@ -52,7 +52,7 @@ FIGURE = Path("docs/figures/moe_stability.png")
 BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 6e-4, 3e-4, 0.5, 4
 BASE = "--use_cpu --prompts_per_step 16 --plain --eval_prompts 128 --eval_samples 2"
 JUDGED, COLD_STARTS = ("grpo", "gspo", "grpo_replay"), 8      # the others' seeds share four
-ONE = "--num_experts_per_tok 1 --moe_intermediate_size 192"
+ONE = "--num_experts_per_tok 1"
 POLICIES = {"top2": "", "top1": f"--num_experts 16 {ONE}", "dense": f"--num_experts 1 {ONE}"}
 NAMES = {"top2": "MoE", "top1": "top-1 MoE", "dense": "dense"}
 ANSWERS = {"plain": "", "verbose": "--verbose_answers",      # about 21 and 60 tokens
@@ -98,10 +98,10 @@ def grid():
 # ---------------------------------------------------------------------------------------- one run
 
 @contextmanager
-def watched(seen):
+def watched(seen, optim):
     """train.py's update and loss, with what it does not log: the largest |log w|, the largest w
-    where A < 0, the length of a step."""
-    update, loss = train.update, train.policy_loss
+    where A < 0, the length of a step. optim "sgd": by plain gradient descent."""
+    update, loss, optimizer = train.update, train.policy_loss, train.make_optimizer
 
     def watched_loss(name, logp, old_logp, advantages, mask, **options):
         log_w = (logp.detach() - old_logp)[mask]                                     # [loss tokens]
@@ -117,11 +117,15 @@ def watched(seen):
         seen[-1]["step"] = (weights() - before).norm().item()
         return stats
 
+    def descent(args, actor):
+        return torch.optim.SGD(actor.parameters(), args.learning_rate)
+
     train.update, train.policy_loss = watched_update, watched_loss
+    train.make_optimizer = descent if optim == "sgd" else optimizer
     try:
         yield
     finally:
-        train.update, train.policy_loss = update, loss
+        train.update, train.policy_loss, train.make_optimizer = update, loss, optimizer
 
 
 def one_run(c, done, batches=BATCHES):
@@ -136,7 +140,7 @@ def one_run(c, done, batches=BATCHES):
         length = {r["arm"]: sum(r["curve"]["step"][:10]) for r in same}
         lr *= length["gspo"] / length["grpo"]
     args = parse(f"{shape} --steps {batches} --steps_per_generation {c['minibatches']} "
-                 f"--learning_rate {lr} --seed {c['seed']} --optim {c['optim']} "
+                 f"--learning_rate {lr} --seed {c['seed']} "
                  f"--lr_scheduler_type constant_with_warmup {ARMS[c['arm']][1]}".split())
     args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
     run = Path("runs/moe_stability") / "-".join(map(str, c.values()))
@@ -147,7 +151,7 @@ def one_run(c, done, batches=BATCHES):
     actor = Actor(policy, args)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
-    with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen):
+    with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen, c["optim"]):
         step, _ = train.train(args, Saver(args, run), actor, tokenizer, task, device, {})
     if step < batches:                                       # Ctrl-C: train.py let the batch end
         raise SystemExit("stopped; the same command goes on with this run's beginning")

@@ -2,9 +2,9 @@
 
 Claim: GSPO has no credit assignment within an answer; GSPO-token allows advantages per token, for
 tasks that have them (GSPO 2507.18071, §4.3; a blog's critique). The built-in verifier marks the
-first wrong step. With --token_credit, the tokens before it in a wrong answer are not blamed; with
-equal advantages GSPO-token is GSPO. Written down beforehand, paired over cold starts, same budget:
-held-out pass@1 after 10 rollout batches, with token credit minus without
+first wrong step. With --advantage token_credit the tokens before it in a wrong answer are not
+blamed; with equal advantages GSPO-token is GSPO. Written down beforehand, paired over cold starts,
+same budget: held-out pass@1 after 10 rollout batches, with token credit minus without
 
   confirmed   the interval lies above 0
   refuted     it lies below 0.01: less than a point is gained
@@ -20,7 +20,8 @@ from plumbing.style import BLUE, SKY, band, label, panels
 ROW = dict(claim="Advantages per token help where the verifier knows the first wrong step",
            source="GSPO §4.3; blog critique", reported="no figure")
 PLAIN, CREDIT = "GSPO", "GSPO-token, first error blamed"
-ARMS = {PLAIN: ["--algorithm", "gspo"], CREDIT: ["--algorithm", "gspo_token", "--token_credit"]}
+ARMS = {PLAIN: ["--algorithm", "gspo"], CREDIT: ["--algorithm", "gspo_token",
+               "--advantage", "token_credit"]}
 
 
 def measure(seeds, quick):

@@ -93,8 +93,6 @@ def write_merged(args, task, policy, tokenizer, folder):
 
 def make_optimizer(args, actor):
     parameters = [p for p in actor.parameters() if p.requires_grad]
-    if args.optim == "sgd":
-        return torch.optim.SGD(parameters, args.learning_rate)
     if args.optimizer_offload and processes.world() > 1:
         raise ValueError("--optimizer_offload serves one process: its gradients leave the device "
                          "before they could be added up; use --shard")

@@ -69,12 +69,12 @@ class Arguments:
     reduction: str | None = arg(None, "how tokens are averaged; none: the objective's own",
                                 choices=("sequence-mean", "token-mean", "group-token-mean",
                                         "constant", "sequence-sum"))
-    advantage: str = arg("group", "how rewards become advantages",
+    advantage: str = arg("group", "how rewards become advantages; token_credit: as group, but only "
+                         "what follows the first wrong step is to blame (built-in task)",
                          choices=("group", "gdpo", "leave_one_out", "reinforce_plus_plus",
-                                   "reinforce_plus_plus_baseline", "gae"))
+                                  "reinforce_plus_plus_baseline", "gae", "token_credit"))
     scale_rewards: str = arg("group", "whose deviation divides group advantages, or their mean",
                              choices=("group", "batch", "none", "mean"))
-    token_credit: bool = arg(False, "blame only what follows the first wrong step (built-in task)")
     dual_clip: float | None = arg(None, "no gradient for A < 0 at token ratios above this", above=0)
     off_policy_mask: float | None = arg(None, "drop answers with A < 0 whose mean log-prob fell by "
                                         "more than this", above=0)
@@ -114,7 +114,6 @@ class Arguments:
     num_hidden_layers: int = arg(4, "tiny MoE: layers", at_least=1)
     num_experts: int = arg(8, "tiny MoE: experts per layer", at_least=1)
     num_experts_per_tok: int = arg(2, "tiny MoE: experts per token", at_least=1)
-    moe_intermediate_size: int = arg(96, "tiny MoE: width of an expert", at_least=1)
     cold_start_steps: int = arg(320, "tiny MoE: supervised steps before RL", at_least=0)
     cold_start_learning_rate: float = arg(3e-3, "tiny MoE: their learning rate", above=0)
 
@@ -155,8 +154,6 @@ class Arguments:
                                  choices=("linear", "cosine", "constant_with_warmup"))
     warmup_steps: int = arg(10, "optimiser steps of linear warm-up", at_least=0)
     max_grad_norm: float = arg(1.0, "clip the gradient's norm; 0: do not", at_least=0)
-    optim: str = arg("adamw", "AdamW (betas 0.9, 0.95), or plain gradient descent",
-                     choices=("adamw", "sgd"))
 
     micro_batch_size: int | None = arg(None, "rows per forward and backward; none: the mini-batch",
                                        section="the machine", at_least=1)

@@ -104,7 +104,7 @@ def with_gradient(args, batch):
     """The batch without groups of equal rewards, where that changes no gradient: A = 0 everywhere,
     no other term in the loss. One group stays, so that there is a forward."""
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
-    per_answer = args.advantage in ("group", "leave_one_out") and not args.token_credit
+    per_answer = args.advantage in ("group", "leave_one_out")
     mask, G = batch.rollout.mask, args.num_generations
     signal = batch["advantages"].reshape(len(mask), -1).ne(0).any(-1)               # [B]
     # The one time that an update waits before its end: for these, and the loss tokens per response.

@@ -65,8 +65,8 @@ def check_combinations(args):
     """Refuse flags that do not go together, before anything is written."""
     trackers.check(args.report_to)
     G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
-    compares = args.advantage in ("group", "leave_one_out", "reinforce_plus_plus_baseline")
-    per_token = args.advantage in ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    compares = args.advantage not in ("gae", "reinforce_plus_plus")
+    per_token = args.advantage not in ("group", "leave_one_out", "gdpo")
     own_data, sampler = bool(args.dataset_name), args.old_logp == "sampler"
     for name, wrong, must in (
         ("num_generations", G < 2 and compares,
@@ -99,10 +99,8 @@ def check_combinations(args):
         ("mismatch_mask_bounds", not ordered(args.mismatch_mask_bounds),
          "must be two numbers, the first at least 0 and the second not below it"),
         ("columns", len(args.columns) not in (0, 2), "must be two, of the query and of the answer"),
-        ("token_credit", args.token_credit and (own_data or args.model_name_or_path),
+        ("advantage", args.advantage == "token_credit" and (own_data or args.model_name_or_path),
          "needs the built-in task, whose verifier marks the first wrong step"),
-        ("token_credit", args.token_credit and per_token,
-         f"cannot be combined with --advantage {args.advantage}, which is per token already"),
         ("old_logp", sampler and args.objective == "rspo",
          "cannot serve rspo: the router shift needs the old routers' logits, which only recompute "
          "records"),
@@ -130,9 +128,8 @@ def check_combinations(args):
           for name in ("merge", "lora_target_modules")),
         *((name, getattr(args, name) and args.shard, "cannot be combined with --shard")
           for name in ("use_peft", "optimizer_offload")),
-        ("optimizer_offload", args.optimizer_offload and (args.use_peft or args.optim == "sgd"),
-         "keeps the masters and moments of AdamW for trained weights: it does not go with "
-         "--use_peft or --optim sgd"),
+        ("optimizer_offload", args.optimizer_offload and args.use_peft,
+         "keeps the masters and moments of all weights: it does not go with --use_peft"),
         ("resume", args.resume and args.overwrite_output_dir,
          "contradicts --overwrite_output_dir: go on with the run, or replace it"),
         *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: which run?")
@@ -141,7 +138,7 @@ def check_combinations(args):
         if wrong:
             refuse(args, name, must)
     probe = torch.zeros(2, 2)    # what the loss itself refuses, before the run begins
-    advantages = probe if per_token or args.token_credit else probe[0]
+    advantages = probe if per_token else probe[0]
     try:
         policy_loss(args.objective, probe, probe, advantages, probe == 0, weights=probe,
                     epsilon=args.epsilon, epsilon_high=args.epsilon_high, dual_clip=args.dual_clip,

@@ -184,8 +184,8 @@ def tiny_config(args, tokenizer):
         vocab_size=len(tokenizer), hidden_size=args.hidden_size, num_attention_heads=4,
         num_hidden_layers=args.num_hidden_layers, num_key_value_heads=4,
         head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=K,
-        moe_intermediate_size=args.moe_intermediate_size,
-        intermediate_size=args.moe_intermediate_size * K,
+        moe_intermediate_size=2 * args.hidden_size // K,  # as many weights at work whatever K is
+        intermediate_size=2 * args.hidden_size,
         norm_topk_prob=K > 1,  # a single renormalised gate is always 1: its router would not learn
         tie_word_embeddings=False, max_position_embeddings=2048, bos_token_id=None,
         initializer_range=INIT_STD, eos_token_id=tokenizer.eos_token_id,

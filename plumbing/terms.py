@@ -42,7 +42,7 @@ def estimate_advantages(args, parts, rollout, problems, task, tensors, values):
         advantages = leave_one_out(rewards, G)                                      # [B]
     else:
         advantages = group_advantages(rewards, G, scale=args.scale_rewards)         # [B]
-    if args.token_credit:  # what precedes the first wrong step of a wrong answer is not to blame
+    if args.advantage == "token_credit":  # what precedes the first wrong step is not to blame
         to_blame = blamed(task, rollout, problems) | (advantages[:, None] > 0)      # [B, T]
         advantages = advantages[:, None] * to_blame                                 # [B, T]
     return {"advantages": advantages}

@@ -31,7 +31,6 @@ def missing(args):
         (f"KL estimator {args.kl_estimator}", args.beta and (
             args.kl_estimator not in ("k3", "k3_is") or sequence and args.kl_estimator == "k3_is")),
         ("overlong penalty (it is a reward function: trl.rewards)", args.overlong_cache),
-        ("per-token credit", args.token_credit),
         ("dynamic sampling", args.dynamic_sampling),
         ("history resampling", args.history_resampling),
         ("second stage", args.stage2_step),
@@ -84,8 +83,8 @@ def trl_config(args):
         max_completion_length=args.max_completion_length or 256,
         learning_rate=args.learning_rate, lr_scheduler_type=args.lr_scheduler_type,
         warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm, weight_decay=0.0,
-        optim={"adamw": "adamw_torch_fused", "sgd": "sgd"}[args.optim], adam_beta1=0.9,
-        adam_beta2=0.95, steps_per_generation=args.steps_per_generation,
+        optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.95,
+        steps_per_generation=args.steps_per_generation,
         per_device_train_batch_size=rows, gradient_accumulation_steps=1,
         max_steps=args.steps * args.steps_per_generation, bf16=args.bf16,
         gradient_checkpointing=args.gradient_checkpointing, seed=args.seed)

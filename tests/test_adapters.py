@@ -185,7 +185,7 @@ def test_an_offloaded_run_is_the_plain_one_and_resumes_exactly(workplace):
 
 @pytest.mark.parametrize("flags, wanted", [
     ("--merge", "needs --use_peft"), ("--use_peft --shard", "--shard"),
-    ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --optim sgd", "AdamW"),
+    ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --use_peft", "masters"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
 def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, workplace, capsys):
     if "--lora_target_modules" in flags:

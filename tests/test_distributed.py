@@ -17,7 +17,7 @@ from plumbing import policy
 import train
 from tiny_run import TRAIN, differences, metrics
 
-FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --moe_intermediate_size 32 --num_experts 4 --num_hidden_layers 2 --cold_start_steps 200 "
+FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 --cold_start_steps 200 "
          "--cold_start_learning_rate 0.005 --prompts_per_step 8 --num_generations 4 --steps_per_generation 2 --warmup_steps 0 --learning_rate 1e-3 "
          "--max_completion_length 12 --temperature 1.5 --steps 5 --use_cpu").split()
 RUNS = {"gspo": ["--eval_samples", "0"],

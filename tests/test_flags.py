@@ -85,7 +85,6 @@ EFFECTS = {
     "reduction": (ONE, None, "sequence-sum", last("grad_norm")),
     "advantage": (ONE, None, "leave_one_out", last("grad_norm")),
     "scale_rewards": (ONE, None, "none", last("grad_norm")),
-    "token_credit": (f"{ONE} --algorithm gspo_token", None, "true", last("grad_norm")),
     "dual_clip": (GRPO, None, "1.001", last("clip_high")),
     "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
     "entropy_quantile": (ONE, None, "0.8", last("grad_norm")),
@@ -111,7 +110,6 @@ EFFECTS = {
     "num_hidden_layers": (NEW, None, "2", lambda seen: len(seen.last("flip_rate_per_layer"))),
     "num_experts": (NEW, None, "2", lambda seen: len(seen.weights())),
     "num_experts_per_tok": (NEW, None, "1", last("entropy")),
-    "moe_intermediate_size": (NEW, None, "16", lambda seen: len(seen.weights())),
     "cold_start_steps": (NEW, "1", "2", last("entropy")),
     "cold_start_learning_rate": (NEW, None, "0.01", last("entropy")),
 
@@ -144,8 +142,7 @@ EFFECTS = {
     "learning_rate": (FLAT, None, "0.001", last("lr")),
     "lr_scheduler_type": (ONE, None, "constant_with_warmup", last("lr")),
     "warmup_steps": ("--steps 1", "0", "10", last("lr")),
-    "max_grad_norm": (f"{ONE} --optim sgd", None, "0.001", Seen.weights),
-    "optim": (ONE, None, "sgd", lambda seen: seen.state()["optimizer"]["param_groups"][0].keys()),
+    "max_grad_norm": (ONE, None, "0.001", Seen.weights),
 
     "micro_batch_size": (ONE, None, "2", lambda seen: len(seen.trained())),
     "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),

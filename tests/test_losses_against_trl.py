@@ -184,7 +184,7 @@ DRAWN = {"algorithm": [*PRESETS], "reduction": ["sequence-mean", "token-mean", "
          "epsilon": ["0.1"], "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
          "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
          "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
-         "mismatch_mask": ["token", "seq"], "router_aux_loss_coef": ["0.1"], "optim": ["sgd"],
+         "mismatch_mask": ["token", "seq"], "router_aux_loss_coef": ["0.1"],
          "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"]}
 
 

@@ -26,10 +26,11 @@ from plumbing.arguments import PRESETS, parse
 from tiny_run import TINY, differences, metrics
 
 SEED, DEFAULT, ALL = 0, 12, 160
-RUN = [*TINY, *"--steps 2 --warmup_steps 0 --optim sgd --learning_rate 0.2 --save_steps 1".split()]
+RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
 FLAGS = {
     "algorithm": [*PRESETS],
-    "advantage": ["leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"],
+    "advantage": ["leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
+                  "token_credit"],
     "scale_rewards": ["batch", "none", "mean"],
     "reduction": ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"],
     "kl_estimator": ["k1", "k2", "k3", "k3_is", "k3_st"],
@@ -44,7 +45,6 @@ FLAGS = {
     "off_policy_mask": ["0.001"],
     "entropy_quantile": ["0.8"],
     "dynamic_sampling": ["true"],
-    "token_credit": ["true"],
     "overlong_cache": ["0.5"],
     "temperature": ["1.3"],
     "micro_batch_size": ["1", "2", "4"],

@@ -29,7 +29,7 @@ WAYS = {"plain": (plain_sample, plain_logp), "fast": (fast.sample, fast.response
 
 def make():
     torch.manual_seed(0)
-    args = parse("--hidden_size 32 --num_hidden_layers 2 --moe_intermediate_size 32".split())
+    args = parse("--hidden_size 32 --num_hidden_layers 2".split())
     return TinyMoE(tiny_config(args, TOKENIZER))
 
 

@@ -103,7 +103,7 @@ def always_right(make):
 
 
 @pytest.mark.parametrize("flags", [                         # each flag alone: test_flags.py; more of them together: test_pairs.py
-    ["--routing_replay", "old"], ["--routing_replay", "rollout", "--plain", "true"],
+    ["--advantage", "token_credit", "--algorithm", "gspo_token"], ["--routing_replay", "old"], ["--routing_replay", "rollout", "--plain", "true"],
     ["--beta", "0.1", "--entropy_coef", "0.01", "--router_aux_loss_coef", "0.01"], ["--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "4"]])
 def test_options_run(flags, workplace):
     train.main([*TINY, "--steps", "2", *flags, "--output_dir", "run"])
