@@ -212,8 +212,8 @@ class Backbone(nn.Module):
 
 
 def attention_pattern(steps, attention_mask, cache):
-    """Who sees whom: (mask [B or 1, 1, S, C] or None, is_causal). A query at place steps[s] sees
-    keys at places <= steps[s], but no padding."""
+    """(mask [B or 1, 1, S, C] or None, is_causal): a query at place steps[s] sees keys at places
+    <= steps[s], but no padding."""
     S = len(steps)
     if attention_mask is not None and attention_mask.dim() == 4:  # whatever the caller wants
         return attention_mask, False

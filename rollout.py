@@ -14,6 +14,7 @@ softmax(logits / temperature) would make the log-probs of the loss belong to ano
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -176,12 +177,11 @@ def end_tokens(model, tokenizer):
 def end_test(model, tokenizer, stop):
     """A function of the tokens so far [b, t]: does the last one end its response? -> [b] bool."""
     ends = torch.tensor(end_tokens(model, tokenizer), device=model.device)
-    stops = StopStringCriteria(tokenizer, list(stop)) if stop else None
-
-    def is_end(ids):
-        found = torch.isin(ids[:, -1], ends)                                        # [b]
-        return found if stops is None else found | stops(ids, None)
-    return is_end
+    at_end = lambda ids: torch.isin(ids[:, -1], ends)                               # [b]
+    if not stop:
+        return at_end
+    stops = StopStringCriteria(tokenizer, list(stop))
+    return lambda ids: at_end(ids) | stops(ids, None)
 
 
 def use_tool(tool, tokenizer, response, inserted, ready):
@@ -222,9 +222,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
                   max_logits=MAX_LOGITS):
     """log π(y_t | x, y_<t) of a rollout's tokens, at their sampling temperature -> Scores.
 
-    entropy: compute it. entropy_grad: let gradients flow through it (an entropy bonus needs them).
-    max_logits: how many logits may exist at once; beyond it the LM head runs in chunks.
-    """
+    entropy: compute it; entropy_grad: with gradient, as an entropy bonus needs it. max_logits: how
+    many logits may exist at once; beyond it the LM head runs in chunks."""
     hidden = response_hidden(model, rollout)                                        # [B, T, D]
     return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
 
@@ -244,30 +243,24 @@ def response_hidden(model, rollout):
 
 def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits):
     """The LM head where a loss token is predicted, and nowhere else: no [B, T, V] tensor exists.
-
     hidden [B, T, D] of a rollout -> Scores. Chunks are computed again in the backward.
     """
     head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
-    options, where, mask = (temperature, entropy, entropy_grad), rollout.loss_tokens(), rollout.mask
+    where, mask = rollout.loss_tokens(), rollout.mask
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
-    if len(parts) == 1:
-        values = token_logp(head, *parts[0], *options)                              # [N] each
-    else:
-        parts = [checkpoint(token_logp, head, h, y, *options, use_reentrant=False)
-                 for h, y in parts]
-        values = [torch.cat(part) for part in zip(*parts)]                          # [N] each
+    call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
+    found = [call(head, h, y, temperature, entropy, entropy_grad) for h, y in parts]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
-    values = [empty.index_copy(0, where, x).view(mask.shape) for x in values]       # [B, T] each
+    values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
+              for x in zip(*found)]
     return Scores(values[0], values[1] if entropy else None, hidden)
 
 
 def head_of(model):
     """The LM head and what the model does to its logits afterwards: hidden [N, D] -> logits [N, V].
-
-    In float32 also under bfloat16 autocast, whose rounding would be ten times GSPO's band.
-    """
+    In float32 also under bfloat16 autocast, whose rounding would be ten times GSPO's band."""
     linear, named = model.get_output_embeddings(), lambda name: getattr(model.config, name, None)
     scale = (named("logit_scale") or 1) * (named("lm_head_multiplier") or 1)  # Cohere; Falcon-H1
     power = 1 if model.config.model_type == "hyperclovax" else -1

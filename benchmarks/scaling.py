@@ -43,7 +43,7 @@ ALGORITHMS = {
     **{name: f"--algorithm {name}" for name in ("gspo", "grpo", "gspo_token", "gmpo", "cispo", "sapo", "luspo", "vespo", "dr_grpo")},
     "ppo (critic)": "--algorithm ppo", "rspo (router logits)": "--algorithm rspo", "gspo + routing replay": "--routing_replay old",
     "gspo + KL to a reference": "--beta 0.01", "gspo + entropy bonus": "--entropy_coef 0.01", "gspo + load balancing": "--router_aux_loss_coef 0.01",
-    "gspo, sampler's log-probs": "--old_logp sampler", "gspo, gradient checkpointing": "--gradient_checkpointing", "gspo, plain path": "--plain",
+    "gspo, sampler's log-probs": "--old_logp sampler", "gspo, gradient checkpointing": "--gradient_checkpointing",
 }
 
 

@@ -119,7 +119,8 @@ FIGURES = {
     "gspo_minus_grpo": lambda: load("family_rewards")["number"].split(" pass@1")[0],
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),
-    "plain": lambda: f"{load('scaling')['algorithms']['gspo, plain path']['relative']:.2f}",
+    "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
+    "plain_range": lambda: "{min:.1f} to {max:.1f}".format(**load("scaling")["plain"]),
 }
 
 
