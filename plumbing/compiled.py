@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
-from plumbing.fast import prompt_inputs, takes_any_mask
+from plumbing.caches import takes_any_mask
+from plumbing.fast import prompt_inputs
 
 BUCKET = 64   # tokens
 RUNNING = []  # the decoder of this run, for the metrics

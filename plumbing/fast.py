@@ -16,9 +16,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 import rollout as plain
+from plumbing.caches import copies_rows, shares_prefix, takes_any_mask
 from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids, use_tool)
 
@@ -148,31 +148,6 @@ def common_prefix(prompts):
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
 
 
-def copies_rows(config):
-    """Whether the cache of one row can be copied for others: not the states of Mamba and the like,
-    which take the plain way."""
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
-
-
-def shares_prefix(config):
-    """Whether padding may follow what all prompts begin with: not in models that measure distance
-    by places in the cache, where padding counts."""
-    return has_plain_cache(config) and config.model_type not in ("mpt", "gpt_neo")
-
-
-def has_plain_cache(config):
-    """Whether every layer keeps all keys and values: a sliding window would count padding."""
-    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-
-
-def takes_any_mask(config):
-    """Whether a model reads positions from position_ids alone and a mask as given."""
-    rotary = getattr(config, "rope_parameters", None) and not getattr(config, "alibi", False)
-    attention = config._attn_implementation in (None, "sdpa", "eager")  # None: TinyMoE's own
-    return bool(rotary and attention and has_plain_cache(config))
-
-
 def prompt_inputs(model, ids, mask, prefix, cache):
     """What a forward of prompts [Q, P] into the cache is called with, to the right of the shared
     prefix, which is computed here, in one row for all of them."""
@@ -269,10 +244,8 @@ def keeps_rows(model):
 
 def distinct(rollout):
     """(a smaller rollout without most of what a group holds twice, which of its rows each response
-    is: an index [B] or slice(None)).
-
-    Every group keeps as many rows as the one with most different responses needs, two at least.
-    """
+    is: an index [B] or slice(None)). Every group keeps as many rows as the one with most different
+    responses needs, two at least."""
     G = rollout.group_size
     number = torch.arange(len(rollout.mask), device=rollout.mask.device)            # [B]
     tokens = rollout.response_ids.masked_fill(~rollout.mask, -1)                    # [B, T]

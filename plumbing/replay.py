@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from plumbing import fast
+from plumbing.caches import copies_rows
 from routes import Pass, Routes, record_routes, replay_routes
 
 
@@ -52,7 +53,7 @@ def at_their_places(rollout, prefix, rest, fill):
 def sampler_routes(args, policy, rollout):
     """The sampler's routes as the forwards that score this rollout will ask for them."""
     (prompts, responses), G, prefix = rollout.routes.passes, rollout.group_size, rollout.prefix
-    alone = G == 1 and not prefix or not fast.copies_rows(policy.config)
+    alone = G == 1 and not prefix or not copies_rows(policy.config)
     if args.plain or args.gradient_checkpointing or alone:          # one forward for both
         return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
                               for p, r in zip(prompts, responses)))])

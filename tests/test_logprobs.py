@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rollout as plain
 from plumbing import fast
-from plumbing.fast import MAX_PACKED, distinct, groups_per_row, has_plain_cache, packed_hidden, response_logp, shared_hidden
+from plumbing.caches import has_plain_cache
+from plumbing.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
 from rollout import Rollout, left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
 
