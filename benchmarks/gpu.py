@@ -34,7 +34,7 @@ from plumbing.tasks import builtin_tokenizer  # noqa: E402
 LIMIT = 600  # seconds for everything
 SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
          "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
-         "--moe_intermediate_size 32 --cold_start_steps 120 --cold_start_learning_rate 0.005")
+         "--cold_start_steps 120 --cold_start_learning_rate 0.005")
 
 
 class Bench:
