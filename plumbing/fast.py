@@ -209,7 +209,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     fixed = keeps_shapes(model)
     if not fixed:
         T = int(small.mask.any(0).nonzero().max()) + 1  # the rest is padding in every row
-    small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
+        small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     hidden = response_hidden(model, small, fixed)                                   # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
                                 max_logits)

@@ -27,7 +27,7 @@ def simulate(script, cases, folder):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def agrees(found, update=3):
+def agrees(found, update=2):
     """All ran to their end; nothing waits while tokens are drawn or a batch is cut, and an update
     waits at most so many times. transformers' grouped product in Mixtral may."""
     for run in found:
@@ -65,7 +65,7 @@ def test_what_else_there_is_runs_and_resumes(tmp_path):
         f"resume {kind} --steps 2 --output_dir {kind}{i} {flags}"
         for kind in ("", "hf") for i, flags in enumerate((
             "--use_peft --bf16 true", "--gradient_checkpointing", "--beta 0.1",
-            "--micro_batch_size 2 --bf16 true"))], tmp_path), update=4)
+            "--micro_batch_size 2 --bf16 true"))], tmp_path), update=5)
     found = simulate("run_train.py", [
         f"resume --steps 2 --output_dir more{i} {flags}" for i, flags in enumerate((
             "--optimizer_offload --bf16 true", "--routing_replay old", "--routing_replay rollout",

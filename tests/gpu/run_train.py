@@ -120,6 +120,8 @@ if __name__ == "__main__":
         else:
             file = HERE.parents[1] / "results" / "simulated.json"
             with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                found = [run(f"{case} --steps 2 --output_dir {i}") for i, case in enumerate(SHOWN)]
-            shown = ("flags", "syncs", "launches")
-            file.write_text(json.dumps([{k: r[k] for k in shown} for r in found], indent=1) + "\n")
+                found = {case: run(f"{case} --steps 2 --output_dir {i}")
+                         for i, case in enumerate(SHOWN)}
+            found = [{"flags": case, "syncs": r["syncs"], "launches": r["launches"]}
+                     for case, r in found.items()]
+            file.write_text(json.dumps(found, indent=1) + "\n")
