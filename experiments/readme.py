@@ -85,6 +85,11 @@ def smollm2(key):
     return load("reference_runs")["smollm2"]["runs"][0][key]
 
 
+def bf16_error():
+    """Of log s under autocast, after one step of 1e-6."""
+    return load("bfloat16")["noise"]["steps"]["1"]["arms"]["bfloat16"]["error_rms"]
+
+
 FIGURES = {
     "bands": lambda: f"{OBJECTIVES['grpo'].epsilon / OBJECTIVES['gspo'].epsilon:.0f}",
     "outside": lambda: f"{mean(data('product_ratio')['outside']['s']):.0%}",
@@ -121,6 +126,9 @@ FIGURES = {
     "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
     "plain_range": lambda: "{min:.1f} to {max:.1f}".format(**load("scaling")["plain"]),
+    "bf16_true": lambda: f"{load('bfloat16')['noise']['steps']['1']['true_rms']:.3f}",
+    "bf16_error": lambda: f"{bf16_error():.3f}",
+    "bf16_bands": lambda: f"{bf16_error() / OBJECTIVES['gspo'].epsilon_high:.0f}",
 }
 
 
@@ -303,6 +311,55 @@ def checkpointing():
                  f"{longer / seconds:.1f} times the CPU time"))
 
 
+def lora():
+    """SmolLM2's reference run with adapters, beside full fine-tuning."""
+    runs, full = load("reference_runs")["lora"], load("reference_runs")["smollm2"]["runs"][0]
+    run = runs["runs"][0]
+    held_out = lambda r: (f"{r['pass_at_1_before']:.3f} → {r['pass_at_1_after']:.3f}"
+                          if "pass_at_1_after" in r else "–")
+    rows = [(title, held_out(r), f"{runs['beside'][name]['processor_seconds']:.0f}",
+             f"{runs['beside'][name]['peak_mb']:,}")
+            for title, name, r in (("full fine-tuning", "full", full),
+                                   ("`--use_peft --lora_r 16 --lora_alpha 32`", "lora", run))]
+    curve = ", ".join(f"{x:.2f}" for x in run["curve"]["pass_rate"])
+    return (table(("SmolLM2-135M, 4-shot `max`", "held-out pass@1",
+                   "processor seconds of 3 batches", "peak MB of the process"), *rows)
+            + f"\n\nPass rate of the batches with LoRA: {curve} "
+            "(`python experiments/reference_runs.py lora`; float32 on a CPU).")
+
+
+def bfloat16():
+    """What bfloat16 does to log s, and to sampling on a CPU."""
+    found = load("bfloat16")
+    steps, rows = found["noise"]["steps"], []
+    for name, error in found["noise"]["log_prob_error"].items():
+        cells = [(f"{s['arms'][name]['error_rms']:.1e}", f"{s['arms'][name]['correlation']:.2f}",
+                  f"{s['arms'][name]['outside']:.0%}") for s in steps.values()]
+        rows.append((name, f"{error:.1e}", *(" / ".join(pair) for pair in zip(*cells))))
+    true = " / ".join(f"{s['true_rms']:.1e}" for s in steps.values())
+    seconds = [(name, f"{r['float32']:.2f}", f"{r['bfloat16']:.2f}", f"{r['faster']:.2f}")
+               for name, r in found["sampling"].items()]
+    return (table(("arithmetic", "error of a log-prob", "of log s", "correlation with the truth",
+                   "outside the band by the error alone"), *rows)
+            + f"\n\nSmolLM2, {found['noise']['answers']} answers of "
+            f"{found['noise']['tokens']:.0f} tokens on average, on a CPU, after one AdamW step of "
+            f"1e-6 / after sixteen, by which log s truly moves {true} (root mean squares; GSPO's "
+            "band: 3e-4, 4e-4).\n\n"
+            + table(("processor seconds of a rollout on a CPU", "float32",
+                     "`--sampler_dtype bfloat16`", "times as fast"), *seconds)
+            + "\n\n`python benchmarks/bfloat16.py`")
+
+
+def simulated():
+    """Waits and kernels per token step and per update, counted on a pretended GPU."""
+    rows = [(f"`{r['flags']}`", *(f"{r[what][phase]:,.{digits}f}"
+                                  for phase in ("token step", "update")
+                                  for what, digits in (("syncs", 1), ("launches", 0))))
+            for r in load("simulated")]
+    return table(("simulated, no GPU was there", "waits per token step", "kernels",
+                  "waits per update", "kernels"), *rows)
+
+
 def scaling():
     found = load("scaling")
     rows = [(name, ", ".join(f"{x:,}" for x in r["sizes"]), f"{r['slope_seconds']:.2f}",
@@ -334,7 +391,7 @@ def stability():
 
 BLOCKS = {"headline": headline, "claims": claims, "all claims": all_claims, "family": family,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
-          "scaling": scaling,
+          "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "simulated": simulated,
           "stability": stability}
 
 

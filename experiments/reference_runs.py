@@ -2,6 +2,7 @@
 
     python experiments/reference_runs.py default     python train.py, cold start included, three seeds
     python experiments/reference_runs.py smollm2     GSPO on SmolLM2-135M-Instruct, four-shot max(a,b)= (tests/make_smollm2.py first)
+    python experiments/reference_runs.py lora        the same by LoRA; then three batches of both ways, one after the other: seconds and peak memory
     python experiments/reference_runs.py --draw      docs/figures/reference_runs.png from results/reference_runs.json
 
 Every run is the real script in a process of its own, its cold start made anew. What is promised of
@@ -31,17 +32,23 @@ RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/referen
 SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct --dataset_name data/max_of_two_train.jsonl "
            "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' --verifier exact --max_completion_length 5 "
            "--learning_rate 1.5e-5 --lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 --steps 20 --eval_prompts 128")
+LORA = SMOLLM2.replace("--learning_rate 1.5e-5", "--learning_rate 1e-4 --use_peft --lora_r 16 --lora_alpha 32")
 
 
 def run(command):
-    """One run of the script: its summary, and what metrics.jsonl says per rollout batch."""
+    """One run of the script: its summary, what metrics.jsonl says per rollout batch, and of the whole process seconds, seconds of processor
+    time (those of a busy machine too) and the peak of resident memory."""
     folder = Path("runs/reference")
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
-    subprocess.run([sys.executable, *shlex.split(command)[1:], "--output_dir", str(folder)], check=True)
+    process = subprocess.Popen([sys.executable, *shlex.split(command)[1:], "--output_dir", str(folder)])
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{command}: exit {os.waitstatus_to_exitcode(status)}")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = {key: [r[key] for r in records] for key in ("pass_rate", "clip_low", "clip_high", "perplexity_new", "seconds_rollout", "seconds_update")}
-    return {**json.loads((folder / "summary.json").read_text()), "whole_process_seconds": round(time.perf_counter() - began, 1), "curve": curve}
+    return {**json.loads((folder / "summary.json").read_text()), "whole_process_seconds": round(time.perf_counter() - began, 1),
+            "processor_seconds": round(used.ru_utime + used.ru_stime, 1), "peak_mb": round(used.ru_maxrss / 1024), "curve": curve}
 
 
 def draw(results):
@@ -62,7 +69,7 @@ def draw(results):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("which", nargs="?", choices=["default", "smollm2"])
+    parser.add_argument("which", nargs="?", choices=["default", "smollm2", "lora"])
     parser.add_argument("--draw", action="store_true")
     args = parser.parse_args()
     os.chdir(ROOT)
@@ -72,11 +79,16 @@ if __name__ == "__main__":
         shutil.rmtree("runs/cold_start", ignore_errors=True)
         results["default"] = {"title": "tiny MoE, three seeds", "command": "python train.py --seed {0,1,2}", "machine": machine,
                               "runs": [run(f"python train.py --seed {seed}") for seed in range(3)]}
-    if args.which == "smollm2":
+    if args.which in ("smollm2", "lora"):
         subprocess.run([sys.executable, "tests/make_max_data.py", "data"], check=True)
+    if args.which == "smollm2":
         results["smollm2"] = {"title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine, "runs": [run(SMOLLM2)]}
+    if args.which == "lora":
+        short = " --steps 3 --eval_samples 0"
+        results["lora"] = {"command": LORA, "machine": machine, "beside": {name: run(c + short) for name, c in (("lora", LORA), ("full", SMOLLM2))},
+                           "runs": [run(LORA)]}
     if args.which:
         RESULT.parent.mkdir(exist_ok=True)
         write_text(RESULT, json.dumps(results))
-    if {"default", "smollm2"} <= set(results):
+    if args.which != "lora" and {"default", "smollm2"} <= set(results):
         save(draw(results), FIGURE)
