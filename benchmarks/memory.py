@@ -207,6 +207,9 @@ MODELS = {"SmolLM2 135M": ("llama", 576, 30, 9, 3, 1536, 49152),
           "Qwen 3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
 WAYS = {"full": {}, "checkpointing": {"gradient_checkpointing": True}, "LoRA": {"state": "lora"},
         "offload": {"state": "offload"}}
+DEEPER = [("SmolLM2 135M", "full", 30), ("Qwen 0.5B", "full", 24), ("Qwen3 0.6B", "full", 6),
+          ("Qwen 1.5B", "full", 4), ("Qwen 3B", "full", 4), ("Qwen3 0.6B", "LoRA", 6),
+          ("Qwen3 0.6B", "checkpointing", 28)]  # in all their layers, or as many as are quick
 
 
 def named(name):
@@ -229,9 +232,13 @@ def simulated(cases):
 
 
 def simulated_cases(models):
-    """Every model in full, the first two in every way (masters are real); few layers: quick."""
-    return [{"model": m, "way": way, "rows": 8, "layers": 2, "max_logits": 2**26, **more}
+    """Every model in full, the first two in every way (masters are real); few layers: quick. Then,
+    with more than one model, those of DEEPER, on which the formula was not fitted."""
+    few = [{"model": m, "way": way, "rows": 8, "layers": 2, "max_logits": 2**26, **more}
             for i, m in enumerate(models) for way, more in WAYS.items() if way == "full" or i < 2]
+    deep = [{"model": m, "way": way, "rows": 8, "layers": layers, "max_logits": 2**26, **WAYS[way]}
+            for m, way, layers in DEEPER if len(models) > 1]
+    return few + deep
 
 
 def fits_table(error):
@@ -299,7 +306,8 @@ def main(argv=None):
           f"{'estimated':>11}{'ratio':>7}")
     for r in found:
         peak, estimate = r["peak"] / GB, r["estimate"] / GB
-        print(f"  {r['model'] + ', ' + r['way']:48}{peak:7.2f} GB{estimate:8.2f} GB"
+        what = f"{r['model']}, {r['way']}, {r['layers']} layers"
+        print(f"  {what:48}{peak:7.2f} GB{estimate:8.2f} GB"
               f"{estimate / peak:7.2f}")
     error = max(abs(r["estimate"] / r["peak"] - 1) for r in found)
     result["fits"] = fits_table(error)
