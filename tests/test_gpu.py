@@ -68,7 +68,7 @@ def test_what_else_there_is_runs_and_resumes(tmp_path):
             "--micro_batch_size 2 --bf16 true"))], tmp_path), update=5)
     found = simulate("run_train.py", [
         f"resume --steps 2 --output_dir more{i} {flags}" for i, flags in enumerate((
-            "--optimizer_offload --bf16 true", "--routing_replay old", "--routing_replay rollout",
+            "--routing_replay old", "--routing_replay rollout",
             "--plain"))], tmp_path)
     assert not [run for run in found if run["exit"] or run["error"]], found
 
