@@ -146,7 +146,7 @@ def remedies(runs, bits):
         for way, name in names.items():
             ends = [outcomes(runs, name, bits) for name in (f"{arm}_{way}", arm)]
             gain = claim.differences(*ends)
-            if gain:
+            if len(gain) >= claim.LEAST:
                 yield f"{bits}: {arm.upper()} recomputed + {name} minus recomputed {number(gain)}"
         dense = lost(runs, arm, bits, "dense")
         if dense:
@@ -172,35 +172,30 @@ LOOK = {"grpo_trusted": ("GRPO, trusted", ORANGE, "o", ":"),
         "grpo": ("GRPO, recomputed", ORANGE, "s", "-"),
         "grpo_tis": ("GRPO, recomputed + TIS", ORANGE, "^", "--"),
         "gspo_trusted": ("GSPO, trusted", BLUE, "o", ":"),
-        "gspo": ("GSPO, recomputed", BLUE, "s", "-")}
+        "gspo": ("GSPO, recomputed", BLUE, "s", "-"),
+        "grpo_r3": ("GRPO, recomputed + R3", ORANGE, "D", "-."),
+        "gspo_r3": ("GSPO, recomputed + R3", BLUE, "D", "-.")}
 
 
 def draw(runs):
     doses = [bits for bits in reversed(DOSES) if any(outcomes(runs, arm, bits) for arm in LOOK)]
-    widths = dict(width_ratios=[5, 4, 3])
-    figure, (left, middle, right) = panels(1, 3, height=4.4, width=10, gridspec_kw=widths)
+    figure, (left, right) = panels(1, 2, height=4.4, width=9.4)
     for i, (arm, (name, colour, marker, line)) in enumerate(LOOK.items()):
         face = "white" if "trusted" in arm else colour
         look = dict(marker=marker, color=colour, markerfacecolor=face)
         shown = [(x, list(outcomes(runs, arm, bits).values())) for x, bits in enumerate(doses)]
-        shown = [(x + .07 * (i - 2), found) for x, found in shown if found]
+        shown = [(x + .07 * (i - 3), found) for x, found in shown if len(found) >= claim.LEAST]
         for x, found in shown:
             left.plot([x] * len(found), found, linestyle="", alpha=.5, markersize=4, **look)
         left.plot([x for x, _ in shown], [claim.mean(found) for _, found in shown], line,
                   markersize=8, label=name, **look)
-        clipped = [(x, maps.values(runs, "clipped", arm=arm, bits=bits, policy="moe"))
-                   for x, bits in enumerate(doses)]
-        clipped = [(x, claim.mean(found.values())) for x, found in clipped if found]
-        right.plot(*zip(*clipped), line, **look)
-    for axes, names in ((left, [tick(runs, bits) for bits in doses]), (right, doses)):
-        axes.set_xticks(range(len(doses)), names, fontsize=8)
-        axes.set_xlim(-.4, len(doses) - .6)
-    losses(middle, runs, doses)
+    left.set_xticks(range(len(doses)), [tick(runs, bits) for bits in doses], fontsize=8)
+    left.set_xlim(-.4, len(doses) - .6)
+    losses(right, runs, doses)
     label(left, f"After {BATCHES} batches (large: means)", "", "held-out pass@1")
-    label(right, "Clipped tokens", "", "share of loss tokens")
     left.legend(loc="lower left", fontsize=7.5)
     left.set_ylim(0, 1)
-    before = claim.mean(maps.values(runs, "before", arm="grpo", policy="moe").values())
+    before = claim.mean(maps.values(runs, "before", policy="moe").values())
     left.axhline(before, color=GREY, linewidth=1)
     left.text(len(doses) - .7, before + .01, "cold start", fontsize=8, color=GREY, ha="right")
     return figure
@@ -211,9 +206,9 @@ def losses(axes, runs, doses):
     for name, colour, marker in (("grpo", ORANGE, "s"), ("gspo", BLUE, "o")):
         points = []
         for bits in doses:
-            kl = maps.values(runs, "mismatch_kl", arm=name, bits=bits, policy="moe")
+            kl = maps.values(runs, "kl", arm="dose", bits=bits, policy="moe")
             good, bad = (outcomes(runs, arm, bits) for arm in (name, f"{name}_trusted"))
-            both = sorted(good.keys() & bad.keys())
+            both = sorted(kl.keys() & good.keys() & bad.keys())
             points += [(kl[seed], good[seed] - bad[seed]) for seed in both]
         axes.plot(*zip(*points), marker, color=colour, markersize=5, label=name.upper())
     axes.axhline(LOSS, color=GREY, linewidth=1, linestyle=":")
