@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -119,7 +120,8 @@ class Trl:
         fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
                      use_cpu=device.type == "cpu", bf16=bool(args.bf16), router_aux_loss_coef=0.0, gradient_checkpointing=False, **ends)
         fixed |= {"model_init_kwargs": {"dtype": "bfloat16" if args.bf16 else "float32"}}
-        config = eval(trl_config(args), {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
+        recomputed = replace(args, old_logp="recompute")     # what TRL does anyway, and all that it is compared with
+        config = eval(trl_config(recomputed), {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
         self.trainer = GRPOTrainer(folder, self.reward, config, Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
                                    processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
         if not args.natural:

@@ -165,7 +165,9 @@ def shown(rate):
 def draw(runs):
     figure, axes = panels(2, 3, height=6.4, width=10)
     scale = dict(vmin=0, vmax=1, cmap="cividis", aspect="auto")
-    rows = [m for m in MINIBATCHES if ends(runs, "grpo", RATES[0], maps.CHOOSE, minibatches=m)]
+    whole = lambda m: all(len(ends(runs, arm, rate, maps.CHOOSE, minibatches=m)) == len(maps.CHOOSE)
+                          for arm in MAIN[:4] for rate in RATES)
+    rows = [m for m in MINIBATCHES if whole(m)]
     for place, arm in zip(axes.flat[:4], MAIN):
         found = [[ends(runs, arm, rate, maps.CHOOSE, minibatches=m).values() for rate in RATES]
                  for m in rows]
@@ -202,6 +204,7 @@ def fresh_dots(axes, runs):
                 axes.errorbar(x + shift, middle, [[middle - low], [high - middle]], fmt=marker,
                               color=colour, capsize=3, label=NAMES[arm] if x == 0 else None)
     axes.set_xticks(range(len(rates)), [shown(rate) for rate in rates])
+    axes.set_xlim(-.6, len(rates) - .4)
     label(axes, "Fresh cold starts, mean and 95 %", "learning rate", "held-out pass@1")
     axes.legend(loc="lower left")
 
