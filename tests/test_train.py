@@ -41,7 +41,7 @@ def test_script_from_query_to_summary(workplace):
     assert re.search(r"^before: held-out pass@1 [\d.]+ \[[\d.]+, [\d.]+\], greedy [\d.]+", done.stdout, re.M)
     assert re.search(r"^after:  held-out pass@1 ", done.stdout, re.M)
     assert sum(line.startswith("query ") for line in out) == 2                      # two transcripts …
-    assert sum(line.lstrip().startswith("python ") for line in out) == 3            # … and three commands to try next
+    assert sum(line.lstrip().startswith("python ") for line in out) == 4            # … and four commands to try next
     assert done.stderr == ""                                                         # no bar where there is no terminal, no warnings
 
     run = workplace / "runs" / "gspo"
@@ -78,7 +78,7 @@ def test_every_algorithm_takes_two_steps(algorithm, workplace, cold_start, monke
         assert all(math.isfinite(v) for v in record.values() if isinstance(v, float)) and record["skipped"] == 0
         assert 0 <= record["clip_low"] + record["clip_high"] <= 1 and record["equivalence_error"] < 1e-5
         assert record["length"] <= 5
-        if not algorithm.startswith("dppo"):                 # the sampler's log-probs: nothing is recomputed, or recorded
+        if PRESETS[algorithm].get("old_logp") != "sampler":  # the sampler's log-probs: nothing is recomputed, or recorded
             assert 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
         assert record["kl"] is None                          # there is no reference without --beta
     assert sum(r["grad_norm"] for r in records) > 0
