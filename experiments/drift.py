@@ -166,8 +166,13 @@ def lengths(seed, longest=False):
         make_lengths(seed, folder)
     old, new = (TinyMoE.from_pretrained(folder / name) for name in ("old", "new"))
     answers = torch.load(folder / "answers.pt", weights_only=True)
-    return old, new, {n: (Rollout(**a["rollout"], texts=[], group_size=8), a["batch"])
+    return old, new, {n: (with_texts(a["rollout"]), a["batch"])
                       for n, a in answers.items() if n in TERMS or longest}
+
+
+def with_texts(tensors):
+    """A kept rollout; its texts are not kept, and nobody reads them."""
+    return Rollout(**tensors, texts=[""] * len(tensors["mask"]), group_size=8)
 
 
 @torch.enable_grad()                     # whoever asks may be measuring without gradients

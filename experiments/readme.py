@@ -121,7 +121,7 @@ FIGURES = {
     "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
     "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
     "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
-    "gspo_minus_grpo": lambda: load("family_rewards")["number"].split(" pass@1")[0],
+    "gspo_minus_grpo": lambda: load("stability_map")["number"].split(" (")[0],
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",

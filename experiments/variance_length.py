@@ -60,9 +60,9 @@ def draw(data):
     for place, seed in enumerate(sorted({r["seed"] for r in rows})):
         own = sorted((r for r in rows if r["seed"] == seed), key=lambda r: r["length"])
         style = dict(marker="osD^v"[place % 5], color=GREYS[place % 4], linewidth=1,
-                     markersize=5, label=f"seed {seed}")
+                     markersize=5, label="a cold start" if place == 0 else None)
         left.loglog([r["length"] for r in own], [r["factor"] for r in own], **style)
-        right.semilogx([r["length"] for r in own],
+        right.loglog([r["length"] for r in own],
                        [r["factor"] * r["length"] for r in own], **style)
     ends = [min(r["length"] for r in rows), max(max(r["length"] for r in rows), 1000)]
     left.loglog(ends, [1 / x for x in ends], color="black", linestyle="--",
@@ -77,7 +77,6 @@ def draw(data):
     right.set_xlim(right=1300)
     right.axhspan(0, 1, color=GREY, alpha=.08)
     label(right, "… times L: 1 if tokens were independent", "tokens per answer, L", "")
-    right.set_ylim(bottom=0)
     return figure
 
 
