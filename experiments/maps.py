@@ -104,7 +104,7 @@ def one_run(c, flags):
 # ------------------------------------------------------------------------------- what was found
 
 def values(runs, name="after", seeds=None, **wanted):
-    """{seed: value} of the runs with these coordinates."""
+    """{seed: value} of the runs with these coordinates whose record holds it."""
     chosen = [r for r in runs if name in r and all(r[k] == v for k, v in wanted.items())
               and (seeds is None or r["seed"] in seeds)]
     return {r["seed"]: r[name] for r in chosen}

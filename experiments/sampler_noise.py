@@ -99,6 +99,11 @@ def outcomes(runs, arm, bits, policy="moe"):
     return maps.values(runs, arm=arm, bits=bits, policy=policy, batches=BATCHES)
 
 
+def whole(values):
+    """Values of an arm, none before all its cold starts ran: it is not ranked on a few."""
+    return values if len(values) >= claim.LEAST else []
+
+
 def lost(runs, name, bits, policy="moe"):
     """Recomputed minus trusted, paired."""
     return claim.differences(outcomes(runs, name, bits, policy),
@@ -145,8 +150,8 @@ def remedies(runs, bits):
     for arm in ("grpo", "gspo"):
         for way, name in names.items():
             ends = [outcomes(runs, name, bits) for name in (f"{arm}_{way}", arm)]
-            gain = claim.differences(*ends)
-            if len(gain) >= claim.LEAST:
+            gain = whole(claim.differences(*ends))
+            if gain:
                 yield f"{bits}: {arm.upper()} recomputed + {name} minus recomputed {number(gain)}"
         dense = lost(runs, arm, bits, "dense")
         if dense:
@@ -156,7 +161,7 @@ def remedies(runs, bits):
 def takeaway(runs):
     """Who stands the largest dose best, on average and in the worst cold start."""
     bits = next(bits for bits in DOSES if outcomes(runs, "grpo", bits))
-    found = {name: list(outcomes(runs, arm, bits).values()) for arm, (name, *_) in LOOK.items()}
+    found = {name: whole(outcomes(runs, arm, bits).values()) for arm, (name, *_) in LOOK.items()}
     found = {name: values for name, values in found.items() if values}
     ranked = sorted(found, key=lambda name: -claim.mean(found[name]))
     return (f"With the sampler's weights at {bits}, mean and worst cold start: "
@@ -183,8 +188,8 @@ def draw(runs):
     for i, (arm, (name, colour, marker, line)) in enumerate(LOOK.items()):
         face = "white" if "trusted" in arm else colour
         look = dict(marker=marker, color=colour, markerfacecolor=face)
-        shown = [(x, list(outcomes(runs, arm, bits).values())) for x, bits in enumerate(doses)]
-        shown = [(x + .07 * (i - 3), found) for x, found in shown if len(found) >= claim.LEAST]
+        shown = [(x, whole(outcomes(runs, arm, bits).values())) for x, bits in enumerate(doses)]
+        shown = [(x + .07 * (i - 3), list(found)) for x, found in shown if found]
         for x, found in shown:
             left.plot([x] * len(found), found, linestyle="", alpha=.5, markersize=4, **look)
         left.plot([x for x, _ in shown], [claim.mean(found) for _, found in shown], line,
