@@ -12,6 +12,16 @@ import pytest  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """The whole suite on two cores, where pytest-xdist is installed; what is named on the command line, in one process.
+    A worker, and what a test starts, asks for no workers of its own."""
+    options, inside = config.option, "PYTEST_XDIST_WORKER" in os.environ
+    named = options.file_or_dir or options.keyword or options.collectonly or options.usepdb or options.capture == "no"
+    if config.pluginmanager.has_plugin("xdist") and options.numprocesses is None and not named and not inside:
+        options.numprocesses, options.dist = min(2, os.cpu_count()), "worksteal"
+
+
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory):
     """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds. From then on the
