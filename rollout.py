@@ -40,6 +40,7 @@ class Rollout:
     group_size: int
     prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
     routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
+    tokens: list | None = None   # B numbers of loss tokens, where they were counted
 
     def rows_of(self, index):
         """Row numbers [q·G] of the groups of the prompts in `index` [q], on the index's device."""
@@ -66,17 +67,17 @@ class Rollout:
         cut |= {name: getattr(self, name)[rows]
                 for name in ("response_ids", "mask", "sampler_logp", "truncated")}
         routes = self.routes and self.routes.rows([prompts, rows])
-        if counts := getattr(self.mask, "counts", None):
-            cut["mask"].counts = [counts[i] for i in numbers]
+        tokens = self.tokens and [self.tokens[i] for i in numbers]
         return replace(self, **cut, texts=[self.texts[i] for i in numbers], group_size=group_size,
-                       routes=routes)
+                       routes=routes, tokens=tokens)
 
     def loss_tokens(self):
-        """Where the N loss tokens are among all B·T places: [N]. If the mask carries their number
-        per response (batches.with_gradient), no GPU is waited for."""
-        counts, mask = getattr(self.mask, "counts", None), self.mask.flatten()      # [B·T]
-        found = torch.nonzero_static(mask, size=sum(counts)) if counts else mask.nonzero()
-        return found[:, 0]
+        """Where the N loss tokens are among all B·T places: [N]. No GPU is waited for if they were
+        counted before."""
+        mask = self.mask.flatten()                                                  # [B·T]
+        if self.tokens is None:
+            return mask.nonzero()[:, 0]
+        return torch.nonzero_static(mask, size=sum(self.tokens))[:, 0]
 
 
 # ---------------------------------------------------------------------------------------- sampling

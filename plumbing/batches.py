@@ -108,7 +108,8 @@ def with_gradient(args, batch):
     mask, G = batch.rollout.mask, args.num_generations
     signal = batch["advantages"].reshape(len(mask), -1).ne(0).any(-1)               # [B]
     # The one time that an update waits before its end: for these, and the loss tokens per response.
-    signal, mask.counts = torch.stack([signal, mask.sum(-1)]).tolist()              # B ints each
+    signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
+    batch = replace(batch, rollout=replace(batch.rollout, tokens=tokens))
     if args.plain or others or not per_answer or processes.world() > 1:
         return batch
     live = [i // G for i in range(0, len(mask), G) if any(signal[i:i + G])]         # [q]

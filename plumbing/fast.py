@@ -258,7 +258,7 @@ def distinct(rollout):
     number = number.view(-1, G)                                                     # [Q, G]
     rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()         # [Q·size]
     small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows],
-                    sampler_logp=None, truncated=None, texts=None, group_size=size)
+                    sampler_logp=None, truncated=None, texts=None, tokens=None, group_size=size)
     return small, (number[:, :1] // G * size + kind).flatten()                      # [B]
 
 
