@@ -44,6 +44,8 @@ NAMES = {"grpo": "GRPO", "gspo": "GSPO", "gspo_x10": "GSPO, 10× band",
          "gspo_x100": "GSPO, 100× band",
          "grpo_replay": "GRPO + replay", "gspo_free": "GSPO, no clip", "gmpo": "GMPO",
          "cispo": "CISPO"}
+SHORT = {"grpo": "GRPO", "grpo_replay": "replay", "gspo": "GSPO", "gspo_x10": "10×",
+         "gspo_x100": "100×"}
 RATES = (2e-4, 4e-4, 8e-4, 16e-4)
 FULL_RATES, MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
 MAIN, PAIR, BANDS = tuple(ARMS)[:5], ("grpo", "gspo"), ("gspo", "gspo_x10", "gspo_x100")
@@ -51,7 +53,7 @@ FILE, EQUAL = maps.runs_of("stability_map"), .03
 
 
 def grid(full):
-    """The part that is reported has 4 mini-batches; the rest of the map comes with --full."""
+    """What decides first, then what is beside it; the rest of the map comes with --full."""
     def cells(arms, rates, minibatches=(4,), **more):
         return [maps.cell(arm, seed, rate=rate, minibatches=m, **more) for seed in maps.CHOOSE
                 for m in minibatches for rate in rates for arm in arms]
@@ -61,6 +63,8 @@ def grid(full):
     yield from cells(PAIR, RATES, policy="dense")
     yield from cells(MAIN[4:], RATES)
     yield from fresh(maps.read(FILE))                        # now GRPO + replay too
+    yield from cells(tuple(ARMS)[5:], RATES)
+    yield from cells(PAIR, RATES, (2, 16))
     if full:
         yield from cells(ARMS, FULL_RATES, MINIBATCHES)
         yield from cells(ARMS, FULL_RATES, MINIBATCHES, policy="dense")
@@ -163,50 +167,59 @@ def shown(rate):
 
 
 def draw(runs):
-    figure, axes = panels(2, 3, height=6.4, width=10)
-    scale = dict(vmin=0, vmax=1, cmap="cividis", aspect="auto")
-    whole = lambda m: all(len(ends(runs, arm, rate, maps.CHOOSE, minibatches=m)) == len(maps.CHOOSE)
-                          for arm in MAIN[:4] for rate in RATES)
-    rows = [m for m in MINIBATCHES if whole(m)]
-    for place, arm in zip(axes.flat[:4], MAIN):
-        found = [[ends(runs, arm, rate, maps.CHOOSE, minibatches=m).values() for rate in RATES]
-                 for m in rows]
-        table = [[claim.mean(v) if v else float("nan") for v in row] for row in found]
-        image = place.imshow(table, **scale)
-        for y, m in enumerate(rows):
-            for x, value in enumerate(table[y]):
-                place.text(x, y, f"{value:.2f}", ha="center", va="center",
-                           color="black" if value > .5 else "white")
-            edge = frontier(runs, arm, minibatches=m)
-            if edge:
-                x = RATES.index(edge) + .5
-                place.plot([x - .04] * 2, [y - .5, y + .5], color="white", linewidth=3)
-        place.set_xticks(range(len(RATES)), [shown(rate) for rate in RATES])
-        place.set_yticks(range(len(rows)), rows)
-        place.grid(False)
-        label(place, NAMES[arm], "learning rate", "mini-batches")
-    figure.colorbar(image, ax=axes.flat[3], label="held-out pass@1")
-    fresh_dots(axes.flat[4], runs)
-    scatter(axes.flat[5], runs)
+    """A map per algorithm on one scale, blank where nothing ran; the dense control; below, what
+    decides and what is clipped."""
+    places = [(arm, "moe") for arm in ARMS] + [(arm, "dense") for arm in PAIR]
+    figure, axes = panels(3, 4, height=8.4, width=11.5)
+    for axis, (arm, policy) in zip(axes.flat, places):
+        image = heat_map(axis, runs, arm, policy)
+    figure.colorbar(image, ax=axes[:2, -1], label="held-out pass@1", shrink=.6)
+    fresh_dots(axes.flat[-2], runs)
+    scatter(axes.flat[-1], runs)
     return figure
 
 
+def heat_map(axis, runs, arm, policy):
+    """Mean of the map's cold starts; the white line is the frontier."""
+    table = [[whole(ends(runs, arm, rate, maps.CHOOSE, policy, m).values()) for rate in RATES]
+             for m in MINIBATCHES]
+    image = axis.imshow(table, vmin=0, vmax=1, cmap="cividis", aspect="auto")
+    for y, row in enumerate(table):
+        edge = frontier(runs, arm, policy, MINIBATCHES[y]) if row[0] == row[0] else None
+        if edge and edge != RATES[-1]:
+            axis.plot([RATES.index(edge) + .5] * 2, [y - .5, y + .5], color="white", linewidth=3)
+        for x, value in enumerate(row):
+            if value == value:                                          # it is no NaN
+                axis.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                          color="black" if value > .5 else "white")
+    axis.set_xticks(range(len(RATES)), [shown(rate) for rate in RATES])
+    axis.set_yticks(range(len(MINIBATCHES)), MINIBATCHES)
+    axis.grid(False)
+    name = NAMES[arm] + (", dense" if policy == "dense" else "")
+    label(axis, name, "learning rate", "mini-batches")
+    return image
+
+
+def whole(values):
+    """Their mean, NaN before all cold starts of the map have run."""
+    return claim.mean(values) if len(values) == len(maps.CHOOSE) else float("nan")
+
+
 def fresh_dots(axes, runs):
-    """GRPO and GSPO at both best rates on fresh cold starts."""
-    rates = sorted({rate for arm in PAIR if (rate := best_rate(runs, arm))})
-    for arm, colour, marker, shift in (("grpo", ORANGE, "s", -.12), ("gspo", BLUE, "o", .12)):
-        for x, rate in enumerate(rates):
-            found = list(ends(runs, arm, rate, maps.REPORT).values())
-            if found:
-                axes.plot([x + shift] * len(found), found, marker, color=colour, alpha=.5,
-                          markersize=4)
-                middle, low, high = claim.interval(found)
-                axes.errorbar(x + shift, middle, [[middle - low], [high - middle]], fmt=marker,
-                              color=colour, capsize=3, label=NAMES[arm] if x == 0 else None)
-    axes.set_xticks(range(len(rates)), [shown(rate) for rate in rates])
-    axes.set_xlim(-.6, len(rates) - .4)
-    label(axes, "Fresh cold starts, mean and 95 %", "learning rate", "held-out pass@1")
-    axes.legend(loc="lower left")
+    """Each algorithm at its best rate on fresh cold starts: every one, their mean and 95 %."""
+    arms = [arm for arm in ("grpo", "grpo_replay", *BANDS) if best_rate(runs, arm)]
+    for x, arm in enumerate(arms):
+        found = list(ends(runs, arm, best_rate(runs, arm), maps.REPORT).values())
+        if len(found) > 1:
+            colour, marker = (BLUE, "o") if arm in BANDS else (ORANGE, "s")
+            axes.plot([x + .15] * len(found), found, marker, color=colour, alpha=.5, markersize=4)
+            middle, low, high = claim.interval(found)
+            axes.errorbar(x - .1, middle, [[middle - low], [high - middle]], fmt=marker,
+                          color=colour, capsize=3)
+    axes.set_xticks(range(len(arms)),
+                    [f"{SHORT[arm]}\n{shown(best_rate(runs, arm))}" for arm in arms], fontsize=7)
+    axes.set_xlim(-.5, len(arms) - .5)
+    label(axes, "Best rates, fresh cold starts", "", "held-out pass@1")
 
 
 def scatter(axes, runs):
@@ -218,10 +231,10 @@ def scatter(axes, runs):
             axes.plot([r["clipped"] for r in own], [r["after"] for r in own], marker, color=BLUE,
                       markerfacecolor="white" if arm != "gspo" else BLUE, markersize=4,
                       label=NAMES[arm])
-    axes.axvline(.15, color=GREY, linestyle=":")
+    axes.axvline(.15, color=GREY, linestyle=":")                # what GSPO reports: 15 %
     axes.set_xscale("symlog", linthresh=.01)
     axes.set_xlim(left=0)
-    label(axes, "What is clipped and what is learnt", "clipped share of tokens", "held-out pass@1")
+    label(axes, "Clipped and learnt", "clipped share of tokens", "held-out pass@1")
     axes.legend(loc="lower left", fontsize=8)
 
 
