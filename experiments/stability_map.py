@@ -170,10 +170,10 @@ def draw(runs):
     """A map per algorithm on one scale, blank where nothing ran; the dense control; below, what
     decides and what is clipped."""
     places = [(arm, "moe") for arm in ARMS] + [(arm, "dense") for arm in PAIR]
-    figure, axes = panels(3, 4, height=8.4, width=11.5)
+    figure, axes = panels(4, 3, height=10.5, width=9.5)
     for axis, (arm, policy) in zip(axes.flat, places):
         image = heat_map(axis, runs, arm, policy)
-    figure.colorbar(image, ax=axes[:2, -1], label="held-out pass@1", shrink=.6)
+    figure.colorbar(image, ax=axes[:3, -1], label="held-out pass@1", shrink=.6)
     fresh_dots(axes.flat[-2], runs)
     scatter(axes.flat[-1], runs)
     return figure
