@@ -40,9 +40,13 @@ def agrees(found, update=2):
 
 @needs_compiler
 def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
-    agrees(simulate("run_train.py", [
-        "hf --steps 1 --bf16 true --beta 0.1 --output_dir a",
-        "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b"], tmp_path))
+    """A rollout waits seven times as prompts come and answers leave, and once per 16 tokens."""
+    tokens = 40
+    found = simulate("run_train.py", [
+        f"hf --steps 1 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
+        "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b"], tmp_path)
+    agrees(found)
+    assert 7 < found[0]["syncs"]["rollout"] <= 7 + tokens // 16, found[0]["where"]["rollout"]
 
 
 @needs_compiler

@@ -8,7 +8,8 @@ unequal length that begin alike, not the tiny MoE; `resume` takes the last check
 and wants the same weights. The run folder is the current one.
 
 Says {"flags", "exit" (None: it ran to its end), "error", "syncs" and "launches" per phase, "where"
-the host waits}. Phases: the token steps of a rollout, what follows them, optimiser steps.
+the host waits}. Phases: a rollout without its token steps and looks for ended rows, these, the
+cutting of a batch, optimiser steps.
 """
 
 import contextlib
@@ -106,8 +107,8 @@ def run(case):
 
 SHOWN = ["--bf16 true", "--bf16 false", "hf --bf16 true", "hf --bf16 true --gradient_checkpointing",
          "hf --bf16 true --micro_batch_size 4", "hf --bf16 true --use_peft"]
-PHASES = {"token step": (fast.Rows, "step"), "look": (fast.Rows, "drop"),
-          "cut": (batches.Batch, "prompts"), "update": (train, "update")}
+PHASES = {"rollout": (fast, "sample"), "token step": (fast.Rows, "step"),
+          "look": (fast.Rows, "drop"), "cut": (batches.Batch, "prompts"), "update": (train, "update")}
 
 if __name__ == "__main__":
     for label, (owner, name) in PHASES.items():
