@@ -121,7 +121,6 @@ class Experts(nn.Module):
         weight = gates.new_zeros(len(x), len(y)).scatter(1, indices, gates)         # [N, E]
         return (y * weight.T[:, :, None]).sum(0).to(x.dtype)                        # [N, D]
 
-    @torch.compiler.disable  # the compiler knows the grouped product in bfloat16 only
     def chosen(self, x, gates, indices):
         """Tokens sorted by expert, a block of rows for each of the K experts that they chose."""
         expert, order = indices.flatten().sort(stable=True)                         # [N·K]

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
+from moe import Experts
 from plumbing.caches import takes_any_mask
 from plumbing.fast import prompt_inputs
 
@@ -53,6 +54,8 @@ class Decoder:
                              "and a mask of one's own over a static cache; leave the flag out")
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self.model, self.caches = model, {}
+        # The compiler knows the grouped product in bfloat16 only.
+        Experts.chosen = torch.compiler.disable(Experts.chosen)
         self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
 
     @property
