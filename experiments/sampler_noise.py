@@ -25,7 +25,7 @@ Beside it, by the same intervals: trusted GSPO minus trusted GRPO (does the sequ
 protect?), recomputing and recomputing with token weights in [0, 2] (TIS) as remedies, and the share
 of routes in it: replaying the sampler's routes (R3) or the trainer's (R2) in the updates, and a
 dense policy. Routes are a part of it if R3 gains over recomputing and the MoE loses more than the
-dense policy.
+dense policy. Whether a bfloat16 sampler harms at all: GSPO recomputed, against a float32 one.
 """
 
 import math
@@ -68,6 +68,8 @@ def grid(full):
     yield from cells(main, ("int3",), policy="dense")
     yield from cells(("dose",), DOSES[:-1], policy="dense")
     yield from cells(main[:2], ("int5",))
+    yield from cells(main, ("bfloat16",))                    # the dose that people have
+    yield from cells(("gspo",), ("float32",))                # and none
     if full:
         yield from cells([a for a in ARMS if a != "grpo_trusted"], DOSES)
         yield from cells(main, DOSES, policy="dense")
@@ -123,6 +125,10 @@ def judge(runs):
                      f"{number(lost(runs, 'gspo', bits))}; trusted GSPO minus trusted GRPO "
                      f"{number(protects)}")
     parts += [text for bits in doses for text in remedies(runs, bits)]
+    halved = whole(claim.differences(*(outcomes(runs, "gspo", bits)
+                                       for bits in ("bfloat16", "float32"))))
+    if halved:
+        parts.append(f"GSPO recomputed, bfloat16 sampler minus a float32 one {number(halved)}")
     return "; ".join(parts), headline(runs, doses), decide(*answers.values(), seeds), seeds
 
 
