@@ -229,14 +229,17 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
 
 
-def response_hidden(model, rollout):
-    """Prompt and response side by side in one forward, a row per response -> [B, T, D]."""
+def response_hidden(model, rollout, seen=None):
+    """Prompt and response side by side in one forward, a row per response -> [B, T, D].
+    seen: makes another mask of the attention mask [B, N] (fast.py)."""
     G, T = rollout.group_size, rollout.mask.shape[1]
     prompt_mask = rollout.prompt_mask.repeat_interleave(G, 0)                       # [B, P]
     prompt_ids = rollout.prompt_ids.repeat_interleave(G, 0)                         # [B, P]
     ids = torch.cat([prompt_ids, rollout.response_ids[:, :T - 1]], 1)               # [B, P+T-1]
     attention = F.pad(prompt_mask.long(), (0, T - 1), value=1)                      # [B, P+T-1]
     position = (attention.cumsum(-1) - 1).clamp(min=0)                              # [B, P+T-1]
+    if seen:
+        attention = seen(model.config, attention.bool(), attention.shape[1])
     hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=position,
                               use_cache=False).last_hidden_state                    # [B, P+T-1, D]
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]

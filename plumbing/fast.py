@@ -270,7 +270,7 @@ def response_hidden(model, rollout, fixed):
         rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
     alone = rollout.group_size == 1 and not rollout.prefix
     if checkpointing or alone or not copies_rows(model.config):
-        return plain.response_hidden(model, rollout)
+        return plain.response_hidden(model, rollout, seen)
     groups = 0 if fixed else groups_per_row(model.config, rollout)
     return packed_hidden(model, rollout, groups) if groups else shared_hidden(model, rollout)
 
