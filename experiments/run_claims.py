@@ -24,7 +24,7 @@ from tqdm import tqdm
 # without --maps the table shows their committed result.
 CLAIMS = ["family_rewards", "gradient_noise", "clipped_tokens", "expert_flips", "token_credit",
           "perplexity_identity", "variance_length", "off_policyness", "perplexity_dynamics",
-          "product_ratio", "replay_cost", "length_band", "hidden_divergence"]
+          "product_ratio", "replay_cost", "length_band", "hidden_divergence", "irreversible"]
 MAPS = ["sampler_noise", "stability_map", "flip_depth", "moe_stability"]
 
 # The table of claims: six groups, each with its question and its claims, the leading one first.
@@ -36,7 +36,7 @@ GROUPS = {
     "noise and length": ("Does GRPO's noise grow with length, and GSPO's not?",
                          ["gradient_noise", "variance_length", "length_band", "hidden_divergence"]),
     "mixtures of experts": ("Does GRPO collapse on a MoE, as experts flip?",
-                            ["moe_stability", "expert_flips", "flip_depth"]),
+                            ["moe_stability", "irreversible", "expert_flips", "flip_depth"]),
     "infrastructure": ("May GSPO trust the sampler's log-probs?",
                        ["sampler_noise", "replay_cost"]),
     "speed of learning": ("Does GSPO learn faster than GRPO?",

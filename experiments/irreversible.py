@@ -1,0 +1,110 @@
+"""Does a collapsed run come back from an earlier checkpoint, at half the rate?
+
+Claim: once GRPO has collapsed, training cannot be saved, not even by going back to an earlier
+checkpoint and tuning its hyper-parameters (GSPO 2507.18071, §1 and §3). Here train.py's default
+task and policy collapse under GRPO at a rate of 16e-4, constant, with 8 mini-batches per rollout
+batch (a cell of stability_map.py). From each cold start: 10 rollout batches; then 10 more at half
+the rate, once from the checkpoint before the batch with the highest pass rate, once from the end.
+A run collapsed if it ends below its start, held-out pass@1; only those count. Written down
+beforehand, held-out pass@1 after going back, minus that of the start of the whole:
+
+  confirmed   the interval lies below 0: what was learnt stays lost
+  refuted     it lies above 0: the run came back
+
+and the same for going on from the end, which stands beside it.
+"""
+
+import json
+import math
+
+import claim
+import drift
+import train
+from plumbing.style import BLACK, GREY, ORANGE, label, panels
+
+ROW = dict(claim="A collapse cannot be undone, not even from an earlier checkpoint",
+           source="GSPO §1, §3", reported="no figure")
+COLLAPSES = (*drift.GRPO, "--steps_per_generation", "8", "--lr_scheduler_type",
+             "constant_with_warmup")
+ARMS = {"back": "back to the best checkpoint, half the rate",
+        "on": "on from the end, half the rate"}
+
+
+def measure(seeds, quick):
+    steps, data = 3 if quick else 10, dict(first=[], back=[], on=[], best=[])
+    for seed in seeds:
+        records, summary, end = run(seed, "first", steps, 16e-4)
+        rates = [r["pass_rate"] for r in records]
+        best = max(range(1, steps), key=lambda t: rates[t])
+        again, _, checkpoint = run(seed, "best", best, 16e-4)
+        if [r["pass_rate"] for r in again] != rates[:best]:
+            raise ValueError(f"seed {seed}: a run of {best} batches is not the beginning of "
+                             f"one of {steps}")
+        data["best"].append(best)
+        data["first"].append(dict(before=summary["pass_at_1_before"], rates=rates,
+                                  after=summary["pass_at_1_after"]))
+        for name, start in (("back", checkpoint), ("on", end)):
+            records, summary, _ = run(seed, name, steps, 8e-4, start)
+            data[name].append(dict(rates=[r["pass_rate"] for r in records],
+                                   after=summary["pass_at_1_after"]))
+    return data
+
+
+def run(seed, name, steps, rate, start=None):
+    """(records, summary, its last checkpoint) of one run, made once."""
+    folder = claim.RUNS / f"collapse-{steps}-{seed}-{name}"
+    if not (folder / "summary.json").is_file():
+        words = [*f"--use_cpu --steps {steps} --seed {seed} --learning_rate {rate:g}".split(),
+                 *claim.EVAL.split(), *COLLAPSES, "--output_dir", str(folder),
+                 "--overwrite_output_dir"]
+        words += ["--model_name_or_path", str(start)] if start else []
+        code, printed = claim.quietly(train.main, words)
+        if code is not None:
+            raise ValueError(f"{folder}: {code} {printed[-300:]}")
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return (records, json.loads((folder / "summary.json").read_text()),
+            folder / "checkpoints" / f"step_{steps}")
+
+
+def gains(data):
+    """{arm: held-out pass@1 minus that of the start of the whole, of the runs that collapsed}"""
+    return {name: [run["after"] - first["before"] for run, first in zip(data[name], data["first"])
+                   if first["after"] < first["before"]] for name in ARMS}
+
+
+def judge(data):
+    found, first = gains(data), data["first"]
+    collapsed = len(found["back"])
+    measured = (f"{collapsed} of {len(first)} runs collapsed, from "
+                f"{claim.mean(f['before'] for f in first):.2f} to "
+                f"{claim.mean(f['after'] for f in first):.2f}")
+    if not collapsed:
+        return measured, "0 of these runs collapsed", claim.undecided(0)
+    measured += f"; on from the end at half the rate {claim.number(found['on'], '{:+.2f}')}"
+    answer = claim.verdict(found["back"], held=(-math.inf, 0), refuted=(0, math.inf))
+    what = "pass@1 against the start, from the best checkpoint at half the rate"
+    return measured, claim.number(found["back"], "{:+.2f}", what), answer
+
+
+def draw(data):
+    figure, axes = panels(1, 2, height=3.6, sharey=True)
+    for place, (name, title) in zip(axes, ARMS.items()):
+        for first, best, after in zip(data["first"], data["best"], data[name]):
+            steps = len(first["rates"])
+            place.plot(range(1, steps + 1), first["rates"], color=GREY, linewidth=.9)
+            begin = best if name == "back" else steps
+            place.plot(range(begin + 1, begin + 1 + len(after["rates"])), after["rates"],
+                       color=ORANGE, linewidth=.9)
+        place.axhline(claim.mean(f["before"] for f in data["first"]), color=BLACK, linestyle=":",
+                      linewidth=1)
+        place.set_ylim(0, 1)
+        label(place, title, "rollout batch", "pass rate" if name == "back" else "")
+    axes[0].plot([], [], color=GREY, label="GRPO at 16e-4")
+    axes[0].plot([], [], color=ORANGE, label="then at 8e-4")
+    axes[0].plot([], [], color=BLACK, linestyle=":", label="held out at the start")
+    axes[0].legend(loc="lower left", fontsize=8)
+    return figure
+
+
+if __name__ == "__main__":
+    claim.main(__file__, ROW, measure, judge, draw)
