@@ -1,10 +1,10 @@
 """Does a collapsed run come back from an earlier checkpoint, at half the rate?
 
 Claim: once GRPO has collapsed, training cannot be saved, not even by going back to an earlier
-checkpoint and tuning its hyper-parameters (GSPO 2507.18071, §1 and §3). Here train.py's default
-task and policy collapse under GRPO at a rate of 16e-4, constant, with 8 mini-batches per rollout
-batch (a cell of stability_map.py). From each cold start: 10 rollout batches; then 10 more at half
-the rate, once from the checkpoint before the batch with the highest pass rate, once from the end.
+checkpoint and tuning its hyper-parameters (GSPO 2507.18071, §1 and §3). Here GRPO collapses as in
+moe_stability.py: rate 6e-4, constant, 16 mini-batches per rollout batch of 128 answers. From each
+cold start 16 rollout batches; then 16 more at half the rate, once from the checkpoint before the
+batch with the highest pass rate, once from the end.
 A run collapsed if it ends below its start, held-out pass@1; only those count. Written down
 beforehand, held-out pass@1 after going back, minus that of the start of the whole:
 
@@ -24,19 +24,19 @@ from plumbing.style import BLACK, GREY, ORANGE, label, panels
 
 ROW = dict(claim="A collapse cannot be undone, not even from an earlier checkpoint",
            source="GSPO §1, §3", reported="no figure")
-COLLAPSES = (*drift.GRPO, "--steps_per_generation", "8", "--lr_scheduler_type",
-             "constant_with_warmup")
+COLLAPSES = (*drift.GRPO, "--prompts_per_step", "16", "--steps_per_generation", "16",
+             "--lr_scheduler_type", "constant_with_warmup")
 ARMS = {"back": "back to the best checkpoint, half the rate",
         "on": "on from the end, half the rate"}
 
 
 def measure(seeds, quick):
-    steps, data = 3 if quick else 10, dict(first=[], back=[], on=[], best=[])
+    steps, data = 3 if quick else 16, dict(first=[], back=[], on=[], best=[])
     for seed in seeds:
-        records, summary, end = run(seed, "first", steps, 16e-4)
+        records, summary, end = run(seed, "first", steps, 6e-4)
         rates = [r["pass_rate"] for r in records]
         best = max(range(1, steps), key=lambda t: rates[t])
-        again, _, checkpoint = run(seed, "best", best, 16e-4)
+        again, _, checkpoint = run(seed, "best", best, 6e-4)
         if [r["pass_rate"] for r in again] != rates[:best]:
             raise ValueError(f"seed {seed}: a run of {best} batches is not the beginning of "
                              f"one of {steps}")
@@ -44,7 +44,7 @@ def measure(seeds, quick):
         data["first"].append(dict(before=summary["pass_at_1_before"], rates=rates,
                                   after=summary["pass_at_1_after"]))
         for name, start in (("back", checkpoint), ("on", end)):
-            records, summary, _ = run(seed, name, steps, 8e-4, start)
+            records, summary, _ = run(seed, name, steps, 3e-4, start)
             data[name].append(dict(rates=[r["pass_rate"] for r in records],
                                    after=summary["pass_at_1_after"]))
     return data
@@ -99,8 +99,8 @@ def draw(data):
                       linewidth=1)
         place.set_ylim(0, 1)
         label(place, title, "rollout batch", "pass rate" if name == "back" else "")
-    axes[0].plot([], [], color=GREY, label="GRPO at 16e-4")
-    axes[0].plot([], [], color=ORANGE, label="then at 8e-4")
+    axes[0].plot([], [], color=GREY, label="GRPO at 6e-4")
+    axes[0].plot([], [], color=ORANGE, label="then at 3e-4")
     axes[0].plot([], [], color=BLACK, linestyle=":", label="held out at the start")
     axes[0].legend(loc="lower left", fontsize=8)
     return figure
