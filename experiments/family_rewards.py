@@ -57,7 +57,8 @@ def judge(data):
     if claim.verdict(gains, held=(-.03, .03)) == claim.HELD:
         answer = claim.REFUTED
     ranked = sorted(after, key=lambda name: -claim.mean(after[name]))
-    shown = ", ".join(f"{name} {claim.mean(after[name]):.3f}" for name in ranked)
+    shown = ", ".join(f"{name} {claim.mean(after[name]):.3f} ({len(after[name])})"
+                      for name in ranked)
     before = claim.mean(data["before"])
     measured = f"after {data['steps']} batches at 4e-4, from {before:.3f}: {shown}"
     return measured, claim.number(gains, "{:+.3f}", "pass@1, GSPO minus GRPO"), answer
