@@ -102,7 +102,7 @@ def draw(data):
     axes[0].plot([], [], color=GREY, label="GRPO at 6e-4")
     axes[0].plot([], [], color=ORANGE, label="then at 3e-4")
     axes[0].plot([], [], color=BLACK, linestyle=":", label="held out at the start")
-    axes[0].legend(loc="lower left", fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
