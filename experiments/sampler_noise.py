@@ -145,9 +145,11 @@ def decide(grpo, gspo, seeds):
 
 
 def headline(runs, doses):
-    """What trusting costs at the mildest dose."""
-    gspo, grpo = (number(lost(runs, name, doses[-1])) for name in ("gspo", "grpo"))
-    return f"trusting {doses[-1]} costs GSPO {gspo} pass@1, GRPO {grpo}"
+    """What trusting costs GSPO at the mildest dose and where it costs most."""
+    worst = max(doses, key=lambda bits: claim.mean(lost(runs, "gspo", bits)))
+    costs = [f"{claim.number(lost(runs, 'gspo', bits), '{:+.2f}')} ({bits})"
+             for bits in dict.fromkeys((doses[-1], worst))]
+    return f"trusting costs GSPO {', '.join(costs)} pass@1"
 
 
 def remedies(runs, bits):
