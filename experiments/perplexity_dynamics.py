@@ -12,9 +12,11 @@ quarter:
 
 RL sharpens what it samples; this is no evidence that "GSPO optimises perplexity": any objective
 that reinforces answers lowers it. The cold start here is sure of itself (perplexity near 1), so how
-far it can fall is another matter than in a model that begins at 4.59.
+far it can fall is another matter than in a model that begins at 4.59: SmolLM2's reference runs
+(reference_runs.py smollm2), which begin unsure, stand beside it.
 """
 
+import json
 import math
 
 import claim
@@ -34,7 +36,8 @@ def measure(seeds, quick):
         data["exp_of_mean"].append([math.exp(claim.mean(h)) for h in batches])
         data["median"].append([math.exp(claim.median(h)) for h in batches])
         data["largest"].append([math.exp(max(h)) for h in batches])
-    return data
+    runs = json.loads((claim.ROOT / "results/reference_runs.json").read_text())["smollm2"]["runs"]
+    return data | {"smollm2": [run["curve"]["perplexity_new"] for run in runs]}
 
 
 def judge(data):
@@ -53,21 +56,29 @@ def judge(data):
                          (("exp_of_mean", "exp(mean H)"), ("median", "median of exp(H)"),
                           ("mean_of_exp", "mean of exp(H)")))
     measured += f"; the largest of one answer is {max(map(max, data['largest'])):.3g}"
+    first, last = (claim.median(claim.median(row[part]) for row in data["smollm2"])
+                   for part in (slice(0, 5), slice(-5, None)))
+    measured += (f"; SmolLM2, {len(data['smollm2'])} seeds, medians of the first and last five "
+                 f"batches {first:.2f} to {last:.2f}")
     return measured, claim.number(falls["exp_of_mean"], "{:+.4f}", "nats of mean H"), answer
 
 
 def draw(data):
-    figure, (left, right) = panels(1, 2, width=8.4)
+    figure, (left, middle, right) = panels(1, 3, width=10)
     steps = range(1, len(data["mean_of_exp"][0]) + 1)
     band(left, steps, data["mean_of_exp"], "mean of exp(H) over answers", BLACK, "o")
     band(left, steps, data["exp_of_mean"], "exp of the mean H", GREY, "s", "--")
-    label(left, "Perplexity of sampled answers in a GSPO run", "rollout batch", "perplexity")
+    label(left, "Perplexity of sampled answers", "rollout batch", "perplexity")
     top = 1 + 1.6 * (max(map(max, data["exp_of_mean"])) - 1)
     left.set_ylim(1, top)
     for step, values in zip(steps, zip(*data["mean_of_exp"])):
         if max(values) > top:                                # one answer can move it far
             left.text(step + .2, top, f"{max(values):.1f} in one seed", va="top", fontsize=8)
     left.legend(loc="lower left")
+    for row in data["smollm2"]:
+        middle.plot(range(1, len(row) + 1), row, color=BLACK, alpha=.6, linewidth=.9)
+    middle.set_yscale("log")
+    label(middle, "SmolLM2, mean of exp(H), each seed", "rollout batch", "")
     paper = [("mean of exp(H)", [4.59, 1.14], BLACK, "o", "-"),
              ("exp(H) of its H", [math.exp(.698), math.exp(.128)], GREY, "s", "--")]
     for name, values, colour, marker, line in paper:
@@ -77,7 +88,7 @@ def draw(data):
     right.set_xticks([0, 1], ["start", "end"])
     right.set_xlim(-.15, 1.15)
     right.set_ylim(1, 5)
-    label(right, "The paper's two series (1140 updates)", "", "perplexity")
+    label(right, "The paper's, 1140 updates", "", "")
     right.legend()
     return figure
 

@@ -82,7 +82,8 @@ if __name__ == "__main__":
     if args.which in ("smollm2", "lora"):
         subprocess.run([sys.executable, "tests/make_max_data.py", "data"], check=True)
     if args.which == "smollm2":
-        results["smollm2"] = {"title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine, "runs": [run(SMOLLM2)]}
+        results["smollm2"] = {"title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine,
+                              "runs": [run(f"{SMOLLM2} --seed {seed}") for seed in range(3)]}
     if args.which == "lora":
         short = " --steps 3 --eval_samples 0"
         results["lora"] = {"command": LORA, "machine": machine, "beside": {name: run(c + short) for name, c in (("lora", LORA), ("full", SMOLLM2))},
