@@ -43,7 +43,7 @@ def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path
     """A rollout waits seven times as prompts come and answers leave, and once per 16 tokens."""
     tokens = 40
     found = simulate("run_train.py", [
-        f"hf --steps 1 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
+        f"resume hf --steps 2 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
         "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b"], tmp_path)
     agrees(found)
     assert 7 < found[0]["syncs"]["rollout"] <= 7 + tokens // 16, found[0]["where"]["rollout"]
@@ -54,12 +54,10 @@ def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path
 @pytest.mark.parametrize("bf16", ["true", "false"])
 @pytest.mark.parametrize("kind", ["", "hf"])
 def test_every_preset_runs_and_resumes(kind, bf16, tmp_path):
-    """rspo needs routers; srpo's second source are longer sums, or another file. What resumes in
-    bfloat16, whose state holds all that float32's does, is not resumed again in float32."""
-    again = "resume" if bf16 == "true" else ""
+    """rspo needs routers; srpo's second source are longer sums, or another file."""
     stage2 = " --stage2_step 1" + " --stage2_dataset_name hf/data.jsonl" * bool(kind)
     agrees(simulate("run_train.py", [
-        f"{again} {'mixtral' if kind and name == 'rspo' else kind} --steps 2 --algorithm {name}"
+        f"resume {'mixtral' if kind and name == 'rspo' else kind} --steps 2 --algorithm {name}"
         f" --bf16 {bf16} --output_dir {name}" + stage2 * (name == "srpo") for name in PRESETS],
         tmp_path))
 
