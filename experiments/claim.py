@@ -178,13 +178,13 @@ def read_result(file):
 
 # ---------------------------------------------------------------------------------- training runs
 
-def trained(flags, seed, steps):
+def trained(flags, seed, steps, folder=None):
     """(records, summary) of `train.py FLAGS` with that seed and number of rollout batches.
 
-    Trained now unless it was before.
+    Trained now unless it was before. folder: where, else runs/claims/ and all that made it.
     """
     words = " ".join(["--steps", str(steps), "--seed", str(seed), *EVAL.split(), *flags])
-    run = RUNS / re.sub(r"[^\w.]+", "_", words).strip("_")
+    run = folder or RUNS / re.sub(r"[^\w.]+", "_", words).strip("_")
     if not (run / "summary.json").is_file():
         began, code = time.perf_counter(), None
         begun = (run / "config.json").is_file()

@@ -14,12 +14,10 @@ beforehand, held-out pass@1 after going back, minus that of the start of the who
 and the same for going on from the end, which stands beside it.
 """
 
-import json
 import math
 
 import claim
 import drift
-import train
 from plumbing.style import BLACK, GREY, ORANGE, label, panels
 
 ROW = dict(claim="A collapse cannot be undone, not even from an earlier checkpoint",
@@ -51,19 +49,11 @@ def measure(seeds, quick):
 
 
 def run(seed, name, steps, rate, start=None):
-    """(records, summary, its last checkpoint) of one run, made once."""
+    """(records, summary, its last checkpoint) of one run; their flags would be too long a name."""
     folder = claim.RUNS / f"collapse-{steps}-{seed}-{name}"
-    if not (folder / "summary.json").is_file():
-        words = [*f"--use_cpu --steps {steps} --seed {seed} --learning_rate {rate:g}".split(),
-                 *claim.EVAL.split(), *COLLAPSES, "--output_dir", str(folder),
-                 "--overwrite_output_dir"]
-        words += ["--model_name_or_path", str(start)] if start else []
-        code, printed = claim.quietly(train.main, words)
-        if code is not None:
-            raise ValueError(f"{folder}: {code} {printed[-300:]}")
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return (records, json.loads((folder / "summary.json").read_text()),
-            folder / "checkpoints" / f"step_{steps}")
+    flags = [*COLLAPSES, "--learning_rate", f"{rate:g}"]
+    flags += ["--model_name_or_path", str(start)] if start else []
+    return *claim.trained(flags, seed, steps, folder), folder / "checkpoints" / f"step_{steps}"
 
 
 def gains(data):
