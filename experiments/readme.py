@@ -232,7 +232,8 @@ def trl_name(name):
 def presets():
     """The objective that --algorithm NAME takes, the flags that it fills in, a first result."""
     def flags(row):
-        words = [f"--{k}" if v is True else f"--{k} {v}" for k, v in row.items() if k != "objective"]
+        words = [f"--{k}" if v is True else f"--{k} {v}"
+                 for k, v in row.items() if k != "objective"]
         return f"`{' '.join(words)}`" if words else "–"
     found = data("family_rewards")
     after = {SHOWN_AS[name]: f"{mean(values):.3f} ({len(values)})"

@@ -145,8 +145,8 @@ def takeaway(runs):
     shown_best = [f"{NAMES[arm]} {claim.mean(ends(runs, arm, rate, maps.CHOOSE).values()):.2f} at "
                   f"{shown(rate)}" for arm, rate in best.items()]
     edges = [f"{NAMES[arm]} {shown(frontier(runs, arm))}" for arm in PAIR if arm in best]
-    return (f"Each at its best rate of the map: {', '.join(shown_best)}; the largest rate that ends "
-            f"above its start: {', '.join(edges)}.")
+    return (f"Each at its best rate of the map: {', '.join(shown_best)}; the largest rate that "
+            f"ends above its start: {', '.join(edges)}.")
 
 
 def decide(own, shared):

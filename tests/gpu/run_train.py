@@ -108,7 +108,8 @@ def run(case):
 SHOWN = ["--bf16 true", "--bf16 false", "hf --bf16 true", "hf --bf16 true --gradient_checkpointing",
          "hf --bf16 true --micro_batch_size 4", "hf --bf16 true --use_peft"]
 PHASES = {"rollout": (fast, "sample"), "token step": (fast.Rows, "step"),
-          "look": (fast.Rows, "drop"), "cut": (batches.Batch, "prompts"), "update": (train, "update")}
+          "look": (fast.Rows, "drop"), "cut": (batches.Batch, "prompts"),
+          "update": (train, "update")}
 
 if __name__ == "__main__":
     for label, (owner, name) in PHASES.items():
