@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3M
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing import fast, tasks
+from plumbing import fast, processes, tasks
 from plumbing.adapters import add_adapters, base_of, is_adapter, merged
 from plumbing.run import write_text
 from rollout import Rollout, left_pad, response_logp
@@ -202,14 +202,18 @@ def cold_start(args, task, device):
                   balance=BALANCE, seed=args.seed, torch=torch.__version__,
                   problems=digest(task.train))  # and their order
     folder = CACHE / digest(recipe)[:12]
-    if folder.is_dir():
-        policy = TinyMoE.from_pretrained(folder).to(device)
-        policy.name_or_path = str(folder.resolve())
-        return policy, tokenizer
+    # one process makes it: of several, transformers lets only the first write a model
+    processes.on_first(lambda: folder.is_dir() or make_cold_start(args, task, config, tokenizer,
+                                                                  device, folder, recipe))
+    policy = TinyMoE.from_pretrained(folder).to(device)
+    policy.name_or_path = str(folder.resolve())
+    return policy, tokenizer
 
+
+def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
+    """Train it and write it to the folder. Raises ValueError if it learnt too little."""
     torch.manual_seed(args.seed)
     policy = TinyMoE(config).to(device)
-    policy.name_or_path = str(folder.resolve())
     supervise(policy, tokenizer, task, args)
     passed = share_right(policy, tokenizer, task)
     if passed < MUST_PASS:
@@ -224,7 +228,6 @@ def cold_start(args, task, device):
         os.rename(partial, folder)
     except OSError:  # another run made the same one meanwhile
         shutil.rmtree(partial)
-    return policy, tokenizer
 
 
 def digest(value):

@@ -128,3 +128,26 @@ def test_bad_argument_is_one_line_per_process(home):
 def test_folder_that_holds_a_run_is_refused_by_all(home):
     done = torchrun(home, "--eval_samples", "0", "--output_dir", "gspo", expect=2)
     assert "holds a run" in done.stderr and "Traceback (most recent call last):\n  File \"" + TRAIN not in done.stderr
+
+
+def test_a_cold_start_made_by_two_processes_is_whole(home):
+    """transformers lets the first process alone write a model: a folder of the second's has none."""
+    script = home / "slow_first.py"
+    script.write_text(textwrap.dedent(f"""
+        import os, sys, time
+        sys.path.insert(0, {str(Path(TRAIN).parent)!r})
+        import train
+        from moe import TinyMoE
+        from plumbing import policy
+        policy.MUST_PASS, save = 0.0, TinyMoE.save_pretrained
+        def saved(*args):
+            time.sleep(3 * (os.environ["RANK"] == "0"))
+            save(*args)
+        TinyMoE.save_pretrained = saved
+        train.main()
+    """))
+    cold_starts = home / "runs" / "cold_start"
+    before = set(cold_starts.iterdir())
+    torchrun(home, "--seed", "1", "--cold_start_steps", "20", "--steps", "1", "--eval_samples", "0", "--output_dir", "made-by-two", script=script)
+    made, = set(cold_starts.iterdir()) - before
+    assert {file.name for file in made.iterdir()} == {file.name for file in before.pop().iterdir()} > {"config.json", "model.safetensors"}
