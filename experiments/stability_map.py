@@ -39,15 +39,15 @@ ARMS = {"grpo": GRPO, "gspo": "--algorithm gspo",
         "gspo_x100": "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04",
         "grpo_replay": " ".join((GRPO, *drift.REPLAY)),
         "gspo_free": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99",     # no s gets so far
-        "gmpo": "--algorithm gmpo", "cispo": "--algorithm cispo"}
+        "gmpo": "--algorithm gmpo", "cispo": "--algorithm cispo", "dppo": "--algorithm dppo"}
 NAMES = {"grpo": "GRPO", "gspo": "GSPO", "gspo_x10": "GSPO, 10× band",
          "gspo_x100": "GSPO, 100× band",
          "grpo_replay": "GRPO + replay", "gspo_free": "GSPO, no clip", "gmpo": "GMPO",
-         "cispo": "CISPO"}
+         "cispo": "CISPO", "dppo": "DPPO"}
 SHORT = {"grpo": "GRPO", "grpo_replay": "replay", "gspo": "GSPO", "gspo_x10": "10×",
          "gspo_x100": "100×"}
-RATES = (2e-4, 4e-4, 8e-4, 16e-4)
-FULL_RATES, MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
+RATES = (2e-4, 4e-4, 8e-4, 16e-4)                                # best rates are chosen of these
+ALL_RATES, MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
 MAIN, PAIR, BANDS = tuple(ARMS)[:5], ("grpo", "gspo"), ("gspo", "gspo_x10", "gspo_x100")
 FILE, EQUAL = maps.runs_of("stability_map"), .03
 
@@ -65,9 +65,11 @@ def grid(full):
     yield from fresh(maps.read(FILE))                        # now GRPO + replay too
     yield from cells(tuple(ARMS)[5:], RATES)
     yield from cells(PAIR, RATES, (2, 16))
+    yield from cells(ARMS, ALL_RATES)
+    yield from cells(ARMS, RATES, MINIBATCHES)
     if full:
-        yield from cells(ARMS, FULL_RATES, MINIBATCHES)
-        yield from cells(ARMS, FULL_RATES, MINIBATCHES, policy="dense")
+        yield from cells(ARMS, ALL_RATES, MINIBATCHES)
+        yield from cells(ARMS, ALL_RATES, MINIBATCHES, policy="dense")
 
 
 def fresh(runs):
@@ -101,7 +103,7 @@ def frontier(runs, arm, policy="moe", minibatches=4):
     def gains(rate):
         place = (runs, arm, rate, maps.CHOOSE, policy, minibatches)
         return claim.differences(ends(*place), ends(*place, name="before"))
-    above = [rate for rate in RATES if gains(rate) and claim.mean(gains(rate)) > 0]
+    above = [rate for rate in ALL_RATES if gains(rate) and claim.mean(gains(rate)) > 0]
     return max(above, default=None)
 
 
@@ -170,33 +172,35 @@ def draw(runs):
     """A map per algorithm on one scale, blank where nothing ran; the dense control; below, what
     decides and what is clipped."""
     places = [(arm, "moe") for arm in ARMS] + [(arm, "dense") for arm in PAIR]
-    figure, axes = panels(4, 3, height=10.5, width=9.5)
+    figure, axes = panels(5, 3, height=13, width=9.5)
     for axis, (arm, policy) in zip(axes.flat, places):
         image = heat_map(axis, runs, arm, policy)
     figure.colorbar(image, ax=axes[:3, -1], label="held-out pass@1", shrink=.6)
-    fresh_dots(axes.flat[-2], runs)
-    scatter(axes.flat[-1], runs)
+    fresh_dots(axes.flat[-3], runs)
+    scatter(axes.flat[-2], runs)
+    axes.flat[-4].axis("off")
+    axes.flat[-1].axis("off")
     return figure
 
 
 def heat_map(axis, runs, arm, policy):
     """Mean of the map's cold starts; the white line is the frontier."""
-    table = [[whole(ends(runs, arm, rate, maps.CHOOSE, policy, m).values()) for rate in RATES]
+    table = [[whole(ends(runs, arm, rate, maps.CHOOSE, policy, m).values()) for rate in ALL_RATES]
              for m in MINIBATCHES]
     image = axis.imshow(table, vmin=0, vmax=1, cmap="cividis", aspect="auto")
     for y, row in enumerate(table):
-        edge = frontier(runs, arm, policy, MINIBATCHES[y]) if row[0] == row[0] else None
-        if edge and edge != RATES[-1]:
-            axis.plot([RATES.index(edge) + .5] * 2, [y - .5, y + .5], color="white", linewidth=3)
+        edge = frontier(runs, arm, policy, MINIBATCHES[y])
+        if edge and edge != ALL_RATES[-1]:
+            axis.plot([ALL_RATES.index(edge) + .5] * 2, [y - .5, y + .5], color="white", linewidth=3)
         for x, value in enumerate(row):
             if value == value:                                          # it is no NaN
-                axis.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8,
+                axis.text(x, y, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7,
                           color="black" if value > .5 else "white")
-    axis.set_xticks(range(len(RATES)), [shown(rate) for rate in RATES])
+    axis.set_xticks(range(len(ALL_RATES)), [f"{rate * 1e4:g}" for rate in ALL_RATES])
     axis.set_yticks(range(len(MINIBATCHES)), MINIBATCHES)
     axis.grid(False)
     name = NAMES[arm] + (", dense" if policy == "dense" else "")
-    label(axis, name, "learning rate", "mini-batches")
+    label(axis, name, "learning rate, 1e-4", "mini-batches")
     return image
 
 
