@@ -9,10 +9,8 @@ passk takes train.py's flags too (--dataset_name, --verifier, --temperature …)
 """
 
 import math
-import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -58,18 +56,6 @@ def pass_at_1(rewards):
     return with_interval([sum(r >= 1 for r in row) / len(row) for row in rewards])
 
 
-def majority(texts, rewards):
-    """1 if the answer that most samples agree on is right, else 0; tied answers share the vote.
-    Samples agree if their last \\boxed{…} is the same, else what follows ####, else the text."""
-    def vote(text):
-        boxed = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
-        return (boxed[-1] if boxed else text.rpartition("####")[2]).strip()
-    votes = [vote(text) for text in texts]
-    counts = Counter(votes)
-    winners = [vote for vote, count in counts.items() if count == max(counts.values())]
-    return sum(rewards[votes.index(winner)] >= 1 for winner in winners) / len(winners)
-
-
 def evaluate(args, policy, tokenizer, task, problems, samples, temperature, seed=0, progress=None):
     """Sample `samples` answers per problem (1 greedy one at temperature 0) and verify them.
 
@@ -109,21 +95,11 @@ def held_out(args, actor, tokenizer, task):
                 for kind, temperature in (("sampled", args.temperature), ("greedy", 0.0))}
 
 
-def scores(answers, ks):
-    """One number per problem: pass@k for every k, majority@n, and means over its n samples."""
-    texts, rewards = answers["texts"], answers["rewards"]
-    right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
-    found = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
-    found[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
-    found["mean_length"] = [sum(row) / n for row in answers["lengths"]]
-    return found | {"truncated": [sum(row) / n for row in answers["truncated"]]}
-
-
 # --------------------------------------------------------------------------------- the commands
 
 def passk(argv):
     """pass@1, pass@k and majority of one checkpoint, or of two and their difference."""
-    screen.compare(*screen.options(passk.__doc__, argv), evaluate, scores, with_interval)
+    screen.compare(*screen.options(passk.__doc__, argv), evaluate, pass_at_k, with_interval)
 
 
 def claims(argv):

@@ -20,8 +20,6 @@ from routes import flip_rate, record_routes, replay_routes, router_shift
 # B sequences of S tokens, N = B·S, width D, H heads of width d, C keys (cached and new);
 # E experts of width M, K of them per token.
 
-MOST_AT_ONCE = 2**22  # numbers that Experts.every may make: 16 MB in float32
-
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions and RMSNorm on queries and keys."""
@@ -108,20 +106,6 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(E, D, M))
 
     def forward(self, x, gates, indices):
-        size = len(x) * self.gate_up_proj.shape[:2].numel()                         # N·E·2M
-        if x.device.type == "cuda" and size <= MOST_AT_ONCE:
-            return self.every(x, gates, indices)
-        return self.chosen(x, gates, indices)
-
-    def every(self, x, gates, indices):
-        """All experts for all tokens, as one batched product: E/K times the arithmetic, but a GPU
-        needs not be waited for to know how many rows each expert gets."""
-        gate, up = (x @ self.gate_up_proj.transpose(1, 2)).chunk(2, -1)             # [E, N, M]
-        y = (F.silu(gate) * up) @ self.down_proj.transpose(1, 2)                    # [E, N, D]
-        weight = gates.new_zeros(len(x), len(y)).scatter(1, indices, gates)         # [N, E]
-        return (y * weight.T[:, :, None]).sum(0).to(x.dtype)                        # [N, D]
-
-    def chosen(self, x, gates, indices):
         """Tokens sorted by expert, a block of rows for each of the K experts that they chose."""
         expert, order = indices.flatten().sort(stable=True)                         # [N·K]
         token = order // indices.shape[1]                                           # [N·K]

@@ -13,7 +13,7 @@ Left out on purpose: top-p, top-k and repetition penalties. Sampling from anythi
 softmax(logits / temperature) would make the log-probs of the loss belong to another distribution.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -41,43 +41,6 @@ class Rollout:
     prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
     routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
     tokens: list | None = None   # B numbers of loss tokens, where they were counted
-
-    def rows_of(self, index):
-        """Row numbers [q·G] of the groups of the prompts in `index` [q], on the index's device."""
-        offsets = torch.arange(self.group_size, device=index.device)                # [G]
-        return (index[:, None] * self.group_size + offsets).flatten()
-
-    def prompts(self, index):
-        """The groups of the prompts in `index` [q] (integers), as a rollout of their own."""
-        return self.cut(index, self.rows_of(index), self.group_size)
-
-    def rows(self, start, stop):
-        """Rows start:stop: whole groups, or part of one group; else ValueError."""
-        G = self.group_size
-        if (start % G or stop % G) and start // G != (stop - 1) // G:
-            raise ValueError(f"rows {start}:{stop} cut through groups of {G}")
-        prompts, rows = slice(start // G, (stop - 1) // G + 1), torch.arange(start, stop)
-        return self.cut(prompts, rows, min(G, stop - start))
-
-    def cut(self, prompts, rows, group_size):
-        numbers, rows = rows.tolist(), rows.to(self.mask.device, non_blocking=True)
-        if isinstance(prompts, torch.Tensor):
-            prompts = prompts.to(self.mask.device, non_blocking=True)
-        cut = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
-        cut |= {name: getattr(self, name)[rows]
-                for name in ("response_ids", "mask", "sampler_logp", "truncated")}
-        routes = self.routes and self.routes.rows([prompts, rows])
-        tokens = self.tokens and [self.tokens[i] for i in numbers]
-        return replace(self, **cut, texts=[self.texts[i] for i in numbers], group_size=group_size,
-                       routes=routes, tokens=tokens)
-
-    def loss_tokens(self):
-        """Where the N loss tokens are among all B·T places: [N]. No GPU is waited for if they were
-        counted before."""
-        mask = self.mask.flatten()                                                  # [B·T]
-        if self.tokens is None:
-            return mask.nonzero()[:, 0]
-        return torch.nonzero_static(mask, size=sum(self.tokens))[:, 0]
 
 
 # ---------------------------------------------------------------------------------------- sampling
@@ -140,8 +103,7 @@ def token_ids(tokenizer, prompts):
 
 
 def pad_token(tokenizer):
-    pad = tokenizer.pad_token_id
-    return tokenizer.eos_token_id if pad is None else pad
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def left_pad(prompts, pad_id, device):
@@ -245,12 +207,14 @@ def response_hidden(model, rollout, seen=None):
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
 
 
-def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits):
+def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits,
+                 where=None):
     """The LM head where a loss token is predicted, and nowhere else: no [B, T, V] tensor exists.
-    hidden [B, T, D] of a rollout -> Scores. Chunks are computed again in the backward.
-    """
+    hidden [B, T, D] of a rollout -> Scores. Chunks are computed again in the backward. where: the
+    N loss tokens among all B·T places, [N], if they are known."""
     head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
-    where, mask = rollout.loss_tokens(), rollout.mask
+    mask = rollout.mask                                                             # [B, T]
+    where = mask.flatten().nonzero()[:, 0] if where is None else where              # [N]
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]

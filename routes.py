@@ -33,27 +33,9 @@ class Routes:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one")
         return self.passes[0]
 
-    def rows(self, rows):
-        """Some rows of the batch; rows: for each forward an index along B."""
-        pairs = zip(self.passes, rows, strict=True)
-        return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
-
-    def responses(self, prompt_width, batch):
-        """What predicts the tokens of `batch` responses, t at place P - 1 + t: Pass(indices [L, B,
-        T, K], logits). The forwards: [shared prefix,] prompts, responses; or all in one."""
-        start, passes = prompt_width - 1, list(self.passes)
-        while start >= passes[0].indices.shape[2]:
-            start -= passes.pop(0).indices.shape[2]
-        first = (x[:, :, start:].repeat_interleave(batch // x.shape[1], 1) for x in passes[0])
-        return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
-
 
 def routers_of(model):
     return [m for m in model.modules() if type(m).__name__.endswith("Router")]
-
-
-def has_routers(model):
-    return bool(routers_of(model))
 
 
 @contextmanager

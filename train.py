@@ -23,6 +23,8 @@ from eval import held_out
 from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
 from plumbing.arguments import parse
+from plumbing.batches import score
+from plumbing.cutting import concat
 from plumbing.errors import count_bad, errors_in_one_line
 from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
@@ -69,12 +71,7 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
     asked = [p for p in problems[own] for _ in range(args.num_generations)]
     parts = task.judge(rollout.texts, asked)                                        # [B, K]
     rollouts, parts = zip(*processes.gather((rollout, parts)))
-    return batches.concat(rollouts), torch.cat(parts)                               # [B, K]
-
-
-def score(args, scorer, policy, rollout, **options):
-    """A rollout under the policy as it is, without gradient -> Forward: logp [B, T], routes ..."""
-    return batches.scored(args, scorer, policy, rollout, **options)
+    return concat(rollouts), torch.cat(parts)                               # [B, K]
 
 
 def update(args, scorer, policy, optimizer, batch):
@@ -117,10 +114,10 @@ def train(args, saver, actor, tokenizer, task, device, progress):
     progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0, **progress}
     saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
     step = start = saver.restore() if args.resume else 0
-    stop, began = run.stop_on_signals(), time.perf_counter()
+    stop, clock = run.stop_on_signals(), metrics.Clock(device, args.steps - start)
 
     for step in range(start + 1, args.steps + 1):
-        clock = metrics.Clock(device)
+        clock.begin()
 
         # query x ─► π_old samples G responses ─► verifier
         rollout, problems, parts = collect(args, actor, tokenizer, task, stream, step)
@@ -159,18 +156,12 @@ def train(args, saver, actor, tokenizer, task, device, progress):
 
         # what happened: the last mini-batch once more, under the new policy
         new = score(args, scorer, policy, mini.rollout, entropy=True)
-        record = metrics.batch_record(args, step, task, parts, updates, batch, mini, new, clock)
-        record["lr"] = schedule.get_last_lr()[0]
-        record["bytes_offloaded"] = optimizer.moved() if args.optimizer_offload else None
-        progress["verifier_errors"] += task.new_errors()
-        record["verifier_errors"] = progress["verifier_errors"]
-        progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
+        record = metrics.batch_record(args, step, task, parts, updates, batch, mini, new, clock,
+                                      optimizer, progress)
         if args.eval_steps and step % args.eval_steps == 0 and step < args.steps:
             record["pass_at_1"] = held_out(args, actor, tokenizer, task)["sampled"]["pass_at_1"]
-        left = (time.perf_counter() - began) / (step - start) * (args.steps - step)
-        metrics.log(args, saver.folder, record, rollout, problems, rewards, progress, left)
-        asked = [problems[i] for i in prompts]
-        save_tokens(args, saver.folder, step, tokenizer, task, mini, asked, new)
+        metrics.log(args, saver.folder, record, rollout, problems, rewards, progress, clock)
+        save_tokens(args, saver.folder, step, tokenizer, task, mini, problems, prompts, new)
         saver.mark(step)
         stopping = stop()
         if stopping or step == args.steps or args.save_steps and step % args.save_steps == 0:
@@ -200,9 +191,7 @@ def run_script(args, task=None):
         actor = Actor(policy, args).to(device)
         progress = {} if saved else {"before": held_out(args, actor, tokenizer, task)}
         run.begin_run(args, folder)
-        if progress.get("before"):
-            metrics.say(f"before: {metrics.scores(progress['before'])}   "
-                        f"({time.perf_counter() - began:.0f} s)\n")
+        metrics.say(metrics.first_scores(progress.get("before"), time.perf_counter() - began))
         with run.Saver(args, folder) as saver:  # saves the last batch if an error ends the next
             step, progress = train(args, saver, actor, tokenizer, task, device, progress)
         if step < args.steps:

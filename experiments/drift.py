@@ -87,7 +87,7 @@ class Lab:
         """
         rollout, problems, parts = train.collect(self.args, self.actor, self.tokenizer, self.task,
                                                  self.stream, step)
-        old = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
+        old = batches.score(self.args, self.actor, self.policy, rollout, record=routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
         return rollout, {"old_logp": old.logp, "advantages": advantages}, old.routes
 
@@ -108,7 +108,7 @@ class Lab:
 
     def logp(self, rollout, routes=False):
         """log π [B, T] as the policy is now, with routes=True also its Routes."""
-        found = batches.scored(self.args, self.actor, self.policy, rollout, record=routes)
+        found = batches.score(self.args, self.actor, self.policy, rollout, record=routes)
         return (found.logp, found.routes) if routes else found.logp
 
 

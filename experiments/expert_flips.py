@@ -23,7 +23,7 @@ import torch
 
 import claim
 import drift
-from plumbing.batches import response_routes
+from plumbing.cutting import response_routes
 from plumbing.fast import response_logp
 from plumbing.style import BLACK, GREYS, LINES, label, panels
 from routes import flip_rate, replay_routes

@@ -23,6 +23,7 @@ import torch
 import claim
 import drift
 from losses import policy_loss, token_weights
+from plumbing.cutting import rows_between
 from plumbing.style import BLUE, LINES, ORANGE, colour, label, panels
 from ratios import sequence_ratio, token_ratio
 from rollout import response_logp
@@ -41,7 +42,7 @@ def gradients(policy, rollout, batch):
     found = {name: [] for name in OBJECTIVES}
     for start in range(0, len(rollout.mask), 8):
         rows = slice(start, start + 8)
-        part = rollout.rows(start, start + 8)
+        part = rows_between(rollout, start, start + 8)
         logp = response_logp(policy, part).logp                                      # [8, T]
         weights = token_weights(part.mask, "sequence-mean")                          # [8, T]
         for name, (objective, options) in OBJECTIVES.items():

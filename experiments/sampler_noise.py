@@ -38,6 +38,7 @@ import drift
 import maps
 from plumbing import batches
 from plumbing.actor import Actor, sampling_copy
+from plumbing.cutting import response_routes
 from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate
 
@@ -86,8 +87,8 @@ def measure_dose(c):
     rollout, batch, routes = lab.rollout(1, routes=True)
     error = (batch["old_logp"] - rollout.sampler_logp)[rollout.mask]                 # [loss tokens]
     copied = Actor(sampling_copy(lab.policy, c["bits"]).float(), lab.args)
-    theirs = batches.scored(lab.args, copied, copied.policy, rollout, record=True).routes
-    indices = [batches.response_routes(r, rollout).indices for r in (routes, theirs)]
+    theirs = batches.score(lab.args, copied, copied.policy, rollout, record=True).routes
+    indices = [response_routes(r, rollout).indices for r in (routes, theirs)]
     flips = flip_rate(*indices, rollout.mask).mean().item() if c["policy"] == "moe" else None
     kl = (torch.expm1(error) - error).mean().item()          # the estimator that is never negative
     return c | {"after": kl, "kl": kl, "sigma_w": error.std().item(), "flips": flips,

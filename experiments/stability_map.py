@@ -191,7 +191,8 @@ def heat_map(axis, runs, arm, policy):
     for y, row in enumerate(table):
         edge = frontier(runs, arm, policy, MINIBATCHES[y])
         if edge and edge != ALL_RATES[-1]:
-            axis.plot([ALL_RATES.index(edge) + .5] * 2, [y - .5, y + .5], color="white", linewidth=3)
+            x = ALL_RATES.index(edge) + .5
+            axis.plot([x, x], [y - .5, y + .5], color="white", linewidth=3)
         for x, value in enumerate(row):
             if value == value:                                          # it is no NaN
                 axis.text(x, y, f"{value:.2f}".lstrip("0"), ha="center", va="center", fontsize=7,

@@ -12,6 +12,7 @@ import rollout
 from advantages import ValueHead
 from plumbing import fast, processes
 from plumbing.adapters import Frozen, adapted_layers, add_adapters, merged, named_adapters
+from plumbing.cutting import route_rows
 from plumbing.offload import HostAdamW, halve_matrices
 from plumbing.policy import load_policy
 from routes import Routes, record_routes
@@ -45,7 +46,8 @@ class Actor(nn.Module):
                 scores = self.response_logp(self.policy, batch, **options)
         if record and routes.passes[-1].indices.shape[1] != len(batch.prompt_ids):
             # equal responses shared a row of the last forward: a row for each
-            routes = routes.rows([slice(None)] * (len(routes.passes) - 1) + [scores.rows])
+            first = [slice(None)] * (len(routes.passes) - 1)
+            routes = route_rows(routes, [*first, scores.rows])
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
         return Forward(scores.logp, scores.entropy, values, routes)
 

@@ -10,15 +10,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from advantages import has_signal
 from losses import token_weights
 from plumbing import processes
 from plumbing.actor import Forward
-from plumbing.replay import concat_routes, replayed
+from plumbing.cutting import (cat_routes, concat, cut_routes, prompts_of, response_routes,
+                              rows_between, rows_of)
+from plumbing.replay import replayed
 from rollout import Rollout
-from routes import Pass, Routes, has_routers
+from routes import Routes, routers_of
 
 
 @dataclass
@@ -33,44 +34,16 @@ class Batch:
 
     def prompts(self, index):
         """The groups of the prompts in `index` [q], in that order."""
-        return self.cut(self.rollout.prompts(index), self.rollout.rows_of(index))
+        return self.cut(prompts_of(self.rollout, index), rows_of(self.rollout, index))
 
     def rows(self, start, stop):
         """Rows start:stop: whole groups, or part of one group."""
-        return self.cut(self.rollout.rows(start, stop), torch.arange(start, stop))
+        return self.cut(rows_between(self.rollout, start, stop), torch.arange(start, stop))
 
     def cut(self, rollout, rows):
         rows = rows.to(rollout.mask.device, non_blocking=True)
         tensors = {name: tensor[rows] for name, tensor in self.tensors.items()}
         return Batch(rollout, tensors, cut_routes(self.routes, rows, self.rollout))
-
-
-def cut_routes(routes, rows, rollout):
-    """The routes of some rows [n] of a rollout. A row of a forward over prompts serves a group, or
-    part of one; a forward over the shared prefix serves everybody."""
-    if routes is None:
-        return None
-    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes]
-    index = [rows[::share] // share for share in shares]
-    if routes.passes[0].indices.shape[2] == rollout.prefix:
-        index[0] = slice(1)
-    return routes.rows(index)
-
-
-def cat_routes(parts):
-    """Chunks of a batch joined along B; narrower ones are padded: indices -1, logits 0."""
-    def join(tensors, fill):
-        width = max(x.shape[2] for x in tensors)
-        wide = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
-        return torch.cat(wide, 1)
-
-    chunks = (zip(*passes) for passes in zip(*(part.passes for part in parts), strict=True))
-    return Routes(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
-
-
-def response_routes(routes, rollout):
-    """The routes that predict the response tokens: indices [L, B, T, K], logits [L, B, T, E]."""
-    return routes.responses(rollout.prompt_ids.shape[1], len(rollout.mask))
 
 
 def micro_batch_rows(args):
@@ -160,19 +133,19 @@ def combine_stats(parts):
 
 
 @torch.no_grad()
-def scored(args, scorer, policy, rollout, entropy=False, record=None, replay=False):
+def score(args, scorer, policy, rollout, entropy=False, record=None, replay=False):
     """A rollout under a policy, as one Forward; every process computes its share. record: routes
     too; None: where there are any, as they are compared, replayed or part of the loss. replay: with
     the sampler's routes, if --routing_replay says so."""
     own = processes.share(len(rollout.mask))
     if record is None:
-        record = has_routers(policy) and args.old_logp == "recompute"
+        record = bool(routers_of(policy)) and args.old_logp == "recompute"
     # Without a backward as many rows fit as while sampling; in bfloat16 they are as many as in an
     # update, to be rounded as there.
     size = micro_batch_rows(args) if args.micro_batch_size or args.bf16 else len(rollout.mask)
     parts = []
     for start in range(own.start, own.stop, size):
-        part = rollout.rows(start, min(start + size, own.stop))
+        part = rows_between(rollout, start, min(start + size, own.stop))
         with replayed(args, policy, part) if replay else nullcontext():
             parts.append(scorer(part, temperature=args.temperature, entropy=entropy, record=record))
     parts = [part for process in processes.gather(parts) for part in process]
@@ -187,32 +160,6 @@ def old_and_new(batch, routes):
     return tuple(response_routes(r, batch.rollout) for r in (batch.routes, routes))
 
 
-# --------------------------------------------------------------------------------- joining rollouts
-
-def concat(rollouts):
-    """Rollouts of the same group size as one; narrower ones are padded, prompts on their left."""
-    P, T = (max(getattr(r, name).shape[1] for r in rollouts) for name in ("prompt_ids", "mask"))
-    first = rollouts[0]
-
-    def left(name):
-        width = lambda r: P - r.prompt_ids.shape[1]
-        return torch.cat([F.pad(getattr(r, name), (width(r), 0)) for r in rollouts])
-
-    def right(name):
-        return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
-    return Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
-                   right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
-                   [t for r in rollouts for t in r.texts], first.group_size, shared(rollouts),
-                   concat_routes(rollouts, P, T))
-
-
-def shared(rollouts):
-    """The prefix that rollouts share, if each has one and they begin alike; else 0."""
-    prefix = min(r.prefix for r in rollouts)
-    begins = {tuple(r.prompt_ids[0][r.prompt_mask[0]][:prefix].tolist()) for r in rollouts}
-    return prefix if len(begins) == 1 else 0
-
-
 def keep_signal(rounds, wanted, total, last):
     """DAPO's dynamic sampling: of rounds of (rollout, problems, parts [B, K]) the first `wanted`
     groups that hold different rewards total(parts) [B]; None if there are not enough yet, filled up
@@ -224,10 +171,10 @@ def keep_signal(rounds, wanted, total, last):
         if last and number == len(rounds):
             keep = signal.int().argsort(descending=True, stable=True)               # [Q]
         if len(keep):
-            rows = rollout.rows_of(keep).cpu()
-            found.append((rollout.prompts(keep), [problems[i] for i in keep], parts[rows]))
+            rows = rows_of(rollout, keep).cpu()
+            found.append((prompts_of(rollout, keep), [problems[i] for i in keep], parts[rows]))
     if sum(len(problems) for _, problems, _ in found) < wanted:
         return None
     rows = wanted * rounds[0][0].group_size
-    return (concat([f[0] for f in found]).rows(0, rows), [p for f in found for p in f[1]][:wanted],
-            torch.cat([f[2] for f in found])[:rows])
+    return (rows_between(concat([f[0] for f in found]), 0, rows),
+            [p for f in found for p in f[1]][:wanted], torch.cat([f[2] for f in found])[:rows])

@@ -54,8 +54,7 @@ class Decoder:
                              "and a mask of one's own over a static cache; leave the flag out")
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self.model, self.caches = model, {}
-        # The compiler knows the grouped product in bfloat16 only.
-        Experts.chosen = torch.compiler.disable(Experts.chosen)
+        leave_out_experts()
         self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
 
     @property
@@ -101,6 +100,12 @@ class Decoder:
 
     def drop(self, keep, token):
         raise ValueError("compiled rows stay: a new number of rows would be compiled again")
+
+
+@functools.cache
+def leave_out_experts():
+    """The compiler knows the grouped product in bfloat16 only."""
+    Experts.forward = torch.compiler.disable(Experts.forward)
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.caches import copies_rows, shares_prefix, takes_any_mask
+from plumbing.cutting import counted_places
 from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids, use_tool)
 
@@ -212,7 +213,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
         small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     hidden = response_hidden(model, small, fixed)                                   # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
-                                max_logits)
+                                max_logits, counted_places(small))
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
     return Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden), where)
 

@@ -24,11 +24,21 @@ ROUNDING = 1e-10  # Var[log w] of a policy that has not moved, scored twice in f
 
 
 class Clock:
-    """Seconds between laps, with the GPU's work waited for."""
+    """Seconds between the laps of a rollout batch, with the GPU's work waited for; how long the
+    others of them will take."""
 
-    def __init__(self, device):
-        self.device, self.laps, self.began = device, {}, time.perf_counter()
+    def __init__(self, device, batches=1):
+        self.device, self.batches, self.done, self.start = device, batches, 0, time.perf_counter()
+        self.begin()
+
+    def begin(self):
+        self.laps, self.began = {}, time.perf_counter()
         self.last = self.began
+
+    def seconds_left(self):
+        """Asked once, at the end of each batch."""
+        self.done += 1
+        return (time.perf_counter() - self.start) / self.done * (self.batches - self.done)
 
     def lap(self, name):
         if self.device.type == "cuda":
@@ -96,9 +106,9 @@ def weight_stats(weights, mask):
             "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
 
 
-def batch_record(args, step, task, parts, updates, batch, mini, new, clock):
+def batch_record(args, step, task, parts, updates, batch, mini, new, clock, optimizer, progress):
     """What metrics.jsonl says of a rollout batch. parts [B, K]: of the rewards. mini: the last
-    mini-batch, `new` its Forward under the new policy."""
+    mini-batch, `new` its Forward under the new policy. progress: the run's, brought up to date."""
     rollout, mask, flips, route_cost = batch.rollout, batch.rollout.mask, None, None
     if new.routes is not None and mini.routes is not None:
         old_routes, new_routes = old_and_new(mini, new.routes)
@@ -111,15 +121,19 @@ def batch_record(args, step, task, parts, updates, batch, mini, new, clock):
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(old_logp, rollout.sampler_logp, mask)
     weights = {} if batch["mismatch"] is None else weight_stats(batch["mismatch"], mask)
-    return {"step": step, **rollout_metrics(rollout, parts, task),
-            **update_metrics(updates),
+    rewarded = rollout_metrics(rollout, parts, task)
+    progress["best_pass_rate"] = max(progress["best_pass_rate"], rewarded["pass_rate"])
+    progress["verifier_errors"] += task.new_errors()
+    return {"step": step, **rewarded, **update_metrics(updates),
             **policy_metrics(mini["old_logp"], new.logp, mini.rollout.mask),
             "entropy": new.entropy[mini.rollout.mask].mean().item(), "kl": kl,
             "mismatch_kl": mismatch, **weights,
             "compiled": args.torch_compile and bool(buckets()),
             "compiled_buckets": buckets() if args.torch_compile else [],
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
-            "route_bytes_per_token": route_cost, **clock.laps,
+            "route_bytes_per_token": route_cost, "lr": optimizer.param_groups[0]["lr"],
+            "bytes_offloaded": optimizer.moved() if args.optimizer_offload else None,
+            "verifier_errors": progress["verifier_errors"], **clock.laps,
             "tokens_per_second": int(mask.sum()) / (time.perf_counter() - clock.began)}
 
 
@@ -156,17 +170,17 @@ def line(record, steps, seconds_left, best_pass_rate):
     return "  ".join(filter(None, words)) + collapse(record, best_pass_rate) + skipped
 
 
-def log(args, folder, record, rollout, problems, rewards, progress, seconds_left):
+def log(args, folder, record, rollout, problems, rewards, progress, clock):
     """The record to metrics.jsonl, the first responses to samples.jsonl, a line to the screen."""
+    left, G = clock.seconds_left(), rollout.group_size
     if rank():
         return
-    G = rollout.group_size
     firsts = [{"prompt": problem.prompt, "response": rollout.texts[i * G],
                "reward": rewards[i * G].item()} for i, problem in enumerate(problems[:2])]
     run.append(folder / "metrics.jsonl", record)
     run.append(folder / "samples.jsonl", {"step": record["step"], "samples": firsts})
     trackers.report(args, folder, record)
-    print(line(record, args.steps, seconds_left, progress["best_pass_rate"]), flush=True)
+    print(line(record, args.steps, left, progress["best_pass_rate"]), flush=True)
 
 
 def read_metrics(folder):
@@ -228,6 +242,11 @@ def scores(answers):
     mean, low, high = answers["sampled"]["pass_at_1"]
     greedy, _, _ = answers["greedy"]["pass_at_1"]
     return f"held-out pass@1 {mean:.3f} [{low:.3f}, {high:.3f}], greedy {greedy:.3f}"
+
+
+def first_scores(answers, seconds):
+    """What is said once the starting policy was evaluated: "" if it was not."""
+    return f"before: {scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
 
 
 def report(args, folder, task, before, after, seconds):

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -56,7 +58,29 @@ def options(description, argv):
     return own, parse(rest + (["--model_name_or_path", first] if first else []))
 
 
-def compare(own, args, evaluate, scores, with_interval):
+def majority(texts, rewards):
+    """1 if the answer that most samples agree on is right, else 0; tied answers share the vote.
+    Samples agree if their last \\boxed{…} is the same, else what follows ####, else the text."""
+    def vote(text):
+        boxed = re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", text)
+        return (boxed[-1] if boxed else text.rpartition("####")[2]).strip()
+    votes = [vote(text) for text in texts]
+    counts = Counter(votes)
+    winners = [vote for vote, count in counts.items() if count == max(counts.values())]
+    return sum(rewards[votes.index(winner)] >= 1 for winner in winners) / len(winners)
+
+
+def scores(answers, ks, pass_at_k):
+    """One number per problem: pass@k for every k, majority@n, and means over its n samples."""
+    texts, rewards = answers["texts"], answers["rewards"]
+    right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
+    found = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
+    found[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
+    found["mean_length"] = [sum(row) / n for row in answers["lengths"]]
+    return found | {"truncated": [sum(row) / n for row in answers["truncated"]]}
+
+
+def compare(own, args, evaluate, pass_at_k, with_interval):
     """Evaluate each checkpoint, with eval.py's functions of these names; show and save."""
     logging.disable_progress_bar()
     use_cuda = torch.cuda.is_available() and not args.use_cpu
@@ -72,7 +96,7 @@ def compare(own, args, evaluate, scores, with_interval):
         policy, tokenizer = load_policy(args, task, device, name)
         answers = evaluate(args, policy, tokenizer, task, problems, own.n, args.temperature,
                            seed=args.seed, progress=title)
-        found.append(scores(answers, own.k))
+        found.append(scores(answers, own.k, pass_at_k))
         one = {"model": title, **intervals(found[-1]), "seconds": time.perf_counter() - began}
         report["checkpoints"].append(one)
         show(one, answers, problems, own.examples)

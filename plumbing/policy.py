@@ -23,10 +23,12 @@ import rollout as plain
 from moe import TinyMoE
 from plumbing import fast, processes, tasks
 from plumbing.adapters import add_adapters, base_of, is_adapter, merged
+from plumbing.cutting import response_routes
+from plumbing.experts import on_its_device
 from plumbing.run import write_text
 from rollout import Rollout, left_pad, response_logp
-from routes import (expert_share, has_routers, has_sigmoid, load_balancing_loss, record_routes,
-                    replay_routes)
+from routes import (expert_share, has_sigmoid, load_balancing_loss, record_routes, replay_routes,
+                    routers_of)
 
 CACHE = Path("runs/cold_start")
 BATCH, WARMUP = 32, 30  # cold start: rows per step, steps of warm-up
@@ -58,7 +60,7 @@ def load_policy(args, task, device, folder=None):
             words = "some experts' weights are missing or misshapen"
         raise ValueError(f"--model_name_or_path {name} cannot be loaded: {words[:300]}") from None
 
-    policy = policy.float().to(device).eval()
+    policy = on_its_device(policy.float(), device).eval()
     policy.name_or_path = name
     try:
         check_length(policy.config, args)
@@ -159,10 +161,10 @@ def check_routers(policy, args):
     asked = [flag for flag, on in (("rspo", args.objective == "rspo"),
                                    ("--routing_replay", args.routing_replay != "none"),
                                    ("--router_aux_loss_coef", args.router_aux_loss_coef)) if on]
-    if asked and not has_routers(policy):
+    if asked and not routers_of(policy):
         raise ValueError("it is dense, or its routers are not modules of their own: no "
                          f"{', no '.join(asked)}")
-    if not has_routers(policy):
+    if not routers_of(policy):
         return
     ids = torch.tensor([[0, 1]], device=policy.device)
     with record_routes(policy) as routes:
@@ -205,7 +207,7 @@ def cold_start(args, task, device):
     # one process makes it: of several, transformers lets only the first write a model
     processes.on_first(lambda: folder.is_dir() or make_cold_start(args, task, config, tokenizer,
                                                                   device, folder, recipe))
-    policy = TinyMoE.from_pretrained(folder).to(device)
+    policy = on_its_device(TinyMoE.from_pretrained(folder), device)
     policy.name_or_path = str(folder.resolve())
     return policy, tokenizer
 
@@ -213,7 +215,7 @@ def cold_start(args, task, device):
 def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
     """Train it and write it to the folder. Raises ValueError if it learnt too little."""
     torch.manual_seed(args.seed)
-    policy = TinyMoE(config).to(device)
+    policy = on_its_device(TinyMoE(config), device)
     supervise(policy, tokenizer, task, args)
     passed = share_right(policy, tokenizer, task)
     if passed < MUST_PASS:
@@ -259,7 +261,7 @@ def supervise(policy, tokenizer, task, args):
                        task.tool)
         with record_routes(policy) as routes:
             logp = response_logp(policy, batch, entropy=False).logp                 # [B, T]
-        indices, logits = routes.responses(batch.prompt_ids.shape[1], BATCH)        # [L, B, T, ·]
+        indices, logits = response_routes(routes, batch)                            # [L, B, T, ·]
         share = expert_share(indices, batch.mask, logits.shape[-1])                 # [L, E]
         balance = load_balancing_loss(logits, batch.mask, share)
         loss = -logp.sum() / batch.mask.sum() + BALANCE * balance

@@ -7,7 +7,6 @@ sampler did to be quick. A forward of the trainer then gets the part that belong
 from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 
 from plumbing import fast
 from plumbing.caches import copies_rows
@@ -71,15 +70,3 @@ def replayed(args, policy, rollout, routes=None):
     if args.routing_replay == "none" or routes is None:
         return nullcontext()
     return replay_routes(policy, routes)
-
-
-def concat_routes(rollouts, P, T):
-    """The routes of rollouts that are joined, with prompts of P tokens and responses of T."""
-    if rollouts[0].routes is None:
-        return None
-    passes = [], []
-    for rollout in rollouts:
-        for pair, (indices, logits) in zip(passes, rollout.routes.passes):
-            left = (P - indices.shape[2], 0) if pair is passes[0] else (0, T - 1 - indices.shape[2])
-            pair.append([F.pad(indices, (0, 0, *left), value=-1), F.pad(logits, (0, 0, *left))])
-    return Routes(Pass(*(torch.cat(x, 1) for x in zip(*pair))) for pair in passes)

@@ -6,6 +6,7 @@ from advantages import (gae, gdpo, group_advantages, leave_one_out, overlong_pen
                         reinforce_plus_plus, value_loss)
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing import batches, tasks
+from plumbing.cutting import response_routes
 from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as TRL's PPO and PPO2 before it
@@ -104,8 +105,8 @@ def other_terms(args, policy, part, new, whole):
         critic = value_loss(new.values, part["values"], part["returns"], mask, part["per_token"])
         terms["critic"] = VALUE_COEF * critic
     if args.router_aux_loss_coef:
-        logits = batches.response_routes(new.routes, part.rollout).logits           # [L, B, T, E]
-        old, tokens = batches.response_routes(whole.routes, whole.rollout), whole.rollout.mask
+        logits = response_routes(new.routes, part.rollout).logits                   # [L, B, T, E]
+        old, tokens = response_routes(whole.routes, whole.rollout), whole.rollout.mask
         share = expert_share(old.indices, tokens, logits.shape[-1])                 # [L, E]
         balance = load_balancing_loss(logits, mask, share, tokens.sum(), has_sigmoid(policy))
         terms["balance"] = args.router_aux_loss_coef * balance

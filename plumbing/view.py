@@ -18,7 +18,8 @@ from pathlib import Path
 
 from losses import OBJECTIVES
 from plumbing.arguments import PRESETS
-from plumbing.batches import cut_routes, old_and_new
+from plumbing.batches import old_and_new
+from plumbing.cutting import cut_routes, rows_of
 from plumbing.metrics import read_metrics
 from plumbing.processes import rank
 from plumbing.run import append
@@ -33,20 +34,20 @@ CURVES = ("pass_rate", "clip_low", "clip_high", "log_s_var", "flip_rate")
 
 # -------------------------------------------------------------------------- what a run saves
 
-def save_tokens(args, folder, step, tokenizer, task, batch, problems, new):
+def save_tokens(args, folder, step, tokenizer, task, batch, problems, index, new):
     """Append to tokens.jsonl: of a mini-batch's groups the first one that is not dead (all A = 0).
 
-    batch: the last mini-batch, a batches.Batch of the queries `problems`; new: its Forward under
-    the policy after the updates. Nothing is computed again.
+    batch: the last mini-batch, a batches.Batch of those of the queries `problems` that `index` [q]
+    names; new: its Forward under the policy after the updates. Nothing is computed again.
     """
     if not args.save_tokens or rank():
         return
     G = batch.rollout.group_size
-    live = batch["advantages"].reshape(len(problems), -1).ne(0).any(-1)      # [prompts]
+    live = batch["advantages"].reshape(len(index), -1).ne(0).any(-1)      # [prompts]
     group = live.int().argmax().cpu()                        # the first; without any, group 0
-    rows, one, more = batch.rollout.rows_of(group[None]), batch.prompts(group[None]), {}
+    rows, one, more = rows_of(batch.rollout, group[None]), batch.prompts(group[None]), {}
     if task.first_error:
-        problem = problems[group]
+        problem = problems[index[group]]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
     if one.routes is not None and new.routes is not None:
         old, now = old_and_new(one, cut_routes(new.routes, rows, batch.rollout))

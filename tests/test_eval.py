@@ -13,7 +13,8 @@ import eval
 from experiments import run_claims
 from plumbing import dashboard as pictures
 from plumbing import tasks
-from eval import bootstrap, majority, pass_at_k
+from eval import bootstrap, pass_at_k
+from plumbing.passk import majority
 from moe import TinyMoE
 
 

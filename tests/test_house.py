@@ -27,7 +27,7 @@ NAMED = """use_peft lora_r lora_alpha lora_target_modules merge optimizer_offloa
            entropy_quantile reward_weights save_tokens"""     # flags of features that came after that limit was set
 
 # What is not in order yet, by its key below; an entry goes when it is.
-OWED = {"root", "plumbing"}
+OWED = {"plumbing"}
 
 
 def hold(in_order, what, key):

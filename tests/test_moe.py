@@ -13,7 +13,8 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynam
                           GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM, StaticCache)
 
 import train
-from moe import TinyMoE
+from moe import Experts, TinyMoE
+from plumbing.experts import AllExperts
 from tiny_run import TINY
 
 SHAPE = dict(vocab_size=19, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -298,10 +299,10 @@ def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
     experts = pair()[0].model.layers[0].mlp.experts
     x = torch.randn(23, experts.down_proj.shape[1])                                 # [N, D]
     gates, indices = torch.rand(23, len(experts.down_proj)).topk(2, -1)             # [N, K]
-    found = []
-    for way in (experts.every, experts.chosen):
+    experts.__class__, found = AllExperts, []
+    for way in (Experts.forward, AllExperts.forward):
         given = x.clone().requires_grad_(), gates.clone().requires_grad_()
-        y = way(*given, indices)
+        y = way(experts, *given, indices)
         found.append([y, *torch.autograd.grad(y.square().sum(), [*given, *experts.parameters()])])
     for one, other in zip(*found):
         assert (one - other).abs().max() <= 1e-6 * other.abs().max(), (one - other).abs().max()

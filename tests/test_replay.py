@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import train
-from plumbing import batches, fast, replay
+from plumbing import fast, replay
 from plumbing.actor import sampling_copy
+from plumbing.cutting import concat, prompts_of, response_routes, rows_between
 from plumbing.tasks import builtin_tokenizer
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample
@@ -47,7 +48,7 @@ def chosen(model, rollout):
 
 
 def own(routes, rollout):
-    indices = routes.responses(rollout.prompt_ids.shape[1], len(rollout.mask)).indices
+    indices = response_routes(routes, rollout).indices
     return indices[:, rollout.mask].sort(-1).values
 
 
@@ -99,13 +100,13 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
 def test_routes_are_cut_and_joined_with_their_rollout():
     sampler, model = sampling_copy(make(), "int4"), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
-    parts = [whole.prompts(torch.tensor([3, 1])), whole.rows(0, 4), whole.rows(5, 7)]
+    parts = [prompts_of(whole, torch.tensor([3, 1])), rows_between(whole, 0, 4), rows_between(whole, 5, 7)]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
-    parts += [batches.concat([whole, other]), batches.concat([other, whole]).rows(0, 8)]
+    parts += [concat([whole, other]), rows_between(concat([other, whole]), 0, 8)]
     for part in parts:
         _, forced = replayed(model, part, arguments())
         assert torch.equal(forced, chosen(sampler, part))
-    joined = batches.concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
+    joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert joined.prefix > 0
     assert torch.equal(replayed(model, joined, arguments())[1], chosen(sampler, joined))
 
@@ -113,7 +114,7 @@ def test_routes_are_cut_and_joined_with_their_rollout():
 def test_one_response_per_forward_and_one_token_per_response():
     sampler, model = sampling_copy(make(), "int4"), make()
     rollout = sampled(sampler)
-    part = rollout.rows(2, 3)                                  # a group of one: prompt and response as one
+    part = rows_between(rollout, 2, 3)                                  # a group of one: prompt and response as one
     assert torch.equal(replayed(model, part, arguments())[1], chosen(sampler, part))
     checkpointed = SimpleNamespace(plain=False, gradient_checkpointing=True,
                                    routing_replay="rollout")

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
 from moe import TinyMoE
-from plumbing.batches import concat
+from plumbing.cutting import concat, prompts_of, rows_between
 from plumbing.compiled import Decoder
 from plumbing.fast import sample
 from rollout import draw
@@ -54,8 +54,8 @@ def few_shot(model, **options):
 
 def test_a_common_prefix_survives_cutting_and_joining():
     rollout = few_shot(qwen3())
-    parts = concat([rollout.prompts(torch.tensor([2, 0])), rollout.rows(3, 6), rollout.rows(9, 12)])
-    assert rollout.rows(4, 5).prefix == parts.prefix == len(SHOTS)
+    parts = concat([prompts_of(rollout, torch.tensor([2, 0])), rows_between(rollout, 3, 6), rows_between(rollout, 9, 12)])
+    assert rows_between(rollout, 4, 5).prefix == parts.prefix == len(SHOTS)
     for q, i in enumerate((2, 0, 1, 3)):
         assert torch.equal(parts.prompt_ids[q][parts.prompt_mask[q]], rollout.prompt_ids[i][rollout.prompt_mask[i]])
     other = sample(qwen3(), TOKENIZER, PROMPTS, 3, 10)
@@ -208,6 +208,6 @@ def test_stop_strings_end_a_row_and_stay_loss_tokens():
 
 def test_prompts_picks_whole_groups():
     rollout = rolled(qwen3(), G=2)
-    picked = rollout.prompts(torch.tensor([2, 0]))
+    picked = prompts_of(rollout, torch.tensor([2, 0]))
     assert picked.texts == rollout.texts[4:6] + rollout.texts[0:2]
     assert torch.equal(picked.response_ids, rollout.response_ids[[4, 5, 0, 1]]) and torch.equal(picked.prompt_ids, rollout.prompt_ids[[2, 0]])

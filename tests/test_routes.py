@@ -18,12 +18,13 @@ import train
 from losses import policy_loss
 from moe import TinyMoE
 from plumbing import fast
-from plumbing.batches import cat_routes, cut_routes
+from plumbing.cutting import (cat_routes, cut_routes, prompts_of, response_routes, route_rows,
+                              rows_between)
 from plumbing.metrics import route_bytes
 from ratios import token_ratio
 from rollout import Rollout, left_pad
-from routes import (Pass, Routes, expert_share, flip_rate, has_routers, load_balancing_loss,
-                    record_routes, replay_routes, router_shift)
+from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss,
+                    record_routes, replay_routes, router_shift, routers_of)
 from tiny_run import TINY, metrics
 
 V, E, K = 19, 6, 2
@@ -241,7 +242,7 @@ def scored(model, part, share, chunks):
     logps, routes = [], []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as recorded:
-            logps.append((fast if share else plain).response_logp(model, part.rows(start, stop)).logp)
+            logps.append((fast if share else plain).response_logp(model, rows_between(part, start, stop)).logp)
         routes.append(recorded)
     return torch.cat(logps), cat_routes(routes)
 
@@ -258,22 +259,22 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
     moved(model)
     for prompts in (slice(1, 3), slice(0, 1)):               # mini-batches cut otherwise than the chunks
         rows = slice(prompts.start * 2, prompts.stop * 2)
-        mini = routes.rows([prompts, rows] if share else [rows])
+        mini = route_rows(routes, [prompts, rows] if share else [rows])
         with torch.no_grad(), replay_routes(model, mini), record_routes(model) as used:
-            (fast if share else plain).response_logp(model, part.rows(rows.start, rows.stop))
+            (fast if share else plain).response_logp(model, rows_between(part, rows.start, rows.stop))
         for forced, old, index in zip(used.passes, routes.passes, [prompts, rows] if share else [rows], strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
 
 def test_response_routes_are_the_same_from_a_shared_prompt_and_from_whole_rows():
     model, part = make(), rollout()
-    ours, theirs = (scored(model, part, share, [(0, 6)])[1].responses(4, 6) for share in (True, False))
+    ours, theirs = (response_routes(scored(model, part, share, [(0, 6)])[1], part) for share in (True, False))
     assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
     assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
     short = replace(part, response_ids=part.response_ids[:, :1], mask=part.mask[:, :1], sampler_logp=part.sampler_logp[:, :1])
     one = scored(model, short, True, [(0, 6)])[1]
-    assert torch.equal(one.responses(4, 6).indices[:, :, 0], ours.indices[:, :, 0])      # answers of one token: no second pass
+    assert torch.equal(response_routes(one, short).indices[:, :, 0], ours.indices[:, :, 0])      # answers of one token: no second pass
 
 
 @pytest.mark.parametrize("width", [2, 4])                    # 4: as wide as the rest of the prompts
@@ -281,18 +282,18 @@ def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
     model, part = make(), rollout(prefix=width)
     logp, routes = scored(model, part, True, [(0, 4), (4, 6)])
     assert [tuple(p.indices.shape[1:3]) for p in routes.passes] == [(2, width), (3, 4), (6, 5 - 1)]
-    ours, theirs = routes.responses(width + 4, 6), scored(model, part, False, [(0, 6)])[1].responses(width + 4, 6)
+    ours, theirs = (response_routes(r, part) for r in (routes, scored(model, part, False, [(0, 6)])[1]))
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
     moved(model)
     rows = torch.tensor([4, 5, 0, 1])
-    mini, old = part.prompts(torch.tensor([2, 0])), cut_routes(routes, rows, part)
+    mini, old = prompts_of(part, torch.tensor([2, 0])), cut_routes(routes, rows, part)
     for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):     # the mini-batch, its groups, a part of one
         cut = cut_routes(old, torch.arange(start, stop), mini)
         with replay_routes(model, cut), record_routes(model) as used:
-            fast.response_logp(model, mini.rows(start, stop))
+            fast.response_logp(model, rows_between(mini, start, stop))
         for forced, want in zip(used.passes, cut.passes, strict=True):
             assert torch.equal(forced.indices, want.indices)
-        answers = used.responses(width + 4, stop - start).indices
+        answers = response_routes(used, rows_between(mini, start, stop)).indices
         assert torch.equal(answers[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
 
 
@@ -446,7 +447,7 @@ def test_the_balancing_coefficient_means_the_same_for_every_micro_batch(workplac
 
 def test_a_model_without_routers_is_refused():
     dense = Qwen3ForCausalLM(Qwen3Config(**SHAPE | dict(head_dim=8)))
-    assert has_routers(make()) and not has_routers(dense)
+    assert len(routers_of(make())) == 3 and not routers_of(dense)
     for block in (lambda: record_routes(dense), lambda: replay_routes(dense, Routes())):
         with pytest.raises(ValueError, match="Qwen3ForCausalLM has no routers"), block():
             pass
@@ -461,7 +462,7 @@ def both(change):
 
 
 WRONG = {
-    "fewer rows": (lambda r: r.rows([slice(0, 3)]), "(4, 9, 2, 6) here, (3, 9, 2, 6) recorded"),
+    "fewer rows": (lambda r: route_rows(r, [slice(0, 3)]), "(4, 9, 2, 6) here, (3, 9, 2, 6) recorded"),
     "fewer places": (both(lambda x: x[:, :, :8]), "(4, 9, 2, 6) here, (4, 8, 2, 6) recorded"),
     "rows and places swapped": (both(lambda x: x.transpose(1, 2)), "(9, 4, 2, 6) recorded"),
     "fewer experts per token": (lambda r: altered(r, lambda x: x[..., :1]), "(4, 9, 1, 6) recorded"),
@@ -506,7 +507,7 @@ def test_reading_several_forwards_as_one_is_refused():
             routes.indices
     routes, _ = record(make(), **batch())
     with pytest.raises(ValueError):
-        routes.rows([slice(0, 1), slice(0, 1)])              # one pass, two row indices
+        route_rows(routes, [slice(0, 1), slice(0, 1)])              # one pass, two row indices
     with pytest.raises(ValueError):
         cat_routes([routes, Routes(routes.passes * 2)])
 

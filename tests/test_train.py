@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train
 from plumbing import policy
 from plumbing.arguments import PRESETS, Arguments
+from plumbing.cutting import response_routes
 from tiny_run import TINY, TRAIN, differences, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
@@ -181,7 +182,7 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
     found = []
     for args.plain in (False, True):
         got = train.score(args, train.Actor(policy, args), policy, part, entropy=True)
-        found.append((got.logp, got.entropy, train.batches.response_routes(got.routes, part)))
+        found.append((got.logp, got.entropy, response_routes(got.routes, part)))
     (logp, entropy, ours), (want, want_entropy, theirs) = found
     assert torch.allclose(logp, want, atol=1e-5) and torch.allclose(entropy, want_entropy, atol=1e-5)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
