@@ -2,12 +2,13 @@
 
     query      3+8+5=
     response   sum(3,8)=11,sum(11,5)=16.
-                         ^^           ^^   inserted by the loop; no loss token, in no length, in no ratio
+                         ^^           ^^   inserted by the loop: no loss token, in no ratio
 
-The policy never learns to add: the tool's tokens are masked in the cold start too. What it has to learn
-is what to ask. Its teacher asks for 8 where it should ask for 9, three times of five, and RL undoes that.
+The policy never learns to add: the tool's tokens are masked in the cold start too. What it has to
+learn is what to ask. Its teacher asks for 8 where it should ask for 9, three times of five, and RL
+undoes that.
 
-    python experiments/calculator.py            three seeds, about a minute each -> results/calculator.json
+    python experiments/calculator.py     three seeds, a minute each -> results/calculator.json
 """
 
 import argparse
@@ -80,7 +81,8 @@ def main(argv=None):
     found = [run(seed, f"runs/calculator-{seed}", "--overwrite_output_dir", *more)
              for seed in range(own.seeds)]
     data = {when: [r[f"pass_at_1_{when}"] for r in found] for when in ("before", "after")}
-    own.out.write_text(json.dumps(data | {"seconds": [r["seconds"] for r in found]}, indent=1) + "\n")
+    seconds = [r["seconds"] for r in found]
+    own.out.write_text(json.dumps(data | {"seconds": seconds}, indent=1) + "\n")
     print(f"held-out pass@1 {data}")
 
 

@@ -318,8 +318,8 @@ def write():
         "reported": "GRPO without routing replay does not converge on a 48-layer MoE, GSPO does",
         "measured": "; ".join(shown) + "; collapsed: " + ", ".join(collapsed),
         "number": claim.number(found["GSPO prevents it"], "{:+.2f}", "pass@1, GSPO minus GRPO"),
-        "seeds": min(map(len, found.values())), "verdict": claim.all_of(*answers.values()), "figure": str(FIGURE),
-        "command": "python experiments/moe_stability.py",
+        "seeds": min(map(len, found.values())), "verdict": claim.all_of(*answers.values()),
+        "figure": str(FIGURE), "command": "python experiments/moe_stability.py",
         "seconds": round(sum(r["seconds"] for r in runs)), "table": rows, "runs": runs}
     RESULT.write_text(json.dumps(result, ensure_ascii=False) + "\n")
 

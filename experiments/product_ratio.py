@@ -78,8 +78,8 @@ def draw(data):
     figure, (left, right) = panels(1, 2, width=8.6, gridspec_kw=dict(width_ratios=[3, 2]))
     seeds = sorted({r["seed"] for r in data["rows"]})
     whole = colour("sequence_is")
-    kinds = (("product", "log ∏w", whole, "o-"), ("clipped", "log ∏ clip(w, 0.8, 1.2)", whole, "s:"),
-             ("s", "log s", BLUE, "D-"))
+    kinds = (("product", "log ∏w", whole, "o-"),
+             ("clipped", "log ∏ clip(w, 0.8, 1.2)", whole, "s:"), ("s", "log s", BLUE, "D-"))
     for name, title, ink, line in kinds:
         for seed in seeds:
             own = sorted((r["length"], r[name]) for r in data["rows"] if r["seed"] == seed)

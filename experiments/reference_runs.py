@@ -1,9 +1,11 @@
-"""The two reference runs of the README, with the commands that make them and the figure that shows them.
+"""The two reference runs of the README, the commands that make them, the figure that shows them.
 
-    python experiments/reference_runs.py default     python train.py, cold start included, three seeds
-    python experiments/reference_runs.py smollm2     GSPO on SmolLM2-135M-Instruct, four-shot max(a,b)= (tests/make_smollm2.py first)
-    python experiments/reference_runs.py lora        the same by LoRA; then three batches of both ways, one after the other: seconds and peak memory
-    python experiments/reference_runs.py --draw      docs/figures/reference_runs.png from results/reference_runs.json
+    python experiments/reference_runs.py default   python train.py, cold start included, three seeds
+    python experiments/reference_runs.py smollm2   GSPO on SmolLM2-135M-Instruct, four-shot
+                                                   max(a,b)= (tests/make_smollm2.py first)
+    python experiments/reference_runs.py lora      the same by LoRA; then three batches of both
+                                                   ways: seconds and peak memory
+    python experiments/reference_runs.py --draw    the figure, from results/reference_runs.json
 
 Every run is the real script in a process of its own, its cold start made anew. What is promised of
 them (the project's targets): default: held-out pass@1 from about 0.5 to at least 0.95, greedy at
@@ -25,30 +27,40 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from plumbing.run import write_text                                                       # noqa: E402
-from plumbing.style import BLUE, GREY, band, label, panels, save                        # noqa: E402
+from plumbing.run import write_text  # noqa: E402
+from plumbing.style import BLUE, GREY, band, label, panels, save  # noqa: E402
 
 RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")
-SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct --dataset_name data/max_of_two_train.jsonl "
-           "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' --verifier exact --max_completion_length 5 "
-           "--learning_rate 1.5e-5 --lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 --steps 20 --eval_prompts 128")
-LORA = SMOLLM2.replace("--learning_rate 1.5e-5", "--learning_rate 1e-4 --use_peft --lora_r 16 --lora_alpha 32")
+SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct "
+           "--dataset_name data/max_of_two_train.jsonl "
+           "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' "
+           "--verifier exact --max_completion_length 5 --learning_rate 1.5e-5 "
+           "--lr_scheduler_type constant_with_warmup --prompts_per_step 16 "
+           "--steps_per_generation 4 --steps 20 --eval_prompts 128")
+LORA = SMOLLM2.replace("--learning_rate 1.5e-5",
+                       "--learning_rate 1e-4 --use_peft --lora_r 16 --lora_alpha 32")
+CURVES = ("pass_rate", "clip_low", "clip_high", "perplexity_new", "seconds_rollout",
+          "seconds_update")
 
 
 def run(command):
-    """One run of the script: its summary, what metrics.jsonl says per rollout batch, and of the whole process seconds, seconds of processor
-    time (those of a busy machine too) and the peak of resident memory."""
+    """One run of the script: its summary, what metrics.jsonl says per rollout batch, and of the
+    whole process seconds, seconds of processor time (those of a busy machine too) and the peak of
+    resident memory."""
     folder = Path("runs/reference")
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *shlex.split(command)[1:], "--output_dir", str(folder)])
+    words = [sys.executable, *shlex.split(command)[1:], "--output_dir", str(folder)]
+    process = subprocess.Popen(words)
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{command}: exit {os.waitstatus_to_exitcode(status)}")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = {key: [r[key] for r in records] for key in ("pass_rate", "clip_low", "clip_high", "perplexity_new", "seconds_rollout", "seconds_update")}
-    return {**json.loads((folder / "summary.json").read_text()), "whole_process_seconds": round(time.perf_counter() - began, 1),
-            "processor_seconds": round(used.ru_utime + used.ru_stime, 1), "peak_mb": round(used.ru_maxrss / 1024), "curve": curve}
+    return {**json.loads((folder / "summary.json").read_text()),
+            "whole_process_seconds": round(time.perf_counter() - began, 1),
+            "processor_seconds": round(used.ru_utime + used.ru_stime, 1),
+            "peak_mb": round(used.ru_maxrss / 1024),
+            "curve": {key: [r[key] for r in records] for key in CURVES}}
 
 
 def draw(results):
@@ -59,9 +71,11 @@ def draw(results):
         band(ax, range(1, n + 1), [r["curve"]["pass_rate"] for r in runs], "rollouts", BLUE)
         for when, x in (("before", 0), ("after", n + 1)):
             values = [r[f"pass_at_1_{when}"] for r in runs]
-            ax.plot([x] * len(values), values, "o", color=GREY, markersize=5, label="held out" if x == 0 else None)
+            ax.plot([x] * len(values), values, "o", color=GREY, markersize=5,
+                    label="held out" if x == 0 else None)
         seconds = sum(r["seconds"] for r in runs) / len(runs)
-        label(ax, f"{results[name]['title']}, {seconds:.0f} s", "rollout batch", "pass@1" if name == "default" else "")
+        label(ax, f"{results[name]['title']}, {seconds:.0f} s", "rollout batch",
+              "pass@1" if name == "default" else "")
         ax.legend(loc="lower right")
     axes[0].set_ylim(0, 1.02)
     return figure
@@ -74,19 +88,24 @@ if __name__ == "__main__":
     args = parser.parse_args()
     os.chdir(ROOT)
     results = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, Python {platform.python_version()}"
+    python = f"Python {platform.python_version()}"
+    machine = f"{os.cpu_count()} CPU cores, {platform.machine()}, {python}"
     if args.which == "default":
         shutil.rmtree("runs/cold_start", ignore_errors=True)
-        results["default"] = {"title": "tiny MoE, three seeds", "command": "python train.py --seed {0,1,2}", "machine": machine,
-                              "runs": [run(f"python train.py --seed {seed}") for seed in range(3)]}
+        results["default"] = {
+            "title": "tiny MoE, three seeds", "command": "python train.py --seed {0,1,2}",
+            "machine": machine,
+            "runs": [run(f"python train.py --seed {seed}") for seed in range(3)]}
     if args.which in ("smollm2", "lora"):
         subprocess.run([sys.executable, "tests/make_max_data.py", "data"], check=True)
     if args.which == "smollm2":
-        results["smollm2"] = {"title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine,
-                              "runs": [run(f"{SMOLLM2} --seed {seed}") for seed in range(3)]}
+        results["smollm2"] = {
+            "title": "SmolLM2-135M, max(a,b)=", "command": SMOLLM2, "machine": machine,
+            "runs": [run(f"{SMOLLM2} --seed {seed}") for seed in range(3)]}
     if args.which == "lora":
         short = " --steps 3 --eval_samples 0"
-        results["lora"] = {"command": LORA, "machine": machine, "beside": {name: run(c + short) for name, c in (("lora", LORA), ("full", SMOLLM2))},
+        beside = {name: run(c + short) for name, c in (("lora", LORA), ("full", SMOLLM2))}
+        results["lora"] = {"command": LORA, "machine": machine, "beside": beside,
                            "runs": [run(LORA)]}
     if args.which:
         RESULT.parent.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ import train
 
 from plumbing.datafiles import checked_rows, read_rows
 from plumbing.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
-from plumbing.verifiers import Verifier
+from plumbing.verifiers import Verifier, in_parallel
 from tiny_run import TINY
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
@@ -298,9 +298,11 @@ def test_fuzzing_a_users_function(tmp_path, n):
 
 @pytest.mark.parametrize("n, bombs, limit", [(60, 60, 5.0), pytest.param(10_000, 100, 1.0, marks=pytest.mark.slow)])
 def test_fuzzing_math_verify(tmp_path, n, bombs, limit):
-    trap, check = tmp_path / "trap", Verifier("math", time_limit=limit)      # each answer cut off costs a new worker
+    """Four at a time, as a run judges them: an answer that is cut off costs a second and a new worker."""
+    trap, check = tmp_path / "trap", Verifier("math", time_limit=limit)
     responses = list(hostile_strings(n, "42", trap, bombs))
-    assert fuzz(check, "42", responses, trap, check.time_limit) > n // 50                # some mutations leave the answer right
+    rewarded = in_parallel(lambda part: fuzz(check, "42", part, trap, check.time_limit), [responses[i * n // 4:(i + 1) * n // 4] for i in range(4)], workers=4)
+    assert sum(rewarded) > n // 50                                                       # some mutations leave the answer right
     check.time_limit = 30.0
     assert check("so 42", "42") == 1.0                                                   # and it still works
     check.close()

@@ -120,6 +120,11 @@ def test_a_file_is_neither_long_nor_wide(module):
     hold(not wide, f"{module}: lines {wide} are over {WIDTH} columns", f"size of {module}")
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda file: file.stem)
+def test_an_experiment_is_not_wide(file):
+    assert not [n for n, line in enumerate(file.read_text().splitlines(), 1) if len(line) > WIDTH]
+
+
 @pytest.mark.parametrize("module", CONCEPTS + TOP)
 def test_one_statement_per_line(module):
     starts = [node.lineno for node in ast.walk(ast.parse(source(module))) if isinstance(node, ast.stmt)]
