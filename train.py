@@ -22,12 +22,12 @@ from advantages import not_all_correct
 from eval import held_out
 from losses import policy_loss
 from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
+from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
+                            trained_policy, write_merged)
 from plumbing.arguments import parse
 from plumbing.batches import score
 from plumbing.cutting import concat
 from plumbing.errors import count_bad, errors_in_one_line
-from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
-                            trained_policy, write_merged)
 from plumbing.stream import PromptStream
 from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
                             shift, with_overlong_penalty)

@@ -207,9 +207,9 @@ MODELS = {"SmolLM2 135M": ("llama", 576, 30, 9, 3, 1536, 49152),
           "Qwen 3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
 WAYS = {"full": {}, "checkpointing": {"gradient_checkpointing": True}, "LoRA": {"state": "lora"},
         "offload": {"state": "offload"}}
-DEEPER = [("SmolLM2 135M", "full", 30), ("Qwen 0.5B", "full", 24), ("Qwen3 0.6B", "full", 6),
-          ("Qwen 1.5B", "full", 4), ("Qwen 3B", "full", 4), ("Qwen3 0.6B", "LoRA", 6),
-          ("Qwen3 0.6B", "checkpointing", 28)]  # in all their layers, or as many as are quick
+DEEPER = [("SmolLM2 135M", "full", 30), ("Qwen 0.5B", "full", 24), ("Qwen3 0.6B", "full", 28),
+          ("Qwen 1.5B", "full", 28), ("Qwen 3B", "full", 36), ("Qwen 3B", "LoRA", 36),
+          ("Qwen 3B", "checkpointing", 36), ("Qwen3 0.6B", "checkpointing", 28)]  # all layers
 
 
 def named(name):
