@@ -100,8 +100,8 @@ def replay_routes(model, routes):
 
     Only the choice is forced: the gates are those of the current scores, so the router learns. With
     gradient checkpointing, call backward() inside. ValueError for routes that do not fit."""
-    passes, forwards, recomputed, due = routes.passes, 0, 0, 0
-    many = len(passes) > 1
+    passes, forwards, many = routes.passes, 0, len(routes.passes) > 1
+    recomputed, due = 0, 0  # layers that a backward ran again; forwards whose backward will do so
 
     def on_router(layer, router, output, shape):
         nonlocal recomputed
