@@ -73,7 +73,7 @@ def load_policy(args, task, device, folder=None):
 
 def read_checkpoint(name):
     """(policy, tokenizer) from a folder or the hub, every weight from the checkpoint."""
-    if Path(name).exists() or name.startswith((".", "/", "~")):
+    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         if not (Path(name) / "config.json").is_file():
             raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or "
                              "a hub id")

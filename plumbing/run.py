@@ -70,7 +70,8 @@ def open_run(args):
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: name a folder")
     before, now = arguments_of(folder), asdict(args)
-    differ = [key for key in now if before and key not in FREE and before.get(key) != now[key]]
+    free = FREE | ({"steps"} if before and may_go_on(args, before["steps"]) else set())
+    differ = [key for key in now if before and key not in free and before.get(key) != now[key]]
     changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
     if args.resume and not before:
         raise ValueError(f"--resume: nothing to resume in {folder} (no config.json of a run); "
@@ -81,6 +82,11 @@ def open_run(args):
         check_replaceable(args, folder, before, differ)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def may_go_on(args, steps):
+    """Whether --resume may ask for more than those `steps`: the learning rate does not follow."""
+    return args.resume and args.lr_scheduler_type == "constant_with_warmup" and args.steps > steps
 
 
 def check_replaceable(args, folder, before, differ):

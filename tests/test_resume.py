@@ -65,6 +65,18 @@ def test_resumes_from_any_batch_and_any_number_of_times(whole, workplace, monkey
     assert differences(run, "resumed", 4) == []
 
 
+def test_a_finished_run_goes_on_for_more_steps_where_the_rate_does_not_follow_them(whole, workplace, capsys):
+    flags = ["--lr_scheduler_type", "constant_with_warmup"]
+    run, argv = whole(*flags), [*TINY, *flags, "--output_dir", "longer"]
+    train.main([*argv, "--steps", "2"])
+    train.main([*argv, "--steps", "4", "--resume"])
+    assert differences(run, "longer", 4) == []
+    for less in (["--steps", "3"], ["--steps", "5", "--lr_scheduler_type", "cosine"]):
+        with pytest.raises(SystemExit):
+            train.main([*argv, *less, "--resume"])
+        assert "steps was 4, now" in capsys.readouterr().err
+
+
 def test_killed_before_the_first_checkpoint(whole, workplace, monkeypatch):
     run = whole()
     interrupted(monkeypatch, [*TINY, "--steps", "4", "--output_dir", "resumed"], step=1)
