@@ -130,7 +130,8 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
 def test_passk_refuses(checkpoints, tmp_path, capsys):
     one = ["passk", "--model_name_or_path", checkpoints[0], "--use_cpu"]
     assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
-    assert "no config.json there" in refused(capsys, "passk", "--model_name_or_path", str(tmp_path / "nothing"))
+    for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
+        assert "no config.json there" in refused(capsys, "passk", "--model_name_or_path", nothing)
     assert "3 checkpoints: one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
     assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
     assert "--n 0" in refused(capsys, *one, "--n", "0")
