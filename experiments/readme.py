@@ -49,6 +49,12 @@ def perplexity_start(name):
     return mean(curve[0] for curve in data("perplexity_dynamics")[name])
 
 
+def at_4e4():
+    """GSPO minus GRPO on fresh cold starts, both at 4e-4."""
+    found = re.search(r"both at 4e-4: (\S+ \[[^]]+\])", load("stability_map")["measured"])
+    return found.group(1)
+
+
 def moved():
     """(tokens of a long answer, s - 1 if one of them moved by 3 nats)."""
     rows = data("hidden_divergence")["rows"]
@@ -121,6 +127,7 @@ FIGURES = {
     "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
     "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
     "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
+    "gspo_minus_grpo_4": lambda: at_4e4(),
     "gspo_minus_grpo": lambda: load("stability_map")["number"].split(" (")[0],
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),

@@ -1,5 +1,6 @@
 """What a model's cache and masks allow, by its config: which of fast.py's ways are open to it."""
 
+import torch.nn.functional as F
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -27,3 +28,40 @@ def takes_any_mask(config):
     rotary = getattr(config, "rope_parameters", None) and not getattr(config, "alibi", False)
     attention = config._attn_implementation in (None, "sdpa", "eager")  # None: TinyMoE's own
     return bool(rotary and attention and has_plain_cache(config))
+
+
+class GrowingLayer(DynamicLayer):
+    """Keys and values with room for the tokens to come, where transformers' own layer copies all
+    that came before at each token. SmolLM2 samples 32 answers of 64 tokens a fifth faster so; the
+    default run's short ones do not."""
+
+    def update(self, keys, values, *args, **kwargs):
+        old, more = self.get_seq_length(), keys.shape[2]
+        if not old:
+            self.lazy_initialization(keys, values)
+            self.room = [keys[:, :, :0], values[:, :, :0]]
+        if old + more > self.room[0].shape[2]:
+            extra = more + max(32, old // 2)
+            self.room = [F.pad(x, (0, 0, 0, extra)) for x in self.room]     # [n, heads, room, d]
+        for room, x in zip(self.room, (keys, values)):
+            room[:, :, old:old + more] = x
+        self.keys, self.values = (x[:, :, :old + more] for x in self.room)
+        return self.keys, self.values
+
+    def batch_repeat_interleave(self, repeats):
+        self.change_rows(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices):
+        self.change_rows(lambda x: x.index_select(0, indices))
+
+    def change_rows(self, change):
+        length, self.room = self.get_seq_length(), [change(x) for x in self.room]
+        self.keys, self.values = (x[:, :, :length] for x in self.room)
+
+
+def growing_cache(config):
+    """The cache that a sampler fills token by token."""
+    cache = DynamicCache(config=config)
+    if has_plain_cache(config):
+        cache.layers = [GrowingLayer() for _ in cache.layers]
+    return cache

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 import rollout as plain
-from plumbing.caches import copies_rows, shares_prefix, takes_any_mask
+from plumbing.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
 from plumbing.cutting import counted_places
 from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids, use_tool)
@@ -96,7 +96,7 @@ class Rows:
         """share: responses that are equal so far read one row; else each has its own."""
         copies = 1 if share else group_size
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
-        self.cache, self.share = DynamicCache(config=model.config), share
+        self.cache, self.share = growing_cache(model.config), share
         inputs = prompt_inputs(model, ids, mask, prefix, self.cache)
         logits = model(**inputs, logits_to_keep=1).logits[:, -1]                    # [Q, V]
         self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
