@@ -290,7 +290,8 @@ def speed():
     return (table(("same work, same process, in turns", "TRL s", "ours s", "TRL ÷ ours [min, max]",
                    "target", "peak MB TRL / ours", "share of matmul limit"), *rows)
             + f"\n\n{machine['threads']} threads, TRL 1.16.0, torch {machine['torch']}, limit "
-            f"{min(limits):.0f} to {max(limits):.0f} GFLOP/s in different runs; `python benchmarks/versus_trl.py`.\n\n"
+            f"{min(limits):.0f} to {max(limits):.0f} GFLOP/s in different runs; "
+            "`python benchmarks/versus_trl.py`.\n\n"
             + table(("one technique off: seconds relative to all on", "the default run",
                      "SmolLM2, 4-shot `max`"), *off))
 
