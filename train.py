@@ -71,7 +71,7 @@ def sample_and_verify(args, policy, tokenizer, task, problems, uniforms):
     asked = [p for p in problems[own] for _ in range(args.num_generations)]
     parts = task.judge(rollout.texts, asked)                                        # [B, K]
     rollouts, parts = zip(*processes.gather((rollout, parts)))
-    return concat(rollouts), torch.cat(parts)                               # [B, K]
+    return concat(rollouts), torch.cat(parts)                                       # [B, K]
 
 
 def update(args, scorer, policy, optimizer, batch):
@@ -114,7 +114,7 @@ def train(args, saver, actor, tokenizer, task, device, progress):
     progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0, **progress}
     saver.hold(actor, tokenizer, optimizer, schedule, stream, progress)
     step = start = saver.restore() if args.resume else 0
-    stop, clock = run.stop_on_signals(), metrics.Clock(device, args.steps - start)
+    stop, clock = run.stop_on_signals(), metrics.Clock(device, start, args.steps)
 
     for step in range(start + 1, args.steps + 1):
         clock.begin()

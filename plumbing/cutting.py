@@ -110,8 +110,8 @@ def response_routes(routes, rollout):
     start, passes = rollout.prompt_ids.shape[1] - 1, list(routes.passes)
     while start >= passes[0].indices.shape[2]:
         start -= passes.pop(0).indices.shape[2]
-    G = lambda x: len(rollout.mask) // x.shape[1]
-    first = (x[:, :, start:].repeat_interleave(G(x), 1) for x in passes[0])
+    share = len(rollout.mask) // passes[0].indices.shape[1]  # responses that read a row
+    first = (x[:, :, start:].repeat_interleave(share, 1) for x in passes[0])
     return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
 
 

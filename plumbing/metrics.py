@@ -24,21 +24,20 @@ ROUNDING = 1e-10  # Var[log w] of a policy that has not moved, scored twice in f
 
 
 class Clock:
-    """Seconds between the laps of a rollout batch, with the GPU's work waited for; how long the
-    others of them will take."""
+    """Seconds between the laps of a rollout batch, with the GPU's work waited for, and how long the
+    batches that are left will take. start: the last one before; steps: the last there will be."""
 
-    def __init__(self, device, batches=1):
-        self.device, self.batches, self.done, self.start = device, batches, 0, time.perf_counter()
+    def __init__(self, device, start=0, steps=1):
+        self.device, self.start, self.steps, self.born = device, start, steps, time.perf_counter()
         self.begin()
 
     def begin(self):
         self.laps, self.began = {}, time.perf_counter()
         self.last = self.began
 
-    def seconds_left(self):
-        """Asked once, at the end of each batch."""
-        self.done += 1
-        return (time.perf_counter() - self.start) / self.done * (self.batches - self.done)
+    def seconds_left(self, step):
+        """At the end of batch `step`."""
+        return (time.perf_counter() - self.born) / (step - self.start) * (self.steps - step)
 
     def lap(self, name):
         if self.device.type == "cuda":
@@ -172,9 +171,9 @@ def line(record, steps, seconds_left, best_pass_rate):
 
 def log(args, folder, record, rollout, problems, rewards, progress, clock):
     """The record to metrics.jsonl, the first responses to samples.jsonl, a line to the screen."""
-    left, G = clock.seconds_left(), rollout.group_size
     if rank():
         return
+    left, G = clock.seconds_left(record["step"]), rollout.group_size
     firsts = [{"prompt": problem.prompt, "response": rollout.texts[i * G],
                "reward": rewards[i * G].item()} for i, problem in enumerate(problems[:2])]
     run.append(folder / "metrics.jsonl", record)

@@ -70,7 +70,7 @@ def open_run(args):
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: name a folder")
     before, now = arguments_of(folder), asdict(args)
-    free = FREE | ({"steps"} if before and may_go_on(args, before["steps"]) else set())
+    free = FREE | {"steps"} if may_go_on(args, before.get("steps", args.steps)) else FREE
     differ = [key for key in now if before and key not in free and before.get(key) != now[key]]
     changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
     if args.resume and not before:

@@ -43,7 +43,7 @@ def save_tokens(args, folder, step, tokenizer, task, batch, problems, index, new
     if not args.save_tokens or rank():
         return
     G = batch.rollout.group_size
-    live = batch["advantages"].reshape(len(index), -1).ne(0).any(-1)      # [prompts]
+    live = batch["advantages"].reshape(len(index), -1).ne(0).any(-1)         # [prompts]
     group = live.int().argmax().cpu()                        # the first; without any, group 0
     rows, one, more = rows_of(batch.rollout, group[None]), batch.prompts(group[None]), {}
     if task.first_error:
