@@ -21,14 +21,15 @@ import rollout as plain
 from advantages import not_all_correct
 from eval import held_out
 from losses import policy_loss
-from plumbing import batches, compiled, fast, metrics, processes, replay, run, tasks
+from plumbing.data import tasks
+from plumbing import batches, compiled, fast, metrics, processes, replay, run
 from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
 from plumbing.arguments import parse
 from plumbing.batches import score
 from plumbing.cutting import concat
 from plumbing.errors import count_bad, errors_in_one_line
-from plumbing.stream import PromptStream
+from plumbing.data.stream import PromptStream
 from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
                             shift, with_overlong_penalty)
 from plumbing.trl import trl_config

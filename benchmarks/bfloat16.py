@@ -26,7 +26,7 @@ import rollout as plain  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from make_max_data import SHOTS  # noqa: E402
 from memory import write_json  # noqa: E402
-from plumbing import tasks  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
 from plumbing.actor import sampling_copy  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from plumbing.fast import sample  # noqa: E402

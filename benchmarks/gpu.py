@@ -29,7 +29,7 @@ from plumbing import compiled  # noqa: E402
 from plumbing.actor import sampling_copy  # noqa: E402
 from plumbing.fast import response_logp, sample  # noqa: E402
 from plumbing.memory import Work, footprint  # noqa: E402
-from plumbing.tasks import builtin_tokenizer  # noqa: E402
+from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
 
 LIMIT = 600  # seconds for everything
 SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "

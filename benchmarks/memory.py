@@ -34,7 +34,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from plumbing.fast import response_logp  # noqa: E402
 from plumbing.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
-from plumbing.tasks import builtin_tokenizer  # noqa: E402
+from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
 from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402
 import train  # noqa: E402

@@ -37,8 +37,8 @@ from transformers.utils import logging
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 from plumbing import batches, fast  # noqa: E402
 import rollout  # noqa: E402
-from plumbing import tasks  # noqa: E402
-from plumbing.stream import PromptStream  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
+from plumbing.data.stream import PromptStream  # noqa: E402
 import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from plumbing.trl import trl_config  # noqa: E402

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train                                                                       # noqa: E402
 from plumbing.arguments import parse                                               # noqa: E402
-from plumbing.tasks import CHARACTERS, Problem, Task, longest_answer               # noqa: E402
+from plumbing.data.tasks import CHARACTERS, Problem, Task, longest_answer               # noqa: E402
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
 FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "

@@ -23,13 +23,14 @@ import train
 from advantages import group_advantages
 from claim import RUNS, say
 from moe import TinyMoE
-from plumbing import batches, policy, tasks
+from plumbing.data import tasks
+from plumbing import batches, policy
 from plumbing import run as checkpoint
 from plumbing.actor import Actor, make_optimizer, make_schedule
 from plumbing.arguments import parse
 from plumbing.batches import Batch
 from plumbing.fast import response_logp, sample
-from plumbing.stream import PromptStream
+from plumbing.data.stream import PromptStream
 from ratios import cross_entropy
 from rollout import Rollout
 

@@ -31,7 +31,8 @@ import drift
 import expert_flips
 import maps
 from moe import TinyMoE
-from plumbing import policy, tasks
+from plumbing.data import tasks
+from plumbing import policy
 from plumbing.arguments import parse
 from plumbing.style import LINES, label, panels
 

@@ -37,7 +37,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from plumbing import tasks  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
 import train  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402

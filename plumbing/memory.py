@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from plumbing.fast import chunk_logits
 from plumbing.policy import tiny_config
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 from rollout import MAX_LOGITS
 
 GB = 1e9  # as GPUs are sold

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from plumbing.arguments import parse
 from plumbing.policy import load_policy
-from plumbing.tasks import from_arguments
+from plumbing.data.tasks import from_arguments
 
 
 def quiet_parser(command, description):

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3M
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing import fast, processes, tasks
+from plumbing.data import tasks
+from plumbing import fast, processes
 from plumbing.adapters import add_adapters, base_of, is_adapter, merged
 from plumbing.cutting import response_routes
 from plumbing.experts import on_its_device

@@ -5,7 +5,7 @@ What a config cannot say stands beside it as a comment.
 """
 
 from losses import OBJECTIVES
-from plumbing.tasks import from_arguments
+from plumbing.data.tasks import from_arguments
 
 # objective: (loss_type, importance_sampling_level), with the objective's own reduction
 TRL_LOSS = {"grpo": ("grpo", "token"), "ppo": ("grpo", "token"), "dr_grpo": ("dr_grpo", "token"),

@@ -26,7 +26,8 @@ def pytest_cmdline_main(config):
 def cold_start(tmp_path_factory):
     """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds. From then on the
     built-in task of some size is made once too: that is a quarter of such a run."""
-    from plumbing import policy, tasks       # here: the tests that need no run begin seconds sooner
+    from plumbing.data import tasks       # here: the tests that need no run begin seconds sooner
+    from plumbing import policy       # here: the tests that need no run begin seconds sooner
     import train
     made = functools.cache(tasks.running_sum)
 

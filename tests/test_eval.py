@@ -12,7 +12,7 @@ from transformers import Qwen3MoeConfig
 import eval
 from experiments import run_claims
 from plumbing import dashboard as pictures
-from plumbing import tasks
+from plumbing.data import tasks
 from eval import bootstrap, pass_at_k
 from plumbing.passk import majority
 from moe import TinyMoE

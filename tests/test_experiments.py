@@ -229,7 +229,7 @@ def test_the_band_that_clips_a_given_share():
 
 
 def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
-    from plumbing import tasks
+    from plumbing.data import tasks
     import torch
     import train
     from plumbing.arguments import parse
@@ -258,7 +258,7 @@ def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
 
 
 def test_share_right_counts_characters_in_their_places():
-    from plumbing.tasks import Problem
+    from plumbing.data.tasks import Problem
     problem = Problem("1+2=", "0+1=1,1+2=3.")
     assert drift.share_right(problem.answer, problem) == 1
     assert drift.share_right("0+1=1,1+2=4.", problem) == pytest.approx(11 / 12)

@@ -19,7 +19,7 @@ import train
 from plumbing import compiled, fast
 from plumbing.arguments import parse
 from plumbing.policy import load_policy
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 from tiny_run import TINY
 
 TOKENIZER = builtin_tokenizer()

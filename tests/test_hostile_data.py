@@ -14,9 +14,9 @@ import pytest
 
 import train
 
-from plumbing.datafiles import checked_rows, read_rows
-from plumbing.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
-from plumbing.verifiers import Verifier, in_parallel
+from plumbing.data.datafiles import checked_rows, read_rows
+from plumbing.data.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
+from plumbing.data.verifiers import Verifier, in_parallel
 from tiny_run import TINY
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
@@ -360,7 +360,7 @@ def test_a_split_without_any_prompt_that_fits_is_refused_before_the_run(checkpoi
 
 
 def test_a_prompt_is_tokenised_once(checkpoint, monkeypatch):
-    from plumbing import tasks
+    from plumbing.data import tasks
     encode, asked = tasks.encode_prompt, []
     monkeypatch.setattr(tasks, "encode_prompt", lambda tokenizer, problem, *rest: (asked.append(problem), encode(tokenizer, problem, *rest))[1])
     train.main([*checkpoint, "--dataset_name", rows("train.jsonl", *FIT), "--eval_samples", "1", "--eval_steps", "1",

@@ -14,7 +14,7 @@ import train
 from plumbing import fast, replay
 from plumbing.actor import sampling_copy
 from plumbing.cutting import concat, prompts_of, response_routes, rows_between
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample
 from routes import record_routes

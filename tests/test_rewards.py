@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import train
-from plumbing.tasks import load_task
-from plumbing.verifiers import Verifier, in_parallel
+from plumbing.data.tasks import load_task
+from plumbing.data.verifiers import Verifier, in_parallel
 from tiny_run import TINY, differences, metrics
 
 ROOT = Path(__file__).resolve().parent.parent

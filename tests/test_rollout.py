@@ -13,7 +13,7 @@ from plumbing.cutting import concat, prompts_of, rows_between
 from plumbing.compiled import Decoder
 from plumbing.fast import sample
 from rollout import draw
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = ["3+8=", "1+2+3+4=", "7="]                      # of three lengths: two are left-padded

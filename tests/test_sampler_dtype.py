@@ -11,7 +11,7 @@ from moe import TinyMoE
 from plumbing.arguments import parse
 from plumbing.actor import rounded, sampling_copy
 from plumbing.policy import tiny_config
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 
 
 @pytest.mark.parametrize("dtype", ["int3", "int4", "int5", "int6", "int8"])

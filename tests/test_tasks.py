@@ -17,12 +17,12 @@ import torch
 from transformers import AutoTokenizer
 
 from plumbing import policy
-from plumbing import tasks
+from plumbing.data import tasks
 import train
 from tiny_run import TINY
 from make_max_data import make_max_data
-from plumbing.stream import PromptStream
-from plumbing.tasks import Problem, builtin_tokenizer, encode_prompt, join, load_task, running_sum
+from plumbing.data.stream import PromptStream
+from plumbing.data.tasks import Problem, builtin_tokenizer, encode_prompt, join, load_task, running_sum
 
 ROOT = Path(__file__).resolve().parent.parent
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -460,7 +460,7 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
 # -------------------------------------------------------------------------------------------------------------------- demos
 
 @pytest.mark.parametrize("module, words", [
-    ("plumbing.tasks", ["first error", "reward 1"]), ("plumbing.stream", ["epoch 1"])])
+    ("plumbing.data.tasks", ["first error", "reward 1"]), ("plumbing.data.stream", ["epoch 1"])])
 def test_the_demo_shows_its_concept(module, words):
     run = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, cwd=ROOT,
                          env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -13,7 +13,7 @@ import torch
 from transformers import get_scheduler
 
 import train
-from plumbing import tasks
+from plumbing.data import tasks
 from plumbing.arguments import parse
 from tiny_run import TINY, metrics
 

@@ -13,7 +13,7 @@ from moe import TinyMoE
 from plumbing import fast, view
 from plumbing.arguments import parse
 from plumbing.policy import taught, tiny_config
-from plumbing.tasks import builtin_tokenizer
+from plumbing.data.tasks import builtin_tokenizer
 from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample

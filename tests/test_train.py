@@ -172,7 +172,7 @@ def test_micro_batches_change_no_metric_but_by_rounding(workplace):
 
 def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold_start):
     from rollout import sample
-    from plumbing.tasks import running_sum
+    from plumbing.data.tasks import running_sum
     args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
     policy, tokenizer = train.trained_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
     part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbing.verifiers import Verifier
+from plumbing.data.verifiers import Verifier
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -133,7 +133,7 @@ def test_a_worker_that_somebody_kills_between_answers_is_replaced(own):
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
     (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n")
-    code = (f"import threading; from plumbing.verifiers import Verifier; check = Verifier('{tmp_path}/mine.py:check', 1.0)\n"
+    code = (f"import threading; from plumbing.data.verifiers import Verifier; check = Verifier('{tmp_path}/mine.py:check', 1.0)\n"
             "print(check.idle[0].pid, flush=True); worker = check.idle[0]\n"
             "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush(); threading.Event().wait()")
     run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -163,7 +163,7 @@ HOSTILE = ["__import__('os').system('touch {0}')", "open('{0}', 'w')", "__import
 
 def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     """Expressions that make a file when sympy parses them: all do without the guard rail, none with it, and sympy still works."""
-    code = ("import sys; from sympy.parsing.sympy_parser import parse_expr; from plumbing.verifiers import guard_rail; parse_expr('1+1')\n"
+    code = ("import sys; from sympy.parsing.sympy_parser import parse_expr; from plumbing.data.verifiers import guard_rail; parse_expr('1+1')\n"
             "for line in sys.stdin:\n    if line == 'guard\\n': sys.addaudithook(guard_rail)\n"
             "    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
             "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n")

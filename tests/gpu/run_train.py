@@ -31,7 +31,8 @@ from transformers import (MixtralConfig, MixtralForCausalLM, Qwen2Config,  # noq
                           Qwen2ForCausalLM)
 
 import train  # noqa: E402
-from plumbing import batches, fast, policy, tasks  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
+from plumbing import batches, fast, policy  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
 policy.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])

@@ -17,8 +17,8 @@ from typing import Callable
 import torch
 
 from plumbing import processes
-from plumbing.datafiles import Problem, load_problems
-from plumbing.verifiers import Verifier, in_parallel
+from plumbing.data.datafiles import Problem, load_problems
+from plumbing.data.verifiers import Verifier, in_parallel
 
 CHARACTERS = "0123456789+=,. "   # of the built-in task: one is a token
 
