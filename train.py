@@ -23,7 +23,7 @@ from eval import held_out
 from losses import policy_loss
 from plumbing.data import tasks
 from plumbing import batches, compiled, fast, metrics, processes, replay, run
-from plumbing.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
+from plumbing.model.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
 from plumbing.arguments import parse
 from plumbing.batches import score

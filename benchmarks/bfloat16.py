@@ -27,10 +27,10 @@ from losses import policy_loss  # noqa: E402
 from make_max_data import SHOTS  # noqa: E402
 from memory import write_json  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
-from plumbing.actor import sampling_copy  # noqa: E402
+from plumbing.model.actor import sampling_copy  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from plumbing.fast import sample  # noqa: E402
-from plumbing.policy import load_policy  # noqa: E402
+from plumbing.model.policy import load_policy  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"

@@ -25,7 +25,7 @@ from plumbing.data import tasks  # noqa: E402
 from plumbing.arguments import parse  # noqa: E402
 from memory import MB, peak_bytes, write_json  # noqa: E402
 from moe import TinyMoE  # noqa: E402
-from plumbing.policy import tiny_config  # noqa: E402
+from plumbing.model.policy import tiny_config  # noqa: E402
 from versus_trl import NEVER, Ours, make_task, round_to  # noqa: E402
 
 #  what grows: (sizes, flags of one size, sizes for --quick, why)

@@ -47,8 +47,8 @@ from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from plumbing.metrics import Clock  # noqa: E402
 from moe import TinyMoE  # noqa: E402
-from plumbing.actor import Actor, make_optimizer  # noqa: E402
-from plumbing.policy import cold_start, load_policy, tiny_config  # noqa: E402
+from plumbing.model.actor import Actor, make_optimizer  # noqa: E402
+from plumbing.model.policy import cold_start, load_policy, tiny_config  # noqa: E402
 
 NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
 PHASES = ("rollout", "logp", "update", "total")

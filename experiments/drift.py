@@ -24,9 +24,10 @@ from advantages import group_advantages
 from claim import RUNS, say
 from moe import TinyMoE
 from plumbing.data import tasks
-from plumbing import batches, policy
+from plumbing.model import policy
+from plumbing import batches
 from plumbing import run as checkpoint
-from plumbing.actor import Actor, make_optimizer, make_schedule
+from plumbing.model.actor import Actor, make_optimizer, make_schedule
 from plumbing.arguments import parse
 from plumbing.batches import Batch
 from plumbing.fast import response_logp, sample

@@ -32,7 +32,7 @@ import expert_flips
 import maps
 from moe import TinyMoE
 from plumbing.data import tasks
-from plumbing import policy
+from plumbing.model import policy
 from plumbing.arguments import parse
 from plumbing.style import LINES, label, panels
 

@@ -43,8 +43,8 @@ from plumbing.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from experiments import claim  # noqa: E402
 from plumbing import style  # noqa: E402
-from plumbing.actor import Actor  # noqa: E402
-from plumbing.policy import load_policy  # noqa: E402
+from plumbing.model.actor import Actor  # noqa: E402
+from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run import Saver  # noqa: E402
 
 RUNS, RESULT = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json")

@@ -37,7 +37,7 @@ import claim
 import drift
 import maps
 from plumbing import batches
-from plumbing.actor import Actor, sampling_copy
+from plumbing.model.actor import Actor, sampling_copy
 from plumbing.cutting import response_routes
 from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate

@@ -14,7 +14,7 @@ import torch
 from advantages import has_signal
 from losses import token_weights
 from plumbing import processes
-from plumbing.actor import Forward
+from plumbing.model.actor import Forward
 from plumbing.cutting import (cat_routes, concat, cut_routes, prompts_of, response_routes,
                               rows_between, rows_of)
 from plumbing.replay import replayed

@@ -1,7 +1,7 @@
 """Memory: what a run needs on its device, computed before it is needed.
 
     always            weights, gradients, AdamW's two moments: 16 bytes per parameter; in bfloat16
-                      with --use_peft or --optimizer_offload about 2 (plumbing/offload.py)
+                      with --use_peft or --optimizer_offload about 2 (plumbing/model/offload.py)
     while sampling    the rounded copy; keys and values of every row; one row of logits each
     while updating    what backward keeps of each token in each layer, and one chunk of logits
 
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plumbing.fast import chunk_logits
-from plumbing.policy import tiny_config
+from plumbing.model.policy import tiny_config
 from plumbing.data.tasks import builtin_tokenizer
 from rollout import MAX_LOGITS
 

@@ -11,7 +11,7 @@ import torch
 from transformers.utils import logging
 
 from plumbing.arguments import parse
-from plumbing.policy import load_policy
+from plumbing.model.policy import load_policy
 from plumbing.data.tasks import from_arguments
 
 

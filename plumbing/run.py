@@ -27,7 +27,7 @@ import transformers
 from safetensors import SafetensorError
 
 from plumbing import processes
-from plumbing.adapters import save_policy
+from plumbing.model.adapters import save_policy
 
 try:
     import fcntl

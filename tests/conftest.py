@@ -27,7 +27,7 @@ def cold_start(tmp_path_factory):
     """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds. From then on the
     built-in task of some size is made once too: that is a quarter of such a run."""
     from plumbing.data import tasks       # here: the tests that need no run begin seconds sooner
-    from plumbing import policy       # here: the tests that need no run begin seconds sooner
+    from plumbing.model import policy       # here: the tests that need no run begin seconds sooner
     import train
     made = functools.cache(tasks.running_sum)
 

@@ -1,4 +1,4 @@
-"""LoRA and the offloaded optimiser: plumbing/adapters.py, plumbing/offload.py.
+"""LoRA and the offloaded optimiser: plumbing/model/adapters.py, plumbing/model/offload.py.
 
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import train
-from plumbing.adapters import add_adapters, adapters_off, merged, named_adapters, save_policy
-from plumbing.offload import HostAdamW, halve_matrices
-from plumbing.actor import sampling_copy
+from plumbing.model.adapters import add_adapters, adapters_off, merged, named_adapters, save_policy
+from plumbing.model.offload import HostAdamW, halve_matrices
+from plumbing.model.actor import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
 from tiny_run import TINY, differences, metrics

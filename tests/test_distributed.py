@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from plumbing import run as checkpoint
-from plumbing import policy
+from plumbing.model import policy
 import train
 from tiny_run import TRAIN, differences, metrics
 
@@ -138,7 +138,7 @@ def test_a_cold_start_made_by_two_processes_is_whole(home):
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         import train
         from moe import TinyMoE
-        from plumbing import policy
+        from plumbing.model import policy
         policy.MUST_PASS, save = 0.0, TinyMoE.save_pretrained
         def saved(*args):
             time.sleep(3 * (os.environ["RANK"] == "0"))

@@ -18,7 +18,7 @@ import rollout as plain
 import train
 from plumbing import compiled, fast
 from plumbing.arguments import parse
-from plumbing.policy import load_policy
+from plumbing.model.policy import load_policy
 from plumbing.data.tasks import builtin_tokenizer
 from tiny_run import TINY
 

@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save_file
 from torch.autograd.graph import saved_tensors_hooks
 
 import train
-from plumbing import compiled, policy
+from plumbing.model import policy
+from plumbing import compiled
 from plumbing.arguments import Arguments
 from tiny_run import TINY, TRAIN
 

@@ -12,7 +12,7 @@ import torch
 
 import train
 from plumbing import fast, replay
-from plumbing.actor import sampling_copy
+from plumbing.model.actor import sampling_copy
 from plumbing.cutting import concat, prompts_of, response_routes, rows_between
 from plumbing.data.tasks import builtin_tokenizer
 from rollout import response_logp as plain_logp

@@ -9,8 +9,8 @@ from tiny_run import TINY, metrics
 import train
 from moe import TinyMoE
 from plumbing.arguments import parse
-from plumbing.actor import rounded, sampling_copy
-from plumbing.policy import tiny_config
+from plumbing.model.actor import rounded, sampling_copy
+from plumbing.model.policy import tiny_config
 from plumbing.data.tasks import builtin_tokenizer
 
 

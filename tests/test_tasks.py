@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from plumbing import policy
+from plumbing.model import policy
 from plumbing.data import tasks
 import train
 from tiny_run import TINY

@@ -12,7 +12,7 @@ from losses import policy_loss
 from moe import TinyMoE
 from plumbing import fast, view
 from plumbing.arguments import parse
-from plumbing.policy import taught, tiny_config
+from plumbing.model.policy import taught, tiny_config
 from plumbing.data.tasks import builtin_tokenizer
 from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
@@ -129,7 +129,7 @@ TOY = [*TINY, "--steps", "2", "--cold_start_steps", "30", "--steps_per_generatio
 
 @pytest.fixture
 def small(workplace, monkeypatch):
-    from plumbing import policy
+    from plumbing.model import policy
     monkeypatch.setattr(policy, "MUST_PASS", 0.0)
     monkeypatch.setattr(toy, "FLAGS", TOY)
     monkeypatch.setattr(toy, "task_with_calculator", lambda: made)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from plumbing import policy
+from plumbing.model import policy
 from plumbing.arguments import PRESETS, Arguments
 from plumbing.cutting import response_routes
 from tiny_run import TINY, TRAIN, differences, metrics

@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from memory import named  # noqa: E402  benchmarks/memory.py
 from plumbing.arguments import parse  # noqa: E402
-from plumbing.adapters import add_adapters  # noqa: E402
+from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.memory import Work, footprint  # noqa: E402
-from plumbing.offload import HostAdamW, halve_matrices  # noqa: E402
-from plumbing.actor import Actor  # noqa: E402
+from plumbing.model.offload import HostAdamW, halve_matrices  # noqa: E402
+from plumbing.model.actor import Actor  # noqa: E402
 from rollout import Rollout  # noqa: E402
 
 

@@ -23,7 +23,7 @@ import rollout as plain
 from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing import fast, processes
-from plumbing.adapters import add_adapters, base_of, is_adapter, merged
+from plumbing.model.adapters import add_adapters, base_of, is_adapter, merged
 from plumbing.cutting import response_routes
 from plumbing.experts import on_its_device
 from plumbing.run import write_text

@@ -1,9 +1,9 @@
 """LoRA adapters, by peft: a small trained product beside every frozen matrix.
 
 A frozen matrix needs neither gradient nor AdamW's moments, and in bfloat16 two bytes
-(plumbing/offload.py): about 2 bytes per parameter instead of 16. The reference of --beta is the
-same model with its adapters off. Checkpoints are peft's (`PeftModel.from_pretrained` reads them);
---merge writes a plain one at the end.
+(plumbing/model/offload.py): about 2 bytes per parameter instead of 16. The reference of --beta is
+the same model with its adapters off. Checkpoints are peft's (`PeftModel.from_pretrained` reads
+them); --merge writes a plain one at the end.
 """
 
 import copy

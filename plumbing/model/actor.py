@@ -11,10 +11,10 @@ from torch import nn
 import rollout
 from advantages import ValueHead
 from plumbing import fast, processes
-from plumbing.adapters import Frozen, adapted_layers, add_adapters, merged, named_adapters
+from plumbing.model.adapters import Frozen, adapted_layers, add_adapters, merged, named_adapters
 from plumbing.cutting import route_rows
-from plumbing.offload import HostAdamW, halve_matrices
-from plumbing.policy import load_policy
+from plumbing.model.offload import HostAdamW, halve_matrices
+from plumbing.model.policy import load_policy
 from routes import Routes, record_routes
 
 
