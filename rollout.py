@@ -39,7 +39,7 @@ class Rollout:
     texts: list                  # B strings, cut before a stop string
     group_size: int
     prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
-    routes: object = None        # what the sampler's routers chose (plumbing/replay.py)
+    routes: object = None        # what the sampler's routers chose (plumbing/loop/replay.py)
     tokens: list | None = None   # B numbers of loss tokens, where they were counted
 
 

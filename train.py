@@ -22,16 +22,17 @@ from advantages import not_all_correct
 from eval import held_out
 from losses import policy_loss
 from plumbing.data import tasks
-from plumbing import batches, compiled, fast, metrics, processes, replay, run
+from plumbing.loop import batches, replay
+from plumbing import compiled, fast, metrics, processes, run
 from plumbing.model.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
 from plumbing.arguments import parse
-from plumbing.batches import score
+from plumbing.loop.batches import score
 from plumbing.cutting import concat
 from plumbing.errors import count_bad, errors_in_one_line
 from plumbing.data.stream import PromptStream
-from plumbing.terms import (estimate_advantages, high_entropy, mismatch_correction, other_terms,
-                            shift, with_overlong_penalty)
+from plumbing.loop.terms import (estimate_advantages, high_entropy, mismatch_correction,
+                                 other_terms, shift, with_overlong_penalty)
 from plumbing.trl import trl_config
 from plumbing.view import save_tokens
 

@@ -25,11 +25,11 @@ from claim import RUNS, say
 from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy
-from plumbing import batches
+from plumbing.loop import batches
 from plumbing import run as checkpoint
 from plumbing.model.actor import Actor, make_optimizer, make_schedule
 from plumbing.arguments import parse
-from plumbing.batches import Batch
+from plumbing.loop.batches import Batch
 from plumbing.fast import response_logp, sample
 from plumbing.data.stream import PromptStream
 from ratios import cross_entropy

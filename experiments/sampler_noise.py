@@ -36,7 +36,7 @@ import torch
 import claim
 import drift
 import maps
-from plumbing import batches
+from plumbing.loop import batches
 from plumbing.model.actor import Actor, sampling_copy
 from plumbing.cutting import response_routes
 from plumbing.style import BLUE, GREY, ORANGE, label, panels

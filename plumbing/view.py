@@ -18,7 +18,7 @@ from pathlib import Path
 
 from losses import OBJECTIVES
 from plumbing.arguments import PRESETS
-from plumbing.batches import old_and_new
+from plumbing.loop.batches import old_and_new
 from plumbing.cutting import cut_routes, rows_of
 from plumbing.metrics import read_metrics
 from plumbing.processes import rank

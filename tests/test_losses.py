@@ -13,7 +13,7 @@ import torch
 from advantages import group_advantages
 from losses import (OBJECTIVES, high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight,
                     policy_loss, token_weights)
-from plumbing.batches import combine_stats
+from plumbing.loop.batches import combine_stats
 from plumbing.metrics import weight_stats
 from ratios import sequence_ratio
 

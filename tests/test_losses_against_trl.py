@@ -16,7 +16,7 @@ import torch
 import train
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
 from plumbing.arguments import PRESETS, parse
-from plumbing.terms import mismatch_correction
+from plumbing.loop.terms import mismatch_correction
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import train
-from plumbing import fast, replay
+from plumbing.loop import replay
+from plumbing import fast
 from plumbing.model.actor import sampling_copy
 from plumbing.cutting import concat, prompts_of, response_routes, rows_between
 from plumbing.data.tasks import builtin_tokenizer

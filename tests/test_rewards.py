@@ -151,7 +151,7 @@ def test_parts_are_logged_weighed_and_shown(checkpoint, capsys):
 def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monkeypatch):
     """One part that is the same for all answers of a group, one that differs: what reaches the estimators."""
     from advantages import gdpo
-    from plumbing import terms
+    from plumbing.loop import terms
     seen = []
     monkeypatch.setattr(terms, "gdpo", lambda *args: (seen.append(args), gdpo(*args))[1])
     Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")

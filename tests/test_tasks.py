@@ -443,7 +443,7 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
     monkeypatch.setattr(PromptStream, "next", lambda self, *args: (drawn.append((batch[0], draw(self, *args))), drawn[-1][1])[1])
     monkeypatch.setattr(train, "collect", lambda *args: (batch.__setitem__(0, args[-1]), collect(*args))[1])
     if algorithm == "dapo":                                  # five rounds each
-        from plumbing import batches
+        from plumbing.loop import batches
         keep = batches.keep_signal
         monkeypatch.setattr(batches, "keep_signal", lambda found, *rest, last: (
             keep(found, *rest, last=True) if len(found) == 5 else None))

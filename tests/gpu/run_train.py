@@ -33,7 +33,8 @@ from transformers import (MixtralConfig, MixtralForCausalLM, Qwen2Config,  # noq
 import train  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model import policy  # noqa: E402
-from plumbing import batches, fast  # noqa: E402
+from plumbing.loop import batches  # noqa: E402
+from plumbing import fast  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
 policy.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])

@@ -6,7 +6,7 @@ from advantages import (gae, gdpo, group_advantages, leave_one_out, overlong_pen
                         reinforce_plus_plus, value_loss)
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data import tasks
-from plumbing import batches
+from plumbing.loop import batches
 from plumbing.cutting import response_routes
 from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 

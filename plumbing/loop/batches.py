@@ -17,7 +17,7 @@ from plumbing import processes
 from plumbing.model.actor import Forward
 from plumbing.cutting import (cat_routes, concat, cut_routes, prompts_of, response_routes,
                               rows_between, rows_of)
-from plumbing.replay import replayed
+from plumbing.loop.replay import replayed
 from rollout import Rollout
 from routes import Routes, routers_of
 
