@@ -19,9 +19,9 @@ from tqdm import tqdm
 from plumbing import dashboard as pictures
 from plumbing import passk as screen
 from plumbing import style
-from plumbing.fast import sample
+from plumbing.speed.fast import sample
 from plumbing.metrics import read_metrics
-from plumbing.processes import gather, gathered, share
+from plumbing.speed.processes import gather, gathered, share
 from plumbing.view import write_page
 
 ROWS = 256  # answers that are sampled at a time

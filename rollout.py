@@ -4,7 +4,7 @@
     response_logp()   prompt and response in one forward ─► log π of each token, with gradient
 
 Both are the plain way: a row per response, right for every causal LM of transformers, and short
-enough to be read at once. plumbing/fast.py has the same two names, quicker and tested equal.
+enough to be read at once. plumbing/speed/fast.py has the same two names, quicker and tested equal.
 
 Each token is drawn by one uniform number of its row and place. The numbers may be given: a rollout
 then does not depend on how its rows are divided.

@@ -134,7 +134,7 @@ def replay_routes(model, routes):
         recorded = [len(p.indices) for p in passes]
         if set(recorded) != {layers}:
             raise ValueError(f"replay_routes: {layers} routers here, {recorded} recorded")
-        model.replays_routes = True  # plumbing/fast.py then keeps a row per response
+        model.replays_routes = True  # plumbing/speed/fast.py then keeps a row per response
         try:
             yield
         finally:

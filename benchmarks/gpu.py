@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from losses import policy_loss  # noqa: E402
 from memory import named, peak_bytes, random_rollout, write_json  # noqa: E402
-from plumbing import compiled  # noqa: E402
+from plumbing.speed import compiled  # noqa: E402
 from plumbing.model.actor import sampling_copy  # noqa: E402
-from plumbing.fast import response_logp, sample  # noqa: E402
-from plumbing.memory import Work, footprint  # noqa: E402
+from plumbing.speed.fast import response_logp, sample  # noqa: E402
+from plumbing.speed.memory import Work, footprint  # noqa: E402
 from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
 
 LIMIT = 600  # seconds for everything

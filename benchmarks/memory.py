@@ -1,4 +1,4 @@
-"""Memory: log-prob and update passes against the vocabulary, and plumbing/memory.py's estimate
+"""Memory: log-prob and update passes against the vocabulary, and plumbing/speed/memory.py's estimate
 against peaks that a CPU measured and a simulated GPU counted.
 
     python benchmarks/memory.py            # --quick: only the shortest response and one model
@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-from plumbing.fast import response_logp  # noqa: E402
-from plumbing.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
+from plumbing.speed.fast import response_logp  # noqa: E402
+from plumbing.speed.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
 from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
 from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402

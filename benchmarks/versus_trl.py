@@ -36,7 +36,7 @@ from transformers.utils import logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
 from plumbing.loop import batches  # noqa: E402
-from plumbing import fast  # noqa: E402
+from plumbing.speed import fast  # noqa: E402
 import rollout  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402

@@ -30,7 +30,7 @@ from plumbing import run as checkpoint
 from plumbing.model.actor import Actor, make_optimizer, make_schedule
 from plumbing.arguments import parse
 from plumbing.loop.batches import Batch
-from plumbing.fast import response_logp, sample
+from plumbing.speed.fast import response_logp, sample
 from plumbing.data.stream import PromptStream
 from ratios import cross_entropy
 from rollout import Rollout

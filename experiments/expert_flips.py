@@ -23,8 +23,8 @@ import torch
 
 import claim
 import drift
-from plumbing.cutting import response_routes
-from plumbing.fast import response_logp
+from plumbing.speed.cutting import response_routes
+from plumbing.speed.fast import response_logp
 from plumbing.style import BLACK, GREYS, LINES, label, panels
 from routes import flip_rate, replay_routes
 

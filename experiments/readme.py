@@ -309,7 +309,7 @@ def memory():
                    "update: ours", "all logits at once", "TRL"), *rows)
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
             "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/memory.py`:\n\n```\n" + fits + "\n```\n\n"
+            "`plumbing/speed/memory.py`:\n\n```\n" + fits + "\n```\n\n"
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import claim
 import drift
-from plumbing import fast
+from plumbing.speed import fast
 from plumbing.style import BLACK, BLUE, ORANGE, label, panels
 from plumbing.metrics import route_bytes
 

@@ -38,7 +38,7 @@ import drift
 import maps
 from plumbing.loop import batches
 from plumbing.model.actor import Actor, sampling_copy
-from plumbing.cutting import response_routes
+from plumbing.speed.cutting import response_routes
 from plumbing.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate
 

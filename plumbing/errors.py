@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from plumbing import processes
+from plumbing.speed import processes
 from plumbing.arguments import parse
-from plumbing.memory import advice
+from plumbing.speed.memory import advice
 
 MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
 

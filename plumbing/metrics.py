@@ -15,8 +15,8 @@ from advantages import has_signal
 from losses import kl_penalty
 from plumbing import run, trackers
 from plumbing.loop.batches import old_and_new
-from plumbing.compiled import buckets
-from plumbing.processes import rank
+from plumbing.speed.compiled import buckets
+from plumbing.speed.processes import rank
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate
 

@@ -26,7 +26,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from plumbing import processes
+from plumbing.speed import processes
 from plumbing.model.adapters import save_policy
 
 try:

@@ -19,9 +19,9 @@ from pathlib import Path
 from losses import OBJECTIVES
 from plumbing.arguments import PRESETS
 from plumbing.loop.batches import old_and_new
-from plumbing.cutting import cut_routes, rows_of
+from plumbing.speed.cutting import cut_routes, rows_of
 from plumbing.metrics import read_metrics
-from plumbing.processes import rank
+from plumbing.speed.processes import rank
 from plumbing.run import append
 from routes import router_shift
 

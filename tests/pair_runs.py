@@ -20,7 +20,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import train  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model import policy  # noqa: E402
-from plumbing import processes  # noqa: E402
+from plumbing.speed import processes  # noqa: E402
 
 made = functools.cache(tasks.running_sum)
 

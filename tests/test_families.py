@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rollout as plain
 import train
-from plumbing import compiled, fast
+from plumbing.speed import compiled, fast
 from plumbing.arguments import parse
 from plumbing.model.policy import load_policy
 from plumbing.data.tasks import builtin_tokenizer

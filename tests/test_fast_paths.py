@@ -1,4 +1,4 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/fast.py, plumbing/memory.py, benchmarks/. python -m pytest tests/test_fast_paths.py
+"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/speed/fast.py, plumbing/speed/memory.py, benchmarks/. python -m pytest tests/test_fast_paths.py
 
 References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/test_logprobs.py.
 """
@@ -12,10 +12,10 @@ import torch
 import rollout
 import train
 from plumbing.arguments import parse
-from plumbing.memory import Work, advice, fits, footprint, parameters_of
+from plumbing.speed.memory import Work, advice, fits, footprint, parameters_of
 from losses import policy_loss
-from plumbing import fast
-from plumbing.fast import response_logp, sample
+from plumbing.speed import fast
+from plumbing.speed.fast import response_logp, sample
 from test_rollout import MODELS, PROMPTS, TOKENIZER, qwen3, tiny_moe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))

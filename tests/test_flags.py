@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import train
 from plumbing.model import policy
-from plumbing import compiled
+from plumbing.speed import compiled
 from plumbing.arguments import Arguments
 from tiny_run import TINY, TRAIN
 
@@ -277,7 +277,7 @@ def test_shard_has_an_effect(home):
         import sys
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         import train
-        from plumbing import processes
+        from plumbing.speed import processes
         wrap = processes.wrap
         def telling(*args):
             scorer = wrap(*args)

@@ -56,7 +56,7 @@ def imports(module):
                 found.extend((alias.name, (), inside, demo) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 names = tuple(alias.name for alias in child.names)
-                for name in names:                           # `from plumbing import fast` imports plumbing.fast
+                for name in names:                           # `from plumbing import fast` imports plumbing.speed.fast
                     whole = f"{child.module}.{name}"
                     found.append((whole, (), inside, demo) if whole in MODULES else (child.module, (name,), inside, demo))
             walk(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)), demo or main)

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import rollout as plain
-from plumbing import fast
-from plumbing.caches import has_plain_cache
-from plumbing.cutting import rows_between
-from plumbing.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
+from plumbing.speed import fast
+from plumbing.speed.caches import has_plain_cache
+from plumbing.speed.cutting import rows_between
+from plumbing.speed.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
 from rollout import Rollout, left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
 

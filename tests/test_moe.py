@@ -14,7 +14,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynam
 
 import train
 from moe import Experts, TinyMoE
-from plumbing.experts import AllExperts
+from plumbing.speed.experts import AllExperts
 from tiny_run import TINY
 
 SHAPE = dict(vocab_size=19, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from make_smollm2 import FOLDER, make_smollm2
-from plumbing import fast
-from plumbing.fast import sample
+from plumbing.speed import fast
+from plumbing.speed.fast import sample
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.checkpoint

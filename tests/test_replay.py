@@ -12,9 +12,9 @@ import torch
 
 import train
 from plumbing.loop import replay
-from plumbing import fast
+from plumbing.speed import fast
 from plumbing.model.actor import sampling_copy
-from plumbing.cutting import concat, prompts_of, response_routes, rows_between
+from plumbing.speed.cutting import concat, prompts_of, response_routes, rows_between
 from plumbing.data.tasks import builtin_tokenizer
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig
 
 from moe import TinyMoE
-from plumbing.cutting import concat, prompts_of, rows_between
-from plumbing.compiled import Decoder
-from plumbing.fast import sample
+from plumbing.speed.cutting import concat, prompts_of, rows_between
+from plumbing.speed.compiled import Decoder
+from plumbing.speed.fast import sample
 from rollout import draw
 from plumbing.data.tasks import builtin_tokenizer
 

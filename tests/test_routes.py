@@ -17,8 +17,8 @@ import rollout as plain
 import train
 from losses import policy_loss
 from moe import TinyMoE
-from plumbing import fast
-from plumbing.cutting import (cat_routes, cut_routes, prompts_of, response_routes, route_rows,
+from plumbing.speed import fast
+from plumbing.speed.cutting import (cat_routes, cut_routes, prompts_of, response_routes, route_rows,
                               rows_between)
 from plumbing.metrics import route_bytes
 from ratios import token_ratio

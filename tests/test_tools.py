@@ -10,7 +10,8 @@ import torch
 import train
 from losses import policy_loss
 from moe import TinyMoE
-from plumbing import fast, view
+from plumbing.speed import fast
+from plumbing import view
 from plumbing.arguments import parse
 from plumbing.model.policy import taught, tiny_config
 from plumbing.data.tasks import builtin_tokenizer

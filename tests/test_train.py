@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train
 from plumbing.model import policy
 from plumbing.arguments import PRESETS, Arguments
-from plumbing.cutting import response_routes
+from plumbing.speed.cutting import response_routes
 from tiny_run import TINY, TRAIN, differences, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "

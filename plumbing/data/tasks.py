@@ -16,7 +16,7 @@ from typing import Callable
 
 import torch
 
-from plumbing import processes
+from plumbing.speed import processes
 from plumbing.data.datafiles import Problem, load_problems
 from plumbing.data.verifiers import Verifier, in_parallel
 

@@ -13,9 +13,9 @@ import torch
 
 from advantages import has_signal
 from losses import token_weights
-from plumbing import processes
+from plumbing.speed import processes
 from plumbing.model.actor import Forward
-from plumbing.cutting import (cat_routes, concat, cut_routes, prompts_of, response_routes,
+from plumbing.speed.cutting import (cat_routes, concat, cut_routes, prompts_of, response_routes,
                               rows_between, rows_of)
 from plumbing.loop.replay import replayed
 from rollout import Rollout

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import torch
 
-from plumbing import fast
-from plumbing.caches import copies_rows
+from plumbing.speed import fast
+from plumbing.speed.caches import copies_rows
 from routes import Pass, Routes, record_routes, replay_routes
 
 

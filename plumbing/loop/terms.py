@@ -7,7 +7,7 @@ from advantages import (gae, gdpo, group_advantages, leave_one_out, overlong_pen
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data import tasks
 from plumbing.loop import batches
-from plumbing.cutting import response_routes
+from plumbing.speed.cutting import response_routes
 from routes import expert_share, has_sigmoid, load_balancing_loss, router_shift
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as TRL's PPO and PPO2 before it

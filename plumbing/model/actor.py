@@ -10,9 +10,9 @@ from torch import nn
 
 import rollout
 from advantages import ValueHead
-from plumbing import fast, processes
+from plumbing.speed import fast, processes
 from plumbing.model.adapters import Frozen, adapted_layers, add_adapters, merged, named_adapters
-from plumbing.cutting import route_rows
+from plumbing.speed.cutting import route_rows
 from plumbing.model.offload import HostAdamW, halve_matrices
 from plumbing.model.policy import load_policy
 from routes import Routes, record_routes

@@ -34,7 +34,7 @@ import train  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model import policy  # noqa: E402
 from plumbing.loop import batches  # noqa: E402
-from plumbing import fast  # noqa: E402
+from plumbing.speed import fast  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
 policy.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
 from moe import Experts
-from plumbing.caches import takes_any_mask
-from plumbing.fast import prompt_inputs
+from plumbing.speed.caches import takes_any_mask
+from plumbing.speed.fast import prompt_inputs
 
 BUCKET = 64   # tokens
 RUNNING = []  # the decoder of this run, for the metrics

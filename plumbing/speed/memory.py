@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plumbing.fast import chunk_logits
+from plumbing.speed.fast import chunk_logits
 from plumbing.model.policy import tiny_config
 from plumbing.data.tasks import builtin_tokenizer
 from rollout import MAX_LOGITS

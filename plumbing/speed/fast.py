@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 import rollout as plain
-from plumbing.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
-from plumbing.cutting import counted_places
+from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
+from plumbing.speed.cutting import counted_places
 from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids, use_tool)
 
