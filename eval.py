@@ -20,7 +20,7 @@ from plumbing import dashboard as pictures
 from plumbing import passk as screen
 from plumbing import style
 from plumbing.speed.fast import sample
-from plumbing.metrics import read_metrics
+from plumbing.run.metrics import read_metrics
 from plumbing.speed.processes import gather, gathered, share
 from plumbing.view import write_page
 

@@ -24,13 +24,13 @@ from losses import policy_loss
 from plumbing.data import tasks
 from plumbing.loop import batches, replay
 from plumbing.speed import compiled, fast, processes
-from plumbing import metrics, run
+from plumbing.run import metrics, folder as run
 from plumbing.model.actor import (Actor, make_optimizer, make_schedule, reference_of, sampling_copy,
                             trained_policy, write_merged)
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.loop.batches import score
 from plumbing.speed.cutting import concat
-from plumbing.errors import count_bad, errors_in_one_line
+from plumbing.run.errors import count_bad, errors_in_one_line
 from plumbing.data.stream import PromptStream
 from plumbing.loop.terms import (estimate_advantages, high_entropy, mismatch_correction,
                                  other_terms, shift, with_overlong_penalty)

@@ -28,7 +28,7 @@ from make_max_data import SHOTS  # noqa: E402
 from memory import write_json  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model.actor import sampling_copy  # noqa: E402
-from plumbing.arguments import parse  # noqa: E402
+from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402

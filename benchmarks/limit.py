@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from plumbing.metrics import Clock  # noqa: E402
+from plumbing.run.metrics import Clock  # noqa: E402
 
 
 def forward_flop(config, Q, P, G, T, prefix=0):

@@ -22,7 +22,7 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rollout  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
-from plumbing.arguments import parse  # noqa: E402
+from plumbing.run.arguments import parse  # noqa: E402
 from memory import MB, peak_bytes, write_json  # noqa: E402
 from moe import TinyMoE  # noqa: E402
 from plumbing.model.policy import tiny_config  # noqa: E402

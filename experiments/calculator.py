@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train                                                                       # noqa: E402
-from plumbing.arguments import parse                                               # noqa: E402
+from plumbing.run.arguments import parse                                               # noqa: E402
 from plumbing.data.tasks import CHARACTERS, Problem, Task, longest_answer               # noqa: E402
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")

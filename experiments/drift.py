@@ -26,9 +26,9 @@ from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy
 from plumbing.loop import batches
-from plumbing import run as checkpoint
+from plumbing.run import folder as checkpoint
 from plumbing.model.actor import Actor, make_optimizer, make_schedule
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.loop.batches import Batch
 from plumbing.speed.fast import response_logp, sample
 from plumbing.data.stream import PromptStream

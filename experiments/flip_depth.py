@@ -33,7 +33,7 @@ import maps
 from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.style import LINES, label, panels
 
 ROW = dict(claim="Deeper mixtures flip more experts, and flips make their token ratios noisy",

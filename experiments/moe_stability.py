@@ -39,13 +39,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plumbing.data import tasks  # noqa: E402
 import train  # noqa: E402
-from plumbing.arguments import parse  # noqa: E402
+from plumbing.run.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from experiments import claim  # noqa: E402
 from plumbing import style  # noqa: E402
 from plumbing.model.actor import Actor  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
-from plumbing.run import Saver  # noqa: E402
+from plumbing.run.folder import Saver  # noqa: E402
 
 RUNS, RESULT = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json")
 FIGURE = Path("docs/figures/moe_stability.png")

@@ -24,7 +24,7 @@ import claim
 import drift
 from plumbing.speed import fast
 from plumbing.style import BLACK, BLUE, ORANGE, label, panels
-from plumbing.metrics import route_bytes
+from plumbing.run.metrics import route_bytes
 
 ROW = dict(claim="Routing replay costs time and memory that GSPO does not need",
            source="GSPO §5.3", reported="no figure (RSPO: throughput -20.8 %)")

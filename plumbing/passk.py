@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.model.policy import load_policy
 from plumbing.data.tasks import from_arguments
 

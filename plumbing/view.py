@@ -17,12 +17,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
-from plumbing.arguments import PRESETS
+from plumbing.run.arguments import PRESETS
 from plumbing.loop.batches import old_and_new
 from plumbing.speed.cutting import cut_routes, rows_of
-from plumbing.metrics import read_metrics
+from plumbing.run.metrics import read_metrics
 from plumbing.speed.processes import rank
-from plumbing.run import append
+from plumbing.run.folder import append
 from routes import router_shift
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in plumbing/viewer/

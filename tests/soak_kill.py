@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import torch  # noqa: E402
 
-from plumbing import run as checkpoint  # noqa: E402
+from plumbing.run import folder as checkpoint  # noqa: E402
 from plumbing.model import policy  # noqa: E402
 import train  # noqa: E402
 from moe import TinyMoE  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from plumbing import run as checkpoint
+from plumbing.run import folder as checkpoint
 from plumbing.model import policy
 import train
 from tiny_run import TRAIN, differences, metrics

@@ -232,7 +232,7 @@ def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
     from plumbing.data import tasks
     import torch
     import train
-    from plumbing.arguments import parse
+    from plumbing.run.arguments import parse
     from moe import TinyMoE
     from plumbing.model.policy import tiny_config
     flags = "--min_terms 1 --max_terms 3 --hidden_size 16 --num_hidden_layers 1 --prompts_per_step 4 --num_generations 4 --max_completion_length 6".split()

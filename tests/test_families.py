@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import rollout as plain
 import train
 from plumbing.speed import compiled, fast
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.model.policy import load_policy
 from plumbing.data.tasks import builtin_tokenizer
 from tiny_run import TINY

@@ -11,7 +11,7 @@ import pytest
 import torch
 import rollout
 import train
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.speed.memory import Work, advice, fits, footprint, parameters_of
 from losses import policy_loss
 from plumbing.speed import fast

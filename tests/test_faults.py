@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing import run as checkpoint
+from plumbing.run import folder as checkpoint
 import train
-from plumbing.metrics import collapse
+from plumbing.run.metrics import collapse
 from tiny_run import TINY, differences, metrics
 
 

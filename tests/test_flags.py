@@ -25,7 +25,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import train
 from plumbing.model import policy
 from plumbing.speed import compiled
-from plumbing.arguments import Arguments
+from plumbing.run.arguments import Arguments
 from tiny_run import TINY, TRAIN
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy

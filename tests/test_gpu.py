@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing.arguments import PRESETS
+from plumbing.run.arguments import PRESETS
 
 HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="the pretended GPU needs g++")

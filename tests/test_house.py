@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbing.arguments import Arguments
+from plumbing.run.arguments import Arguments
 
 ROOT = Path(__file__).parent.parent
 CONCEPTS = ["ratios", "advantages", "losses", "routes", "moe", "rollout"]     # each may import those before it

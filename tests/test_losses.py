@@ -14,7 +14,7 @@ from advantages import group_advantages
 from losses import (OBJECTIVES, high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight,
                     policy_loss, token_weights)
 from plumbing.loop.batches import combine_stats
-from plumbing.metrics import weight_stats
+from plumbing.run.metrics import weight_stats
 from ratios import sequence_ratio
 
 G, T, L_MAX = 4, 10, 16

@@ -15,7 +15,7 @@ import torch
 
 import train
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
-from plumbing.arguments import PRESETS, parse
+from plumbing.run.arguments import PRESETS, parse
 from plumbing.loop.terms import mismatch_correction
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

@@ -22,7 +22,7 @@ import torch
 
 import pair_runs
 import train
-from plumbing.arguments import PRESETS, parse
+from plumbing.run.arguments import PRESETS, parse
 from tiny_run import TINY, differences, metrics
 
 SEED, DEFAULT, ALL = 0, 12, 160

@@ -94,7 +94,7 @@ def test_the_script_walks_the_steps_in_their_order_and_every_shape_is_right(walk
         assert len(found) == len(symbols), f"{title}: {found} is not {shape}"
         for symbol, size in zip(symbols, found):
             assert sizes.setdefault(symbol, size) == size, f"{title}: {symbol} is {sizes[symbol]}, here {size}"
-    metric = ("plumbing/metrics.py", "batch_record")
+    metric = ("plumbing/run/metrics.py", "batch_record")
     assert walk.returned[metric]["step"] == 1 and walk.order[-1] == metric
 
 

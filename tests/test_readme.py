@@ -16,7 +16,7 @@ import torch
 
 from experiments.readme import build, documents
 from losses import OBJECTIVES
-from plumbing.arguments import PRESETS, parse
+from plumbing.run.arguments import PRESETS, parse
 from plumbing.trl import TRL_LOSS
 from tiny_run import TINY, metrics
 
@@ -106,7 +106,7 @@ def test_every_metric_of_a_run_is_explained(workplace):
 def test_worked_example_of_an_objective():
     diff = re.search(r"```diff\n( OBJECTIVES = \{.*?)```", README, re.S).group(1).splitlines()
     assert sum(line.startswith("+") for line in diff) < 10
-    source = {"losses": (ROOT / "losses.py").read_text(), "arguments": (ROOT / "plumbing/arguments.py").read_text()}
+    source = {"losses": (ROOT / "losses.py").read_text(), "arguments": (ROOT / "plumbing/run/arguments.py").read_text()}
     for anchor, *added in (part.split("\n+") for part in re.split(r"\n(?= )", "\n".join(diff))):
         name = next(n for n, text in source.items() if f"\n{anchor[1:]}" in text)
         if anchor.startswith(" def"):                       # the first line below its docstring

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing import run as checkpoint
+from plumbing.run import folder as checkpoint
 import train
 from tiny_run import TINY, differences, metrics
 

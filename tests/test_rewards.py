@@ -176,7 +176,7 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, mon
                                "'form': 1} if len(response) % 2 else {'right': 1}\n")
     argv = [*checkpoint, "--steps", "3", "--save_steps", "1", "--verifier", "mine.py:reward"]
     train.main([*argv, "--output_dir", "whole"])
-    from plumbing import run
+    from plumbing.run import folder as run
     append = run.append
 
     class Killed(BaseException):

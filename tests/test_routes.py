@@ -20,7 +20,7 @@ from moe import TinyMoE
 from plumbing.speed import fast
 from plumbing.speed.cutting import (cat_routes, cut_routes, prompts_of, response_routes, route_rows,
                               rows_between)
-from plumbing.metrics import route_bytes
+from plumbing.run.metrics import route_bytes
 from ratios import token_ratio
 from rollout import Rollout, left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss,

@@ -8,7 +8,7 @@ from tiny_run import TINY, metrics
 
 import train
 from moe import TinyMoE
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.model.actor import rounded, sampling_copy
 from plumbing.model.policy import tiny_config
 from plumbing.data.tasks import builtin_tokenizer

@@ -14,7 +14,7 @@ from transformers import get_scheduler
 
 import train
 from plumbing.data import tasks
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from tiny_run import TINY, metrics
 
 

@@ -12,7 +12,7 @@ from losses import policy_loss
 from moe import TinyMoE
 from plumbing.speed import fast
 from plumbing import view
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.model.policy import taught, tiny_config
 from plumbing.data.tasks import builtin_tokenizer
 from ratios import sequence_ratio

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from plumbing.model import policy
-from plumbing.arguments import PRESETS, Arguments
+from plumbing.run.arguments import PRESETS, Arguments
 from plumbing.speed.cutting import response_routes
 from tiny_run import TINY, TRAIN, differences, metrics
 

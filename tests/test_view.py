@@ -17,7 +17,7 @@ import train
 from eval import main
 from losses import OBJECTIVES, policy_loss, token_weights
 from plumbing import view
-from plumbing.metrics import read_metrics
+from plumbing.run.metrics import read_metrics
 from rollout import Rollout
 from tiny_run import TINY
 

@@ -26,7 +26,7 @@ from plumbing.speed import fast, processes
 from plumbing.model.adapters import add_adapters, base_of, is_adapter, merged
 from plumbing.speed.cutting import response_routes
 from plumbing.speed.experts import on_its_device
-from plumbing.run import write_text
+from plumbing.run.folder import write_text
 from rollout import Rollout, left_pad, response_logp
 from routes import (expert_share, has_sigmoid, load_balancing_loss, record_routes, replay_routes,
                     routers_of)

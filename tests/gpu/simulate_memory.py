@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from losses import policy_loss  # noqa: E402
 from memory import named  # noqa: E402  benchmarks/memory.py
-from plumbing.arguments import parse  # noqa: E402
+from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.speed.memory import Work, footprint  # noqa: E402
 from plumbing.model.offload import HostAdamW, halve_matrices  # noqa: E402

@@ -17,8 +17,8 @@ import torch
 from transformers.hf_argparser import string_to_bool
 
 from losses import OBJECTIVES
-from plumbing.checks import check_choice, check_combinations, check_values, nearest
-from plumbing.trackers import TRACKERS
+from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
+from plumbing.run.trackers import TRACKERS
 
 
 # A preset is data: its objective carries ratio, clip, band and reduction (losses.OBJECTIVES), the

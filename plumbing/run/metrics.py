@@ -13,7 +13,7 @@ import torch
 
 from advantages import has_signal
 from losses import kl_penalty
-from plumbing import run, trackers
+from plumbing.run import folder as run, trackers
 from plumbing.loop.batches import old_and_new
 from plumbing.speed.compiled import buckets
 from plumbing.speed.processes import rank

@@ -11,7 +11,7 @@ from dataclasses import fields
 import torch
 
 from losses import OBJECTIVES, policy_loss
-from plumbing import trackers
+from plumbing.run import trackers
 
 
 def nearest(word, known):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from plumbing.speed import processes
-from plumbing.arguments import parse
+from plumbing.run.arguments import parse
 from plumbing.speed.memory import advice
 
 MAX_BAD_STEPS = 3                # updates in a row that were not finite, and the run stops
