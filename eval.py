@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from plumbing import dashboard as pictures
-from plumbing import passk as screen
-from plumbing import style
+from tools import dashboard as pictures
+from tools import passk as screen
+from tools import style
 from plumbing.speed.fast import sample
 from plumbing.run.metrics import read_metrics
 from plumbing.speed.processes import gather, gathered, share
-from plumbing.view import write_page
+from tools.view import write_page
 
 ROWS = 256  # answers that are sampled at a time
 

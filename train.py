@@ -34,8 +34,8 @@ from plumbing.run.errors import count_bad, errors_in_one_line
 from plumbing.data.stream import PromptStream
 from plumbing.loop.terms import (estimate_advantages, high_entropy, mismatch_correction,
                                  other_terms, shift, with_overlong_penalty)
-from plumbing.trl import trl_config
-from plumbing.view import save_tokens
+from tools.trl import trl_config
+from tools.view import save_tokens
 
 # -------------------------------------------------------------------------- the steps of the loop
 

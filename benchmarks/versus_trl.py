@@ -42,7 +42,7 @@ from plumbing.data import tasks  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 import train  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.trl import trl_config  # noqa: E402
+from tools.trl import trl_config  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402

@@ -39,7 +39,7 @@ from transformers.utils import logging                                          
 
 import train                                                                            # noqa: E402
 from plumbing.run import folder as checkpoint                                                  # noqa: E402
-from plumbing import style                                                              # noqa: E402
+from tools import style                                                              # noqa: E402
 
 HELD, REFUTED, CANNOT = "held", "refuted", "cannot be tested here"
 LEAST = 8                                                    # cold starts a verdict needs

@@ -19,7 +19,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, ORANGE, band, label, panels
+from tools.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="GSPO clips about a hundred times more tokens than GRPO",
            source="GSPO §5.1 and its figure 2", reported="15 % against 0.13 %")

@@ -25,7 +25,7 @@ import claim
 import drift
 from plumbing.speed.cutting import response_routes
 from plumbing.speed.fast import response_logp
-from plumbing.style import BLACK, GREYS, LINES, label, panels
+from tools.style import BLACK, GREYS, LINES, label, panels
 from routes import flip_rate, replay_routes
 
 ROW = dict(claim="Expert flips are what makes token ratios noisy on a Mixture of Experts",

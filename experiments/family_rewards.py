@@ -18,7 +18,7 @@ batch are in benchmarks/scaling.py's table.
 
 import claim
 import drift
-from plumbing.style import BLUE, GREY, ORANGE, band, label, panels
+from tools.style import BLUE, GREY, ORANGE, band, label, panels
 
 ROW = dict(claim="GSPO learns faster than GRPO at equal budget and one shared learning rate",
            source="GSPO §5.1", reported="higher reward at the same compute (curves only)")

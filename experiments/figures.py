@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from losses import OBJECTIVES                                                           # noqa: E402
-from plumbing.style import GREY, colour, panels, save                                   # noqa: E402
+from tools.style import GREY, colour, panels, save                                   # noqa: E402
 
 # What a ratio is of, and what is done with it: every kind that losses.py knows, from a token's own
 # to a whole answer's, and from PPO's clip to its replacements.

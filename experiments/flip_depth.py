@@ -34,7 +34,7 @@ from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy
 from plumbing.run.arguments import parse
-from plumbing.style import LINES, label, panels
+from tools.style import LINES, label, panels
 
 ROW = dict(claim="Deeper mixtures flip more experts, and flips make their token ratios noisy",
            source="GSPO §5.3",

@@ -24,7 +24,7 @@ import claim
 import drift
 from losses import policy_loss, token_weights
 from plumbing.speed.cutting import rows_between
-from plumbing.style import BLUE, LINES, ORANGE, colour, label, panels
+from tools.style import BLUE, LINES, ORANGE, colour, label, panels
 from ratios import sequence_ratio, token_ratio
 from rollout import response_logp
 

@@ -23,7 +23,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, GREY, ORANGE, label, panels
+from tools.style import BLUE, GREY, ORANGE, label, panels
 from ratios import sequence_log_ratio, token_log_ratio
 
 ROW = dict(claim="Length normalisation hides a large move of a few tokens: s stays near 1",

@@ -18,7 +18,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLACK, GREY, ORANGE, label, panels
+from tools.style import BLACK, GREY, ORANGE, label, panels
 
 ROW = dict(claim="A collapse cannot be undone, not even from an earlier checkpoint",
            source="GSPO §1, §3", reported="no figure")

@@ -23,7 +23,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLUE, band, label, panels
+from tools.style import BLUE, band, label, panels
 
 ROW = dict(claim="One fixed band clips short answers more than long ones",
            source="open question; FSPO 2509.09177", reported="no figure")

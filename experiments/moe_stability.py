@@ -42,7 +42,7 @@ import train  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
 from experiments import claim  # noqa: E402
-from plumbing import style  # noqa: E402
+from tools import style  # noqa: E402
 from plumbing.model.actor import Actor  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.folder import Saver  # noqa: E402

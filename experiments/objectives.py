@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from losses import AROUND_0, OBJECTIVES, policy_loss                                  # noqa: E402
-from plumbing import style                                                            # noqa: E402
+from tools import style                                                            # noqa: E402
 from ratios import product_ratio, sequence_ratio, token_ratio                         # noqa: E402
 
 OLD = 0.3                        # probability of the token under the old policy; only dppo minds

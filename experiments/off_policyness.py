@@ -16,7 +16,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, ORANGE, band, label, panels
+from tools.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="Ratios spread from the first mini-batch to the fourth",
            source="GSPO §3", reported="later mini-batches are off-policy (no figure given)")

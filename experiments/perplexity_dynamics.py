@@ -21,7 +21,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLACK, GREY, band, label, panels
+from tools.style import BLACK, GREY, band, label, panels
 
 ROW = dict(claim="Perplexity falls over a GSPO run", source="Rethinking GSPO, §5.4",
            reported="perplexity 4.59 to 1.14, cross-entropy 0.698 to 0.128")

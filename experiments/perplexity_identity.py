@@ -19,7 +19,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLACK, GREY, label, panels
+from tools.style import BLACK, GREY, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 
 ROW = dict(claim="s = PPL_old / PPL_new = exp(ΔH), answer by answer",

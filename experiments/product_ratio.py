@@ -23,7 +23,7 @@ import math
 
 import claim
 import drift
-from plumbing.style import BLUE, GREY, ORANGE, colour, label, panels
+from tools.style import BLUE, GREY, ORANGE, colour, label, panels
 from ratios import token_log_ratio
 
 ROW = dict(claim="Clipping tokens leaves the product of ratios unbounded; clipping s bounds s",

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import claim
 import drift
 from plumbing.speed import fast
-from plumbing.style import BLACK, BLUE, ORANGE, label, panels
+from tools.style import BLACK, BLUE, ORANGE, label, panels
 from plumbing.run.metrics import route_bytes
 
 ROW = dict(claim="Routing replay costs time and memory that GSPO does not need",

@@ -39,7 +39,7 @@ import maps
 from plumbing.loop import batches
 from plumbing.model.actor import Actor, sampling_copy
 from plumbing.speed.cutting import response_routes
-from plumbing.style import BLUE, GREY, ORANGE, label, panels
+from tools.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate
 
 ROW = dict(claim="GSPO tolerates the sampler's numerics, so old log-probs need no recomputation",

@@ -29,7 +29,7 @@ higher pass@1? The scatter shows it: a point per run of GSPO at three bands.
 import claim
 import drift
 import maps
-from plumbing.style import BLUE, GREY, ORANGE, label, panels
+from tools.style import BLUE, GREY, ORANGE, label, panels
 
 ROW = dict(claim="GSPO learns faster than GRPO at equal budget, and is more stable",
            source="GSPO §5.1 and figure 1",

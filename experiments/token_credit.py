@@ -15,7 +15,7 @@ The mean pass rate over the rollout batches, which says how fast, stands beside 
 import math
 
 import claim
-from plumbing.style import BLUE, SKY, band, label, panels
+from tools.style import BLUE, SKY, band, label, panels
 
 ROW = dict(claim="Advantages per token help where the verifier knows the first wrong step",
            source="GSPO §4.3; blog critique", reported="no figure")

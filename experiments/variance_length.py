@@ -18,7 +18,7 @@ import torch
 
 import claim
 import drift
-from plumbing.style import BLACK, GREY, GREYS, label, panels
+from tools.style import BLACK, GREY, GREYS, label, panels
 
 ROW = dict(claim="Var[log s] = Var[log w] / L",
            source="Rethinking GSPO, eq. 19 and §5.3",

@@ -11,10 +11,10 @@ from transformers import Qwen3MoeConfig
 
 import eval
 from experiments import run_claims
-from plumbing import dashboard as pictures
+from tools import dashboard as pictures
 from plumbing.data import tasks
 from eval import bootstrap, pass_at_k
-from plumbing.passk import majority
+from tools.passk import majority
 from moe import TinyMoE
 
 

@@ -17,7 +17,7 @@ import torch
 from experiments.readme import build, documents
 from losses import OBJECTIVES
 from plumbing.run.arguments import PRESETS, parse
-from plumbing.trl import TRL_LOSS
+from tools.trl import TRL_LOSS
 from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ import train
 from losses import policy_loss
 from moe import TinyMoE
 from plumbing.speed import fast
-from plumbing import view
+from tools import view
 from plumbing.run.arguments import parse
 from plumbing.model.policy import taught, tiny_config
 from plumbing.data.tasks import builtin_tokenizer

@@ -16,7 +16,7 @@ import torch
 import train
 from eval import main
 from losses import OBJECTIVES, policy_loss, token_weights
-from plumbing import view
+from tools import view
 from plumbing.run.metrics import read_metrics
 from rollout import Rollout
 from tiny_run import TINY

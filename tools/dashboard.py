@@ -1,6 +1,6 @@
 """A run in pictures: one page of panels from metrics.jsonl, each saying what healthy looks like."""
 
-from plumbing import style
+from tools import style
 
 PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what healthy looks like
     ("pass rate of the rollouts", "share", "pass_rate", False, "rises; flat: look at the groups"),

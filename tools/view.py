@@ -2,7 +2,7 @@
 
 train.py saves a group per rollout batch in RUN/tokens.jsonl (--save_tokens). `python eval.py
 view RUN [RUN2]` puts what the run saved into one HTML file that needs no network: the files of
-plumbing/viewer/ with the data between them.
+tools/viewer/ with the data between them.
 
 A model's answers are untrusted. They enter the page as JSON in which every `<` is escaped, the
 script shows them by textContent only, and the page's Content-Security-Policy runs nothing but
@@ -25,7 +25,7 @@ from plumbing.speed.processes import rank
 from plumbing.run.folder import append
 from routes import router_shift
 
-FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in plumbing/viewer/
+FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in tools/viewer/
 LARGEST_PAGE = 3_000_000         # bytes; of longer runs fewer batches are shown, evenly spaced
 KEPT_ARGUMENTS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
                   "off_policy_mask", "max_completion_length")
