@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from transformers.utils import logging                                                  # noqa: E402
 
 import train                                                                            # noqa: E402
-from plumbing.run import folder as checkpoint                                                  # noqa: E402
+from plumbing.run import folder as checkpoint  # noqa: E402
 from tools import style                                                              # noqa: E402
 
 HELD, REFUTED, CANNOT = "held", "refuted", "cannot be tested here"

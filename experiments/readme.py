@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.run_claims import GROUPS                                               # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
-from plumbing.run.arguments import PRESETS                                                  # noqa: E402
+from plumbing.run.arguments import PRESETS  # noqa: E402
 from tools.trl import TRL_LOSS                                                       # noqa: E402
 
 
