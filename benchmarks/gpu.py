@@ -164,7 +164,7 @@ def noise(bench):
 def syncs(bench):
     """How often the host waits in an update and in sampling, with the lines that make it wait."""
     if bench.cpu:
-        return {"skipped": "a CPU waits for nothing; tests/test_gpu.py counts on a pretended GPU"}
+        return {"skipped": "a CPU waits for nothing; tests/speed/test_gpu.py counts on a pretended GPU"}
     optimizer, tokenizer = torch.optim.SGD(bench.model.parameters(), 0.0), builtin_tokenizer()
     work = {"update": lambda: one_update(bench, optimizer),
             "sampling": lambda: sample(bench.model, tokenizer, [[3] * bench.P] * bench.Q, bench.G,

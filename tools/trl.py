@@ -1,6 +1,7 @@
 """What TRL 1.16 calls the same thing: the trl.GRPOConfig that equals a run, or why there is none.
 
-tests/test_losses_against_trl.py feeds what is printed to TRL's own loss: same value, same gradient.
+tests/concepts/test_losses_against_trl.py feeds what is printed to TRL's own loss: same value, same
+gradient.
 What a config cannot say stands beside it as a comment.
 """
 

@@ -6,7 +6,7 @@
 
 A step of 1e-6 is far below what bfloat16 can show of a weight; the master keeps it, and the device
 sees it once enough have come together. Forward and backward are those of autocast over float32
-weights, to the bit (tests/test_adapters.py).
+weights, to the bit (tests/model/test_adapters.py).
 
 Not torchao's CPUOffloadOptimizer: its host weights have the device's precision, it cannot add up
 the gradients of several micro-batches that it has freed, and it refuses to run without a GPU.

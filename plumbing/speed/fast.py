@@ -8,7 +8,7 @@ What is equal is computed once:
 Rows that have ended leave the batch. Where all is short, prompts and responses stand side by side
 in one row, and a mask keeps them apart.
 
-tests/test_fast_paths.py and test_logprobs.py hold both ways' tokens and gradients together.
+tests/speed/test_fast_paths.py and test_logprobs.py hold both ways' tokens and gradients together.
 """
 
 from dataclasses import replace

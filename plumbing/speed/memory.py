@@ -6,7 +6,7 @@
     while updating    what backward keeps of each token in each layer, and one chunk of logits
 
 benchmarks/memory.py makes the table of what fits where. Held against a simulated GPU's peaks by
-tests/test_gpu.py, against measured ones on a CPU by tests/test_fast_paths.py.
+tests/speed/test_gpu.py, against measured ones on a CPU by tests/speed/test_fast_paths.py.
 """
 
 from dataclasses import dataclass, replace

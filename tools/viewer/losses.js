@@ -1,7 +1,7 @@
 "use strict";
 // The formulas of ratios.py and losses.py once more, on one group of answers: what
 // multiplies Â·∇log π of each token, and which tokens the clip leaves without gradient.
-// tests/test_view.py compares them with autograd through losses.policy_loss, in a browser.
+// tests/tools/test_view.py compares them with autograd through losses.policy_loss, in a browser.
 
 // The ratios and clips of losses.OBJECTIVES that are known here.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];

@@ -1,0 +1,140 @@
+"""The house keeps its order: who imports whom, how long and how wide a file is. python -m pytest tests/house/test_house.py
+
+At the root stand the concepts, one per file; plumbing/ holds what a reader may skip; train.py and
+eval.py stand on top of both. Imports are read from the source, nothing is run.
+"""
+
+import ast
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from plumbing.run.arguments import Arguments
+
+ROOT = Path(__file__).parents[2]
+CONCEPTS = ["ratios", "advantages", "losses", "routes", "moe", "rollout"]     # each may import those before it
+TOP = ["train", "eval"]
+PLUMBING = sorted(".".join(file.relative_to(ROOT).with_suffix("").parts)
+                  for room in ("plumbing", "tools") for file in (ROOT / room).rglob("*.py"))
+MODULES = CONCEPTS + TOP + PLUMBING
+
+WIDTH, LONGEST = 100, 350
+LINES = {"train": 230, "losses": 280}                        # tighter than LONGEST
+FLAGS, UPDATE = 65, 30
+NAMED = """use_peft lora_r lora_alpha lora_target_modules merge optimizer_offload report_to off_policy_mask
+           entropy_quantile reward_weights save_tokens"""     # flags of features that came after that limit was set
+
+# What is not in order yet, by its key below; an entry goes when it is.
+OWED = set()
+
+
+def hold(in_order, what, key):
+    """The assertion, an expected failure as long as it is owed."""
+    if not in_order and key in OWED:
+        pytest.xfail(what)
+    assert in_order, what
+
+
+def file_of(module):
+    return ROOT / (module.replace(".", "/") + ".py")
+
+
+def source(module):
+    return file_of(module).read_text()
+
+
+def imports(module):
+    """(what is imported, the names asked of it, whether inside a function, whether only in the demo) of every import."""
+    found = []
+
+    def walk(node, inside, demo):
+        for child in ast.iter_child_nodes(node):
+            main = isinstance(child, ast.If) and "__name__" in ast.unparse(child.test)
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, (), inside, demo) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                names = tuple(alias.name for alias in child.names)
+                for name in names:                           # `from plumbing import fast` imports plumbing.speed.fast
+                    whole = f"{child.module}.{name}"
+                    found.append((whole, (), inside, demo) if whole in MODULES else (child.module, (name,), inside, demo))
+            walk(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)), demo or main)
+    walk(ast.parse(source(module)), False, False)
+    return found
+
+
+def defined(module):
+    """The names that a file itself defines."""
+    names = set()
+    for node in ast.parse(source(module)).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        for target in getattr(node, "targets", [getattr(node, "target", None)]):
+            names |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)} if target is not None else set()
+    return names
+
+
+@pytest.mark.parametrize("module", CONCEPTS)
+def test_a_concept_imports_torch_transformers_and_the_concepts_below_it(module):
+    below = CONCEPTS[:CONCEPTS.index(module)]
+    for name, _, _, demo in imports(module):
+        package = name.split(".")[0]
+        allowed = package in ("torch", "transformers") or package in sys.stdlib_module_names or name in below
+        assert allowed or demo and package == "tokenizers", f"{module}.py imports {name}"
+
+
+@pytest.mark.parametrize("module", PLUMBING)
+def test_plumbing_imports_nothing_that_stands_on_it(module):
+    for name, *_ in imports(module):
+        above = name.split(".")[0] in (*TOP, "experiments", "benchmarks", "tests")
+        hold(not above, f"{module} imports {name}", f"on top of {module}")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_import_of_ours_waits_inside_a_function(module):
+    lazy = [name for name, _, inside, demo in imports(module) if inside and not demo and name in MODULES]
+    hold(not lazy, f"{module} imports {lazy} inside a function", f"lazy {module}")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_name_is_imported_from_the_file_that_defines_it(module):
+    for name, names, *_ in imports(module):
+        if name in MODULES:
+            assert set(names) <= defined(name), f"{module} imports {set(names) - defined(name)} from {name}, which has it from elsewhere"
+
+
+def test_no_circle():
+    below = {module: {name for name, *_ in imports(module) if name in MODULES} for module in MODULES}
+    while below:
+        free = [module for module, names in below.items() if not names & below.keys()]
+        hold(free, f"a circle among {sorted(below)}", "circle")
+        below = {module: names for module, names in below.items() if module not in free}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_file_is_neither_long_nor_wide(module):
+    lines = source(module).splitlines()
+    hold(len(lines) <= LINES.get(module, LONGEST), f"{module}: {len(lines)} lines", f"size of {module}")
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > WIDTH]
+    hold(not wide, f"{module}: lines {wide} are over {WIDTH} columns", f"size of {module}")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "experiments").glob("*.py")), ids=lambda file: file.stem)
+def test_an_experiment_is_not_wide(file):
+    assert not [n for n, line in enumerate(file.read_text().splitlines(), 1) if len(line) > WIDTH]
+
+
+@pytest.mark.parametrize("module", CONCEPTS + TOP)
+def test_one_statement_per_line(module):
+    starts = [node.lineno for node in ast.walk(ast.parse(source(module))) if isinstance(node, ast.stmt)]
+    twice = sorted({line for line in starts if starts.count(line) > 1})
+    assert not twice, f"{module}: two statements in lines {twice}"
+
+
+def test_the_loop_is_a_page_and_the_flags_fit_in_a_head():
+    update, = (node for node in ast.parse(source("train")).body if getattr(node, "name", "") == "update")
+    length = update.end_lineno - update.body[0].end_lineno   # below its docstring
+    assert length <= UPDATE, f"train.update: {length} lines"
+    flags, later = {field.name for field in fields(Arguments)}, set(NAMED.split())
+    assert later <= flags and len(flags - later) <= FLAGS, f"{len(flags - later)} flags besides {later}"

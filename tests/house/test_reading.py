@@ -1,0 +1,179 @@
+"""docs/reading.md is true: its twelve steps are walked, its exercises solved. python -m pytest tests/house/test_reading.py"""
+
+import importlib.util
+import json
+import math
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tiny_run import TINY, metrics
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/reading.md").read_text()
+# number, title, file, function, what of its result, shape, the rest of the section
+STEPS = re.findall(r"^### (\d+)\. ([^\n]+)\n\n`([\w/]+\.py)` · `([\w.]+)\(\)([\w.\[\]]*)` → `?(\[[^\]]*\]|\w+)`?\n(.*?)(?=^#)",
+                   PAGE, flags=re.M | re.S)
+
+
+def test_the_page_has_twelve_steps_in_the_order_of_the_flowchart():
+    assert [int(step[0]) for step in STEPS] == list(range(1, 13))
+    words = "query prompt sampled log-prob reward advantage ratio clip weight gradient optimiser metric".split()
+    assert all(word in step[1].lower() for word, step in zip(words, STEPS))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=[step[1] for step in STEPS])
+def test_a_step_names_what_exists_and_quotes_its_line(step):
+    _, _, file, function, _, _, text = step
+    source = (ROOT / file).read_text()
+    name = function.split(".")[-1]
+    start = re.search(rf"^( *)def {name}\(", source, re.M)
+    assert start, f"{file} has no {function}"
+    body = re.split(rf"^ {{0,{len(start[1])}}}(?=def |class )", source[start.end():], maxsplit=1, flags=re.M)[0]
+    for quoted in re.findall(r"```python\n(.*?)```", text, re.S):
+        for line in quoted.strip().splitlines():
+            assert line.strip() in body, f"{function} has no line {line!r}"
+
+
+class Walk:
+    """Records what the named functions return, from the moment the loop of train.py begins."""
+
+    def __init__(self):
+        self.wanted = {(file, function.split(".")[-1]) for _, _, file, function, *_ in STEPS}
+        self.returned, self.order, self.began = {}, [], False
+
+    def __call__(self, frame, event, result):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if not file.startswith(str(ROOT)):
+            return
+        place = (str(Path(file).relative_to(ROOT)), name)
+        self.began = self.began or place == ("train.py", "train")
+        if self.began and event == "return" and place in self.wanted and result is not None:
+            if place not in self.returned:
+                self.order.append(place)
+            self.returned.setdefault(place, result)
+
+
+@pytest.fixture
+def walk(workplace):
+    """One rollout batch of the real script, the plain way: Q = 4, G = 4, two mini-batches."""
+    import train
+    walk = Walk()
+    sys.setprofile(walk)
+    try:
+        train.main([*TINY, "--plain", "--steps", "1", "--output_dir", "run"])
+    finally:
+        sys.setprofile(None)
+    return walk
+
+
+def shape_of(value):
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
+    return [len(value)] + (shape_of(value[0]) if isinstance(value[0], (list, tuple)) else [])
+
+
+def test_the_script_walks_the_steps_in_their_order_and_every_shape_is_right(walk):
+    sizes = {"Q": 4, "G": 4, "B": 16, "b": 8, "K": 1}
+    for _, title, file, function, part, shape, _ in STEPS:
+        place = (file, function.split(".")[-1])
+        assert place in walk.returned, f"{title}: a run does not come by {file} {function}"
+        if not shape.startswith("["):
+            assert isinstance(walk.returned[place], dict), title
+            continue
+        value = eval(f"result{part}", {"result": walk.returned[place]})
+        symbols = re.findall(r"\w+", shape)
+        found = shape_of(value)
+        assert len(found) == len(symbols), f"{title}: {found} is not {shape}"
+        for symbol, size in zip(symbols, found):
+            assert sizes.setdefault(symbol, size) == size, f"{title}: {symbol} is {sizes[symbol]}, here {size}"
+    metric = ("plumbing/run/metrics.py", "batch_record")
+    assert walk.returned[metric]["step"] == 1 and walk.order[-1] == metric
+
+
+# ------------------------------------------------------------------------------------------------------ the exercises
+
+def solved(folder, number):
+    """A copy of the code with the solution of one exercise applied."""
+    patch, = (ROOT / "docs/exercises").glob(f"{number}-*.patch")
+    code = folder / "code"
+    for source in [*ROOT.glob("*.py"), *(ROOT / "plumbing").rglob("*.*")]:
+        if "__pycache__" not in source.parts:
+            copy = code / source.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy)
+    done = subprocess.run(["git", "apply", "--verbose", str(patch)], cwd=code, capture_output=True, text=True)
+    assert done.returncode == 0 and "Skipped" not in done.stderr, done.stderr
+    return code
+
+
+def module(code, name):
+    """A file of the copy as a module of its own."""
+    spec = importlib.util.spec_from_file_location(f"solved_{name}", code / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found                           # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_every_exercise_has_its_patch():
+    named = re.findall(r"\]\((exercises/[^)]+)\)", PAGE)
+    assert sorted(named) == sorted(f"exercises/{f.name}" for f in (ROOT / "docs/exercises").glob("*.patch"))
+    assert len(named) == 3
+
+
+def test_exercise_1_an_objective(tmp_path):
+    losses = module(solved(tmp_path, 1), "losses")
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    old = torch.full((2, 5), -1.0, dtype=torch.float64)
+    for log_s, weight in ((0.0, 1.0), (math.log1p(4e-4), 1 / math.cosh(1) ** 2), (4e-3, 0.0)):
+        logp = (old + torch.tensor([[1.0], [0.0]]) * log_s).requires_grad_()
+        loss, stats = losses.policy_loss("gspo_gate", logp, old, torch.tensor([1.0, 0.0]), mask)
+        pushed = -2 * 5 * torch.autograd.grad(loss, logp)[0]             # N = 2 answers of |y| = 5 tokens
+        assert pushed[0].tolist() == pytest.approx([weight] * 5, abs=1e-3) and not pushed[1].any()
+        assert stats["clip_low"] == stats["clip_high"] == 0
+
+
+def test_exercise_2_a_task(tmp_path, monkeypatch):
+    code = solved(tmp_path, 2)
+    reward = module(code, "reverse").reward
+    assert [reward(*pair) for pair in (("7413", "7413"), ("74", "7413"), ("", "1"), ("77777", "7413"))] == [1, .5, 0, .2]
+    monkeypatch.chdir(code)
+    runpy.run_path("reverse.py", run_name="__main__")
+    rows = [json.loads(line) for line in (code / "reverse.jsonl").read_text().splitlines()]
+    assert all(row["prompt"][-2::-1] == row["answer"] for row in rows) and len(rows) > 200
+
+
+def test_exercise_3_a_sampler(tmp_path):
+    draw = module(solved(tmp_path, 3), "rollout").draw
+    logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
+    torch.manual_seed(0)
+    drawn = draw(logits.expand(40_000, 4), torch.zeros(40_000)).bincount(minlength=4) / 40_000
+    assert torch.allclose(drawn, logits.softmax(-1), atol=0.01), "by the uniforms, all 0, it would be one token only"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, flags", [
+    (1, "--algorithm gspo_gate"), (3, "--plain"),
+    (2, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl --verifier reverse.py:reward --max_completion_length 6")])
+def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
+    code = solved(tmp_path, number)
+    (code / "runs").mkdir()
+    (code / "runs/cold_start").symlink_to(cold_start)
+    commands = [["train.py", *TINY, "--steps", "1", *flags.split(), "--output_dir", "run"]]
+    if number == 2:
+        commands = [["reverse.py"], ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"], *commands]
+    for command in commands:
+        done = subprocess.run([sys.executable, *command], cwd=code, capture_output=True, text=True,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr[-2000:]
+    record, = metrics(code / "run")
+    assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0 and 0 <= record["reward"] <= 1
+    assert number != 1 or record["clip_low"] == record["clip_high"] == 0 and record["grad_norm"] > 0

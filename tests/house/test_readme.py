@@ -1,0 +1,162 @@
+"""The documents keep their promises: python -m pytest tests/house/test_readme.py
+
+Figures are those of results/, tables agree with the code, the worked example of an objective works,
+commands name files and flags that exist, links lead somewhere.
+"""
+
+import json
+import re
+import shlex
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.readme import build, documents
+from losses import OBJECTIVES
+from plumbing.run.arguments import PRESETS, parse
+from tools.trl import TRL_LOSS
+from tiny_run import TINY, metrics
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in documents()}
+README = DOCUMENTS["README.md"]
+
+
+def table(document, header):
+    """Rows of the table whose header line begins so, as lists of cells."""
+    text = DOCUMENTS[document]
+    lines = text[text.index(header):].split("\n\n")[0].splitlines()[2:]
+    rows = [line for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows]
+
+
+def commands():
+    """Every command line of the documents: indented lines that start with a program."""
+    lines = [line for text in DOCUMENTS.values() for line in text.splitlines()]
+    found = [line.split("  #")[0].strip() for line in lines if re.match(r"    (python|torchrun|pip) ", line)]
+    return list(dict.fromkeys(command for command in found if " | " not in command and ";" not in command))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_measured_figure_is_the_committed_result(name):
+    what = f"python experiments/readme.py brings {name} up to date with results/"
+    assert build(DOCUMENTS[name]) == DOCUMENTS[name], what
+
+
+def test_a_stale_figure_and_an_unknown_mark_are_noticed():
+    text = "here <!-- =bands -->600<!-- / --> times"
+    assert build(text) == "here <!-- =bands -->667<!-- / --> times"
+    assert "0.489" not in (stale := "<!-- headline -->\nold\n<!-- /headline -->") and build(stale) != stale
+    for unknown in ("<!-- =no_such -->1<!-- / -->", "<!-- no such -->1<!-- /no such -->"):
+        with pytest.raises(ValueError, match="no such|no_such"):
+            build(unknown)
+
+
+def test_the_readme_takes_ten_minutes():
+    assert len(README.splitlines()) <= 200 and len(README.split()) <= 2200
+    cells = [cell.strip() for line in README.splitlines() if line.startswith("|")
+             for cell in re.split(r"(?<!\\)\|", line)]
+    assert max(map(len, cells)) <= 90, max(cells, key=len)
+    order = [README.index(f"| {i} | ") for i in range(1, 6)]
+    files = ["`ratios.py`", "`advantages.py`", "`losses.py`", "`rollout.py`", "`train.py`"]
+    assert order == sorted(order) and all(f in README[at:at + 40] for f, at in zip(files, order))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", DOCUMENTS[name]):
+        if not target.startswith("http"):
+            assert ((ROOT / name).parent / target).exists(), target
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+                for line in DOCUMENTS["docs/claims.md"].splitlines() if line.startswith("## ")}
+    for anchor in re.findall(r"docs/claims.md#([\w-]+)", DOCUMENTS[name]):
+        assert anchor in headings, anchor
+
+
+def test_family_table_is_the_code():
+    rows = {row[0].strip("`"): row for row in table("docs/family.md", "| name | ratio |")}
+    assert list(rows) == list(OBJECTIVES)
+    for name, objective in OBJECTIVES.items():
+        _, ratio, clip, band, reduction, paper, trl = rows[name]
+        assert (ratio, clip, reduction) == (objective.ratio, objective.clip, objective.reduction), name
+        assert re.search(r"\d{4}\.\d{5}|Williams|textbook", paper), name
+        if objective.epsilon is not None:
+            edges = [float(x) for x in band.split(",")]
+            assert edges == [objective.epsilon, objective.epsilon_high], name
+        loss_type, level = TRL_LOSS.get(name, (None, None))
+        if name != "ppo" and loss_type:
+            assert f'loss_type="{loss_type}"' in trl and (level == "token" or f'"{level}"' in trl), name
+        else:
+            assert "loss_type" not in trl, name
+
+
+def test_every_metric_of_a_run_is_explained(workplace):
+    import train
+    train.main([*TINY, "--steps", "1", "--mismatch", "token_truncate", "--eval_samples", "1", "--eval_steps", "1",
+                "--output_dir", "run"])
+    explained = set(re.findall(r"`(\w+)`", " ".join(row[0] for row in table("docs/metrics.md", "| metric |"))))
+    assert set(metrics("run")[0]) <= explained, set(metrics("run")[0]) - explained
+    six = table("README.md", "| metric | healthy")
+    assert len(six) == 6 and set(re.findall(r"`(\w+)`", " ".join(row[0] for row in six))) <= explained
+
+
+def test_worked_example_of_an_objective():
+    diff = re.search(r"```diff\n( OBJECTIVES = \{.*?)```", README, re.S).group(1).splitlines()
+    assert sum(line.startswith("+") for line in diff) < 10
+    source = {"losses": (ROOT / "losses.py").read_text(), "arguments": (ROOT / "plumbing/run/arguments.py").read_text()}
+    for anchor, *added in (part.split("\n+") for part in re.split(r"\n(?= )", "\n".join(diff))):
+        name = next(n for n, text in source.items() if f"\n{anchor[1:]}" in text)
+        if anchor.startswith(" def"):                       # the first line below its docstring
+            place = r"\ndef token_surrogate.*?\n    \"\"\".*?\"\"\"\n"
+        else:
+            place = rf"\n{re.escape(anchor[1:])}.*?\n"
+        line = re.search(place, source[name], re.S).group()
+        source[name] = source[name].replace(line, line + "\n".join(added) + "\n", 1)
+    patched = types.ModuleType("patched")
+    sys.modules["patched"] = patched                        # dataclasses look their module up
+    exec(compile(source["losses"].split('if __name__')[0], "losses", "exec"), patched.__dict__)
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    mask, A = torch.tensor([[True] * 3, [True, True, False]]), torch.tensor([1.0, -1.0])
+    grads = [torch.autograd.grad(patched.policy_loss(name, logp, logp.detach(), A, mask)[0], logp)[0] for name in ("tanh", "grpo")]
+    assert torch.allclose(*grads) and '"tanh": dict(' in source["arguments"]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_name_what_exists(command):
+    words = shlex.split(command.split("&&")[-1] if "&&" in command and "python" in command.split("&&")[-1] else command)
+    if "train.py" in words:
+        argv = words[words.index("train.py") + 1:]
+        assert parse(argv), "flags that train.py takes, in a combination it accepts"
+    for word in words:
+        if word.endswith(".py") and "/" not in word.removeprefix("tests/").removeprefix("experiments/").removeprefix("benchmarks/"):
+            assert (ROOT / word).is_file() or word == "mine.py", word
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "train.py" in c and "torchrun" not in c])
+def test_training_commands_run(command, workplace, cold_start):
+    """The README's line itself, and behind it what makes it small: of a flag given twice the last one counts."""
+    import train
+    argv = shlex.split(command.split("&&")[-1])[2:]
+    small = [*TINY, "--steps", "1"]
+    if "--model_name_or_path" in argv:
+        parts = "{'right': response == answer, 'digit': 1, 'small': 0}"
+        reward = parts if "--reward_weights" in argv else "float(response == answer)"
+        Path("mine.py").write_text(f"def reward(response, answer):\n    return {reward}\n")
+        Path("reverse.py").write_text(Path("mine.py").read_text())
+        Path("rows.jsonl").write_text("".join(json.dumps({"question": f"{a}+{a + 1}=", "answer": str(2 * a + 1)}) + "\n" for a in range(1, 9)))
+        small += ["--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--max_completion_length", "4"]
+        if "--stop" in argv:                                 # the tiny policy's tokenizer has no line break
+            at = argv.index("--stop")
+            del argv[at:at + 2]
+        if "--test_dataset_name" in argv:
+            Path("other.jsonl").write_text(json.dumps({"question": "9+9=", "answer": "18"}) + "\n")
+            small += ["--test_dataset_name", "other.jsonl"]
+    train.main([*argv, *small, "--micro_batch_size", "8", "--output_dir", "run"])
+    assert [record["step"] for record in metrics("run")] == [1]
+
+
+def test_presets_of_the_documents_are_all_presets():
+    assert [row[0].strip("`") for row in table("docs/family.md", "| --algorithm |")] == list(PRESETS)

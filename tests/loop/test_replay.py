@@ -1,0 +1,187 @@
+"""Rollout routing replay on several transformers MoEs: python -m pytest tests/loop/test_replay.py
+
+The routes of an independent forward over prompt and response are the reference for what was recorded
+while sampling, and the sampler itself for what the trainer then takes.
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from plumbing.loop import replay
+from plumbing.speed import fast
+from plumbing.model.actor import sampling_copy
+from plumbing.speed.cutting import concat, prompts_of, response_routes, rows_between
+from plumbing.data.tasks import builtin_tokenizer
+from rollout import response_logp as plain_logp
+from rollout import sample as plain_sample
+from routes import record_routes
+from test_routes import make
+from tiny_run import TINY, metrics
+
+FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
+SHORT = ["3+8+5=", "9+9+1+4="]
+SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all prompts begin with
+WAYS = {"plain": (plain_sample, plain_logp), "fast": (fast.sample, fast.response_logp)}
+
+
+def arguments(way="fast", **more):
+    return SimpleNamespace(plain=way == "plain", gradient_checkpointing=False,
+                           routing_replay="rollout", **more)
+
+
+def sampled(model, way="fast", prompts=SHORT, group_size=4, **options):
+    torch.manual_seed(1)
+    return replay.sample_with_routes(WAYS[way][0], model, builtin_tokenizer(), prompts, group_size, 8,
+                                     **options)
+
+
+@torch.no_grad()
+def chosen(model, rollout):
+    """The experts that a model takes for the response tokens, in one plain forward: [L, loss tokens, K]
+    in order."""
+    with record_routes(model) as routes:
+        plain_logp(model, rollout)
+    return own(routes, rollout)
+
+
+def own(routes, rollout):
+    indices = response_routes(routes, rollout).indices
+    return indices[:, rollout.mask].sort(-1).values
+
+
+@torch.no_grad()
+def replayed(model, rollout, args, way="fast"):
+    with replay.replayed(args, model, rollout), record_routes(model) as routes:
+        logp = WAYS[way][1](model, rollout).logp                                    # [B, T]
+    return logp, own(routes, rollout)
+
+
+@pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
+    """With a sampler rounded to 4 bits, which chooses otherwise; and the same routes change nothing
+    where sampler and policy are one."""
+    model = make(family)
+    sampler = sampling_copy(model, "int4")
+    rollout = sampled(sampler, way, prompts)
+    theirs, ours = chosen(sampler, rollout), chosen(model, rollout)
+    logp, forced = replayed(model, rollout, arguments(way), way)
+    assert torch.equal(forced, theirs) and not torch.equal(ours, theirs)
+    free = plain_logp(model, rollout).logp
+    assert (logp - free).abs().max() > 1e-3                    # other experts, other log-probs
+
+    rollout = sampled(model, way, prompts)
+    logp, forced = replayed(model, rollout, arguments(way), way)
+    assert torch.equal(forced, chosen(model, rollout))
+    torch.testing.assert_close(logp, plain_logp(model, rollout).logp, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
+def test_dropped_and_shared_rows_lose_no_route(prompts):
+    """Greedy answers are all equal and share a row; ends at different lengths drop rows."""
+    sampler = sampling_copy(make(), "int4")
+    for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
+        rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
+        responses = rollout.routes.passes[1].indices                                # [L, B, T-1, K]
+        read = rollout.mask[:, 1:]           # the token before a loss token was read, so it was routed
+        assert (responses[:, read] >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
+        _, forced = replayed(make(), rollout, arguments())
+        assert torch.equal(forced, chosen(sampler, rollout))
+    plain = sampled(sampler, "plain", prompts, group_size=6, temperature=0)
+    quick = sampled(sampler, "fast", prompts, group_size=6, temperature=0)
+    for a, b in zip(plain.routes.passes, quick.routes.passes):
+        assert torch.equal(a.indices.sort(-1).values[b.indices >= 0], b.indices.sort(-1).values[b.indices >= 0])
+
+
+def test_routes_are_cut_and_joined_with_their_rollout():
+    sampler, model = sampling_copy(make(), "int4"), make()
+    whole = sampled(sampler, prompts=SHARED + SHORT)
+    parts = [prompts_of(whole, torch.tensor([3, 1])), rows_between(whole, 0, 4), rows_between(whole, 5, 7)]
+    other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
+    parts += [concat([whole, other]), rows_between(concat([other, whole]), 0, 8)]
+    for part in parts:
+        _, forced = replayed(model, part, arguments())
+        assert torch.equal(forced, chosen(sampler, part))
+    joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
+    assert joined.prefix > 0
+    assert torch.equal(replayed(model, joined, arguments())[1], chosen(sampler, joined))
+
+
+def test_one_response_per_forward_and_one_token_per_response():
+    sampler, model = sampling_copy(make(), "int4"), make()
+    rollout = sampled(sampler)
+    part = rows_between(rollout, 2, 3)                                  # a group of one: prompt and response as one
+    assert torch.equal(replayed(model, part, arguments())[1], chosen(sampler, part))
+    checkpointed = SimpleNamespace(plain=False, gradient_checkpointing=True,
+                                   routing_replay="rollout")
+    assert torch.equal(replayed(model, rollout, checkpointed, "plain")[1], chosen(sampler, rollout))
+    torch.manual_seed(0)
+    short = replay.sample_with_routes(fast.sample, sampler, builtin_tokenizer(), SHORT, 4, 1)
+    assert torch.equal(replayed(model, short, arguments())[1], chosen(sampler, short))
+
+
+def test_gates_come_from_the_trainers_logits():
+    """The choice is the sampler's, the gates and their gradient the trainer's."""
+    model, sampler = make(), sampling_copy(make(), "int4")
+    rollout = sampled(sampler)
+    with replay.replayed(arguments(), model, rollout), record_routes(model) as routes:
+        plain = fast.response_logp(model, rollout).logp[rollout.mask]
+        logits = routes.passes[-1].logits
+        plain.sum().backward()
+    assert logits.requires_grad and not torch.allclose(logits, rollout.routes.passes[1].logits)
+    assert all(p.grad is not None for name, p in model.named_parameters() if "gate" in name)
+
+
+# ------------------------------------------------------------------------------------------------- the script
+
+def run(name, *flags):
+    train.main([*TINY, "--steps", "2", "--warmup_steps", "0", *flags, "--output_dir", name])
+    return metrics(name)
+
+
+def test_with_one_policy_r3_is_r2_is_no_replay_at_first(workplace, monkeypatch):
+    """Before the first update the sampler is the policy: the same log-probs and losses; in the second
+    mini-batch, the policy has moved, and replay decides."""
+    runs = {kind: run(kind, "--algorithm", "grpo", "--learning_rate", "0.05", "--routing_replay", kind)
+            for kind in ("none", "old", "rollout")}
+    first = {kind: records[0]["minibatches"][0] for kind, records in runs.items()}
+    for kind in ("old", "rollout"):
+        assert first[kind]["grad_norm"] == pytest.approx(first["none"]["grad_norm"], rel=1e-4)
+    last = {kind: records[0]["minibatches"][1]["grad_norm"] for kind, records in runs.items()}
+    assert last["old"] == pytest.approx(last["rollout"], rel=1e-5) != pytest.approx(last["none"], rel=1e-5)
+
+
+def slow(*flags):
+    return pytest.param(list(flags), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("more", [["--plain"], ["--micro_batch_size", "1"], slow(), slow("--gradient_checkpointing"),
+                                  slow("--dynamic_sampling"), slow("--algorithm", "rspo")])
+def test_r3_lowers_the_gap_to_a_rounded_sampler(more, workplace):
+    """Recomputed log-probs stand nearer to the sampler's if the experts are the same."""
+    gap = {kind: run(kind, "--sampler_dtype", "int3", "--routing_replay", kind, *more)[0]["mismatch_kl"]
+           for kind in ("old", "rollout")}
+    assert 0 < gap["rollout"] != gap["old"]
+
+
+def test_r3_trains_on_the_samplers_log_probs(workplace):
+    records = run("run", "--old_logp", "sampler", "--routing_replay", "rollout", "--sampler_dtype", "int4")
+    free = run("free", "--old_logp", "sampler", "--sampler_dtype", "int4")
+    assert records[0]["reward"] == free[0]["reward"]           # the same rollout
+    assert records[0]["minibatches"][0]["grad_norm"] != free[0]["minibatches"][0]["grad_norm"]
+    assert all(json.dumps(record["loss"]) != "NaN" for record in records)
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--routing_replay", "old", "--old_logp", "sampler"], "--old_logp sampler cannot serve --routing_replay old"),
+    (["--routing_replay", "rollout", "--torch_compile"], "--routing_replay rollout cannot be combined with --torch_compile"),
+    (["--routing_replay", "r3"], "known: none, old, rollout")])
+def test_what_replay_cannot_do_is_refused(flags, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, *flags])
+    assert stop.value.code == 2 and words in capsys.readouterr().err

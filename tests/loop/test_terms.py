@@ -1,0 +1,146 @@
+"""What stands around the loss, through train.main: schedule, overlong penalty, KL in rewards.
+
+References: transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_terms.py
+"""
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+import train
+from plumbing.data import tasks
+from plumbing.run.arguments import parse
+from tiny_run import TINY, metrics
+
+
+def spied(patch, name):
+    """Every call of train.`name` from now on: (arguments, what it returned)."""
+    calls, original = [], getattr(train, name)
+
+    def spy(*args, **options):
+        calls.append(((*args, *options.values()), original(*args, **options)))
+        return calls[-1][1]
+    patch.setattr(train, name, spy)
+    return calls
+
+
+# ------------------------------------------------------------------------------------ the schedule
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup"])
+def test_the_rate_is_transformers_own_but_for_a_warm_up_from_1_over_n(kind):
+    args = parse(f"--steps 5 --steps_per_generation 4 --warmup_steps 6 --lr_scheduler_type {kind} "
+                 "--learning_rate 0.5".split())
+    ours, theirs = (torch.optim.SGD([torch.zeros(1)], 0.5) for _ in range(2))
+    schedule, reference = train.make_schedule(args, ours), get_scheduler(kind, theirs, 6, 20)
+    for step in range(21):
+        want = 0.5 * (step + 1) / 6 if step < 6 else reference.get_last_lr()[0]
+        assert schedule.get_last_lr()[0] == pytest.approx(want, abs=1e-9), step
+        for x in (ours, theirs, schedule, reference):
+            x.step()
+
+
+def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
+        workplace, monkeypatch):
+    """Four updates, warm-up of three; the first is spoilt: torch has nothing to warn of."""
+    rates, loss = [], train.policy_loss
+
+    def spoilt(*args, **options):
+        value, stats = loss(*args, **options)
+        return value * (1 if rates else float("nan")), stats
+    monkeypatch.setattr(train, "policy_loss", spoilt)
+
+    def watched(args, scorer, policy, optimizer, batch):
+        before = [p.detach().clone() for p in policy.parameters()]
+        stats = update(args, scorer, policy, optimizer, batch)
+        moved = any(not torch.equal(p, q) for p, q in zip(before, policy.parameters()))
+        rates.append((optimizer.param_groups[0]["lr"], moved))
+        return stats
+    update = train.update
+    monkeypatch.setattr(train, "update", watched)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train.main([*TINY, "--steps", "2", "--learning_rate", "0.3", "--warmup_steps", "3",
+                    "--algorithm", "grpo", "--beta", "0.1", "--output_dir", "run"])
+    assert [rate for rate, _ in rates] == pytest.approx([0.1, 0.1, 0.2, 0.3])
+    assert [moved for _, moved in rates] == [False, True, True, True]
+    assert [r["skipped"] for r in metrics("run")] == [1, 0]
+
+
+# ----------------------------------------------------------------------------- the overlong penalty
+
+@pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
+def test_no_right_answer_of_the_built_in_task_is_overlong(share, workplace, monkeypatch):
+    calls = spied(monkeypatch, "with_overlong_penalty")
+    monkeypatch.setattr(tasks, "limit", spy := counting(tasks.limit))
+    train.main([*TINY, "--algorithm", "dapo", "--overlong_cache", share, "--steps", "1",
+                "--output_dir", "run"])
+    (_, correct, rollout), parts = calls[0]
+    right, lengths = correct[:, 0] == 1, rollout.mask.sum(-1)
+    assert right.any() and lengths[right].max() == 5                       # the longest right ones
+    assert (parts[right].sum(-1) == 1).all()                               # nothing taken off
+    assert len(spy.calls) == 1
+    length = json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
+    zone = max(1, round(float(share) * length))
+    assert length - zone >= 5 > (length - 1) - max(1, round(float(share) * (length - 1)))
+
+
+def counting(function):
+    def counted(*args):
+        counted.calls.append(args)
+        return function(*args)
+    counted.calls = []
+    return counted
+
+
+# ------------------------------------------------------------------------------ mismatch with a sampler
+
+@pytest.mark.parametrize("level", ["token", "seq", "geo"])
+def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
+        level, workplace, monkeypatch):
+    """TIS is [0, C], not [1/2, C]; --mismatch_mask geo keeps an answer by its mean, weighed by token."""
+    calls = spied(monkeypatch, "mismatch_correction")
+    train.main([*TINY, "--sampler_dtype", "int3", "--mismatch", f"{level}_truncate", "--steps", "1",
+                "--mismatch_high", "1.5", "--mismatch_mask", "geo", "--mismatch_mask_bounds", "0.6", "1.2",
+                "--output_dir", "run"])
+    (_, old_logp, rollout), found = calls[0]
+    rows = [[math.exp(a - b) for a, b, counted in zip(*row) if counted] for row in zip(
+        old_logp.tolist(), rollout.sampler_logp.tolist(), rollout.mask.tolist())]
+    products = [math.prod(row) for row in rows]
+    means = [product ** (1 / len(row)) for product, row in zip(products, rows)]
+    weights = {"token": rows, "seq": [[p] * len(row) for p, row in zip(products, rows)],
+               "geo": [[m] * len(row) for m, row in zip(means, rows)]}[level]
+    want = [min(w, 1.5) * (0.6 <= m <= 1.2) for row, m in zip(weights, means) for w in row]
+    assert found["mismatch"][rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
+    assert 0 < sum(w == 0 for w in want) < len(want)
+    assert level == "geo" or any(0 < w < 0.5 for w in want)
+
+
+# ----------------------------------------------------------------------------------- KL in rewards
+
+def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_loss(
+        workplace, monkeypatch):
+    estimated, losses = spied(monkeypatch, "estimate_advantages"), spied(monkeypatch, "policy_loss")
+    train.main([*TINY, "--algorithm", "reinforce_plus_plus", "--beta", "0.3", "--steps", "2",
+                "--learning_rate", "0.01", "--warmup_steps", "0", "--output_dir", "run"])
+    (_, rewards, rollout, _, _, tensors, _), out = estimated[1]
+    gap = (tensors["old_logp"] - tensors["ref_logp"]).double()
+    assert gap[rollout.mask].abs().max() > 1e-3                            # the policy has moved
+    returns, want = [], torch.zeros(rollout.mask.shape, dtype=torch.float64)
+    for i, mask in enumerate(rollout.mask):
+        places, running = mask.nonzero().flatten().tolist(), rewards[i].item()
+        for t in reversed(places):
+            running -= 0.3 * gap[i, t].item()
+            want[i, t] = running
+            returns.append(running)
+    mean = sum(returns) / len(returns)
+    std = math.sqrt(sum((x - mean) ** 2 for x in returns) / len(returns))
+    want = torch.where(rollout.mask, (want - mean) / std, 0.0)
+    torch.testing.assert_close(out["advantages"].double(), want, rtol=1e-4, atol=1e-5)
+    for record, (one, other) in zip(metrics("run"), zip(losses[::2], losses[1::2])):
+        assert record["loss"] == pytest.approx((one[1][0] + other[1][0]).item() / 2, rel=1e-5)
+        assert record["kl"] is not None

@@ -1,0 +1,252 @@
+"""Any family of causal language models: right or refused, nothing in between.
+
+    python -m pytest tests/model/test_families.py -m "slow or not slow"        # two minutes on two cores
+
+Each family gets a tiny model with random weights, saved and loaded as a checkpoint. Either
+sampling, the quick and the plain log-probs (and their gradient) equal the model's own logits for
+one unpadded sequence at a time, with prompts of unequal length that begin alike, at temperature
+1.3; or loading refuses it in one line that says why.
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import rollout as plain
+import train
+from plumbing.speed import compiled, fast
+from plumbing.run.arguments import parse
+from plumbing.model.policy import load_policy
+from plumbing.data.tasks import builtin_tokenizer
+from tiny_run import TINY
+
+TOKENIZER = builtin_tokenizer()
+TEMPERATURE, G, T = 1.3, 3, 8
+SHAPE = dict(
+    vocab_size=17, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, intermediate_size=48, max_position_embeddings=256,
+    pad_token_id=16, eos_token_id=15, bos_token_id=None)
+GPT2 = dict(n_embd=32, n_layer=3, n_head=4, n_positions=256)
+EXPERTS = dict(
+    num_experts=4, num_local_experts=4, n_routed_experts=4, num_experts_per_tok=2,
+    moe_intermediate_size=24, moe_num_experts=4, moe_k=2, shared_expert_intermediate_size=16,
+    n_shared_experts=1, num_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1)
+LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+              num_key_value_heads=4)
+WINDOW = dict(sliding_window=8)  # shorter than prompt and response
+MAMBA2 = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=4, mamba_n_groups=1,
+              mamba_chunk_size=8)
+LINEAR = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8,
+              linear_value_head_dim=8)
+
+
+def layers(*kinds):
+    names = dict(conv="conv", full="full_attention", mamba="mamba", hybrid="hybrid",
+                 linear="linear_attention", sliding="sliding_attention", attention="attention")
+    return dict(layer_types=[names[kind] for kind in kinds])
+
+
+DENSE = {
+    "llama": {}, "qwen2": {"vocab_size": 20}, "qwen3": {}, "gemma": {}, "phi": {}, "phi3": {}, "stablelm": {},
+    "starcoder2": {}, "olmo": {}, "olmo2": {}, "glm": {}, "glm4": {}, "nemotron": {}, "smollm3": {},
+    "seed_oss": {}, "arcee": {}, "helium": {}, "ernie4_5": {}, "hunyuan_v1_dense": {},
+    "apertus": {}, "diffllama": {}, "bitnet": {}, "persimmon": {}, "jais2": {}, "internlm3": {},
+    "youtu": LATENT, "gpt2": GPT2, "gpt_neox": {}, "gptj": GPT2 | dict(rotary_dim=8),
+    "gpt_bigcode": GPT2, "codegen": GPT2 | dict(n_ctx=256, rotary_dim=8), "biogpt": {},
+    "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "ctrl": GPT2 | dict(dff=48),
+    "xglm": dict(d_model=32, num_layers=3, attention_heads=4, ffn_dim=48),
+    "falcon": dict(ffn_hidden_size=48, num_kv_heads=2, new_decoder_architecture=True),
+    "llama, yarn": dict(rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
+                                             original_max_position_embeddings=64)),
+}
+HEADS = {  # something follows the LM head, or stands before it
+    "granite": dict(logits_scaling=2.0, embedding_multiplier=1.5, attention_multiplier=0.3),
+    "cohere": dict(logit_scale=0.25), "cohere2": WINDOW | dict(logit_scale=0.5),
+    "hyperclovax": dict(logits_scaling=0.5), "minicpm3": LATENT | dict(dim_model_base=16),
+    "gemma2": WINDOW | dict(final_logit_softcapping=2.0, attn_logit_softcapping=5.0),
+    "vaultgemma": dict(final_logit_softcapping=2.0), "nanochat": dict(final_logit_softcapping=2.0),
+}
+DISTANCES = {  # attention that depends on more than rotary positions
+    "mistral": WINDOW, "ministral": WINDOW, "exaone4": WINDOW, "olmo3": WINDOW,
+    "gemma3_text": WINDOW | layers("sliding", "sliding", "full"),
+    "gemma4_text": WINDOW | dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=17,
+                                 final_logit_softcapping=2.0, global_head_dim=16),
+    "gemma3n_text": WINDOW | layers(*["sliding", "full"] * 3) | dict(
+        num_hidden_layers=6, num_kv_shared_layers=2, hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=17, laurel_rank=4, altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0] * 6, final_logit_softcapping=2.0),
+    "bloom": dict(n_head=4, n_layer=3), "mpt": dict(d_model=32, n_heads=4, n_layers=3),
+    "falcon, alibi": dict(alibi=True, num_kv_heads=4, multi_query=False),
+    "gpt_neo": dict(num_layers=3, attention_types=[[["global", "local", "global"], 1]],
+                    window_size=8, num_heads=4),
+}
+MIXTURES = {
+    "qwen3_moe": EXPERTS, "qwen2_moe": EXPERTS, "mixtral": EXPERTS, "olmoe": EXPERTS,
+    "gpt_oss": EXPERTS | WINDOW, "deepseek_v2": EXPERTS | LATENT, "deepseek_v3": EXPERTS | LATENT,
+    "glm4_moe": EXPERTS, "granitemoe": EXPERTS | dict(logits_scaling=2.0), "dots1": EXPERTS,
+    "granitemoeshared": EXPERTS | dict(shared_intermediate_size=16, logits_scaling=2.0),
+    "ernie4_5_moe": EXPERTS, "hunyuan_v1_moe": EXPERTS, "minimax_m2": EXPERTS, "phimoe": EXPERTS,
+    "flex_olmo": EXPERTS, "jetmoe": EXPERTS | dict(kv_channels=8), "exaone_moe": EXPERTS | WINDOW,
+    "afmoe": EXPERTS | WINDOW, "lfm2_moe": EXPERTS | layers("conv", "full", "conv"),
+    "longcat_flash": EXPERTS | LATENT | dict(num_layers=2, ffn_hidden_size=48, moe_topk=2,
+                                             expert_ffn_hidden_size=24),
+}
+STATES = {  # with layers whose state cannot be copied for several responses: the plain way
+    "lfm2": layers("conv", "full", "conv"), "bamba": MAMBA2 | dict(attn_layer_indices=[1]),
+    "falcon_h1": MAMBA2 | dict(mamba_d_ssm=64, lm_head_multiplier=0.5),
+    "jamba": EXPERTS | dict(mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=2,
+                            attn_layer_offset=1, use_mamba_kernels=False),
+    "granitemoehybrid": EXPERTS | MAMBA2 | layers("mamba", "attention", "mamba") | dict(
+        shared_intermediate_size=16, logits_scaling=2.0),
+    "qwen3_next": EXPERTS | LINEAR | layers("linear", "full", "linear"),
+    "olmo_hybrid": LINEAR | layers("linear", "full", "linear"),
+    "zamba2": layers("mamba", "hybrid", "mamba") | dict(
+        layers_block_type=["mamba", "hybrid", "mamba"],
+        mamba_d_state=4, n_mamba_heads=8, mamba_headdim=8, mamba_ngroups=1, chunk_size=8,
+        attention_head_dim=16),
+}
+REFUSED = {
+    "mamba": dict(state_size=4), "falcon_mamba": dict(state_size=4),
+    "mamba2": dict(state_size=4, num_heads=8, n_groups=2, chunk_size=8),
+    "recurrent_gemma": dict(lru_width=32, attention_window_size=8, num_key_value_heads=1),
+    "rwkv": dict(attention_hidden_size=32, context_length=256), "xlstm": {},
+    "minimax": EXPERTS | dict(block_size=8) | layers("linear", "full", "linear"),
+    "kimi_linear": EXPERTS | LATENT,
+    "dbrx": dict(
+        d_model=32, n_heads=4, n_layers=3, max_seq_len=256,
+        ffn_config=dict(ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2, hidden_size=32),
+        attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0)),
+    "llama4_text": EXPERTS | dict(intermediate_size_mlp=48, attention_chunk_size=8),
+    "llama, dynamic": dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4)),
+    "phi3, longrope": dict(
+        original_max_position_embeddings=64, rope_parameters=dict(
+            rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[2.0] * 4,
+            factor=4.0, original_max_position_embeddings=64)),
+}
+EQUAL = DENSE | HEADS | DISTANCES | MIXTURES | STATES
+QUICK = ("gemma2", "granite", "cohere", "mpt", "gpt_neo", "lfm2", "mamba", "llama4_text",
+         "phi3, longrope")  # one of each kind in the default tests
+
+
+def families(names):
+    return pytest.mark.parametrize("name", [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names])
+
+
+def checkpoint(name, folder):
+    """A tiny model of a family with random weights, norms and biases included, in a folder."""
+    torch.manual_seed(0)
+    shape = SHAPE | (EQUAL | REFUSED)[name]
+    if name.startswith("falcon") and "_" not in name:
+        del shape["head_dim"]  # a property there
+    config = AutoConfig.for_model(name.split(",")[0], **shape)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=0.15 if weight.shape[-1] > 8 else 0.3)
+            else:
+                weight.add_(0.1 * torch.randn_like(weight))
+        for part, buffer in model.named_buffers():
+            if "correction_bias" in part:
+                buffer.normal_(std=0.3)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return model
+
+
+def loaded(folder, *flags):
+    args = parse(["--model_name_or_path", str(folder), "--use_cpu", "--max_prompt_length", "64",
+                  "--max_completion_length", "64", *flags])
+    return load_policy(args, None, torch.device("cpu"))[0]
+
+
+def own_logp(model, rollout):
+    """A forward per response, alone: no padding, no cache, no head but the model's -> [B, T]."""
+    rows = []
+    for i, (ids, mask) in enumerate(zip(rollout.response_ids, rollout.mask)):
+        prompt = rollout.prompt_ids[i // G][rollout.prompt_mask[i // G]]            # [p]
+        answer = ids[mask]                                                          # [t]
+        logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
+        logp = (logits[len(prompt) - 1:-1] / TEMPERATURE).log_softmax(-1)           # [t, V]
+        chosen = logp.gather(-1, answer[:, None])[:, 0]                             # [t]
+        rows.append(torch.nn.functional.pad(chosen, (0, len(ids) - len(answer))))
+    return torch.stack(rows)                                                        # [B, T]
+
+
+def gradient(model, logp):
+    model.zero_grad()
+    weights = torch.randn(logp.shape, generator=torch.Generator().manual_seed(2))
+    (logp * weights).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@families(EQUAL)
+def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp_path):
+    checkpoint(name, tmp_path)
+    model = loaded(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    alike = torch.randint(0, 15, (18,), generator=generator).tolist()
+    prompts = [alike + torch.randint(0, 15, (n,), generator=generator).tolist() for n in (1, 4, 7)]
+    uniforms = torch.rand(3 * G, T, generator=generator)
+    for way in (fast, plain):
+        drawn = way.sample(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms)
+        own = own_logp(model, drawn)
+        wanted = gradient(model, own)
+        assert (drawn.sampler_logp - own).abs().max() < 1e-3
+        for score in (fast.response_logp, plain.response_logp):
+            logp = score(model, drawn, TEMPERATURE).logp
+            assert (logp - own).abs().max() < 2e-5
+            assert (gradient(model, logp) - wanted).norm() < 1e-4 * wanted.norm()
+    check_compiled_steps(model, prompts, uniforms)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EQUAL)
+def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, tmp_path):
+    checkpoint(name, tmp_path / "model")
+    train.main([*TINY, "--model_name_or_path", str(tmp_path / "model"), "--steps", "1",
+                "--max_completion_length", "8", "--entropy_coef", "0.1",  # no reward to learn from
+                "--output_dir", str(tmp_path / "run")])
+    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    assert metrics["mismatch_kl"] < 1e-8 and metrics["grad_norm"] > 1e-3
+
+
+def check_compiled_steps(model, prompts, uniforms):
+    """What --torch_compile runs, a static cache and a mask of one's own: right or refused too."""
+    try:
+        decoder = compiled.Decoder(model)
+    except ValueError as error:
+        assert "--torch_compile" in str(error) and "\n" not in str(error)
+        return
+    decoder.forward = model.forward  # not compiled: that takes a minute
+    drawn = fast.sample(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms, decoder=decoder)
+    assert (drawn.sampler_logp - own_logp(model, drawn)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt_neo", "falcon, alibi"])
+def test_models_that_a_static_cache_would_get_wrong_are_not_compiled(name, tmp_path):
+    with pytest.raises(ValueError, match="--torch_compile: .* leave the flag out"):
+        compiled.Decoder(checkpoint(name, tmp_path))
+
+
+@families(REFUSED)
+def test_what_would_be_wrong_is_refused_in_one_line(name, tmp_path, capsys):
+    checkpoint(name, tmp_path / "model")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        train.main([*TINY, "--model_name_or_path", str(tmp_path / "model"), "--output_dir",
+                    str(tmp_path / "run"), "--max_completion_length", "256"])
+    message = capsys.readouterr().err
+    assert caught.value.code == 2 and message.count("\n") == 1
+    assert message.startswith(f"train.py: --model_name_or_path {tmp_path}")
+    assert ("RoPE follows the longest row" if "," in name else "is not supported: ") in message
+
+
+def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):
+    checkpoint("deepseek_v3", tmp_path)
+    loaded(tmp_path, "--router_aux_loss_coef", "0.1")
+    with pytest.raises(ValueError, match="routers of DeepseekV3ForCausalLM score each expert"):
+        loaded(tmp_path, "--algorithm", "rspo")

@@ -1,0 +1,229 @@
+"""eval.py: estimators against enumeration, the command lines on tiny checkpoints. python -m pytest tests/run/test_eval.py"""
+
+import itertools
+import json
+import math
+import random
+
+import pytest
+import torch
+from transformers import Qwen3MoeConfig
+
+import eval
+from experiments import run_claims
+from tools import dashboard as pictures
+from plumbing.data import tasks
+from eval import bootstrap, pass_at_k
+from tools.passk import majority
+from moe import TinyMoE
+
+
+# -------------------------------------------------------------------------------------------------------------- estimators
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n):
+    for c in range(n + 1):
+        right = [i < c for i in range(n)]
+        for k in range(1, n + 1):
+            subsets = list(itertools.combinations(right, k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+            assert pass_at_k(n, c, k) == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_does_not_overflow():
+    assert pass_at_k(10_000, 1, 5_000) == pytest.approx(.5)
+    assert pass_at_k(10_000, 10_000, 1) == 1 and pass_at_k(10_000, 0, 10_000) == 0
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_pass_at_k_refuses_more_than_was_sampled(k):
+    with pytest.raises(ValueError, match="1 <= k <= n = 4"):
+        pass_at_k(4, 2, k)
+
+
+def test_bootstrap_covers_the_mean_of_a_known_distribution_about_95_times_in_100():
+    generator, covered, trials = torch.Generator().manual_seed(0), 0, 300
+    for trial in range(trials):
+        rates = (torch.rand(80, 4, generator=generator) < .3).double().mean(-1)          # 80 problems of pass rate 0.3, 4 samples each
+        low, high = bootstrap(rates, draws=500, seed=trial)
+        covered += low <= .3 <= high
+    assert .91 <= covered / trials <= .98                    # binomial: 95 % ± 1.3 % is one standard deviation
+
+
+def test_bootstrap_narrows_with_the_number_of_problems_and_is_a_point_without_spread():
+    low, high = bootstrap([0.0, 1.0] * 10)
+    narrow_low, narrow_high = bootstrap([0.0, 1.0] * 1000)
+    assert (narrow_high - narrow_low) == pytest.approx((high - low) / 10, rel=.3)
+    assert bootstrap([.25] * 7) == (.25, .25)
+
+
+@pytest.mark.parametrize("texts, rewards, expected", [
+    (["3,1.", "3,1.", "3,2."], [1, 1, 0], 1.0),
+    (["3,1.", "3,2.", "3,2."], [1, 0, 0], 0.0),
+    (["a", "b"], [1, 0], .5),                                                            # a tie shares the vote
+    (["so \\boxed{42}", "I get \\boxed{42}", "\\boxed{41}"], [1, 1, 0], 1.0),            # reasoning differs, the answer agrees
+    (["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{2}}", "x"], [1, 1, 0], 1.0),
+    (["1+1 #### 2", "#### 2", "#### 3", "#### 3", "#### 3"], [1, 1, 0, 0, 0], 0.0)])
+def test_majority(texts, rewards, expected):
+    assert majority(texts, rewards) == expected
+
+
+# ---------------------------------------------------------------------------------------------------------- command lines
+
+def save_tiny(folder, seed=0, vocabulary=17):
+    torch.manual_seed(seed)
+    TinyMoE(Qwen3MoeConfig(vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=2,
+                           num_experts_per_tok=1, moe_intermediate_size=16, intermediate_size=16, tie_word_embeddings=False,
+                           eos_token_id=15, pad_token_id=16 if vocabulary > 16 else 0, bos_token_id=None)).save_pretrained(folder)
+    tasks.builtin_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return [save_tiny(folder / name, seed) for name, seed in (("before", 0), ("after", 1))]
+
+
+def refused(capsys, *argv, main=eval.main):
+    """The one line on the error stream of a command that exits 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(list(argv))
+    error = capsys.readouterr().err.strip()
+    assert stop.value.code == 2 and error.startswith("eval.py: ") and "\n" not in error, error
+    return error
+
+
+def test_passk_of_two_checkpoints(checkpoints, tmp_path, capsys):
+    output = tmp_path / "passk.json"
+    eval.main(["passk", "--model_name_or_path", *checkpoints, "--n", "4", "--k", "1", "4", "--problems", "6", "--use_cpu", "--output", str(output)])
+    report, printed = json.loads(output.read_text()), capsys.readouterr().out
+    assert (report["problems"], report["n"], len(report["checkpoints"])) == (6, 4, 2)
+    for one in report["checkpoints"]:
+        assert {"pass@1", "pass@4", "majority@4", "mean_length", "truncated"} <= set(one)
+        for key in ("pass@1", "pass@4", "majority@4"):
+            mean, low, high = one[key]
+            assert low <= mean <= high
+    before, after = report["checkpoints"]
+    assert report["difference"]["pass@1"][0] == pytest.approx(after["pass@1"][0] - before["pass@1"][0])
+    assert "pass@4" in printed and "wrong" in printed and "after minus before" in printed
+
+
+def test_passk_of_a_dataset_that_a_file_holds(checkpoints, tmp_path, capsys):
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)}) + "\n" for a in range(1, 5) for b in range(1, 5)))
+    eval.main(["passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact", "--n", "2", "--k", "2", "--use_cpu",
+               "--max_completion_length", "4", "--temperature", "0.7", "--output", str(tmp_path / "out.json")])
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["dataset"] == str(data) and report["temperature"] == .7 and 0 <= report["checkpoints"][0]["pass@2"][0] <= 1
+
+
+def test_the_paired_difference_is_narrower_than_two_intervals():
+    rng = random.Random(0)
+    hard = [rng.random() for _ in range(200)]
+    before, after = [{"pass@1": [min(1, x + gain + .02 * rng.random()) for x in hard]} for gain in (0, .05)]
+    paired = bootstrap([b - a for a, b in zip(before["pass@1"], after["pass@1"])])
+    alone = bootstrap(after["pass@1"])
+    assert paired[1] - paired[0] < (alone[1] - alone[0]) / 5 and paired[0] > 0
+
+
+def test_passk_refuses(checkpoints, tmp_path, capsys):
+    one = ["passk", "--model_name_or_path", checkpoints[0], "--use_cpu"]
+    assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
+    for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
+        assert "no config.json there" in refused(capsys, "passk", "--model_name_or_path", nothing)
+    assert "3 checkpoints: one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
+    assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
+    assert "--n 0" in refused(capsys, *one, "--n", "0")
+    small = save_tiny(tmp_path / "small", vocabulary=12)     # our tokenizer, a model of another vocabulary
+    assert "token 16, its model has 12 tokens" in refused(capsys, "passk", "--model_name_or_path", small)
+    words = tmp_path / "words.jsonl"                         # our checkpoint, a dataset it has no tokens for
+    words.write_text('{"prompt": "How many legs has a spider?", "answer": "8"}\n{"prompt": "And a cat?", "answer": "4"}\n')
+    assert "words.jsonl" in refused(capsys, *one, "--dataset_name", str(words), "--verifier", "exact")
+
+
+def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, capsys, monkeypatch):
+    unknown = refused(capsys, "clipped_token", main=run_claims.main)
+    assert "no claim is called clipped_token, did you mean clipped_tokens?" in unknown
+    assert "--jobs 0" in refused(capsys, "--jobs", "0", main=run_claims.main)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    row = dict(claim="A claim", source="a paper", reported="1", measured="2", number="1 [0, 2]", seeds=3, verdict="refuted", figure="x.png", command="python x.py")
+    (tmp_path / "results/clipped_tokens.json").write_text(json.dumps(row | {"data": {}}))
+    run_claims.main(["--table"])
+    printed = capsys.readouterr().out
+    assert "REFUTED" in printed and "1 refuted; not measured here: perplexity_identity" in printed
+    assert json.loads((tmp_path / "results/claims.json").read_text()) == [row]
+
+
+def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    for name in ("replay_cost", "length_band"):
+        (tmp_path / f"experiments/{name}.py").write_text(
+            f"import json, os; os.makedirs('runs/quick', exist_ok=True); open('{name}.count', 'a').write('x')\n"
+            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', number='1', seeds=1, verdict='held', figure='f', command='c'),\n"
+            f"          open('runs/quick/{name}.json', 'w'))\n" + ("" if name == "replay_cost" else "if not os.path.exists('fixed'): raise SystemExit(1)\n"))
+    with pytest.raises(SystemExit) as stop:
+        run_claims.main(["--quick", "replay_cost", "length_band"])
+    assert stop.value.code == 1 and "length_band failed" in capsys.readouterr().err
+    (tmp_path / "fixed").touch()
+    run_claims.main(["--quick", "replay_cost", "length_band"])
+    assert "1 of 2 were measured before" in capsys.readouterr().out
+    assert ((tmp_path / "replay_cost.count").read_text(), (tmp_path / "length_band.count").read_text()) == ("x", "xx")
+    assert [row["claim"] for row in json.loads((tmp_path / "runs/quick/claims.json").read_text())] == ["length_band", "replay_cost"]
+
+
+def test_claims_is_a_command_of_eval(capfd):
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["claims", "no_such"])
+    assert stop.value.code == 2 and "no claim is called no_such" in capfd.readouterr().err
+
+
+def write_run(folder, steps, tail=""):
+    folder.mkdir()
+    record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5, length=20.0, entropy=.1, grad_norm=.2, perplexity_old=1.1,
+                  flip_rate=None, dead_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record | {"step": i + 1}) + "\n" for i in range(steps)) + tail)
+    return str(folder)
+
+
+def test_dashboard_of_one_run_and_of_several(tmp_path):
+    runs = [write_run(tmp_path / name, steps) for name, steps in (("a", 5), ("b", 1))]
+    eval.main(["dashboard", runs[0]])
+    eval.main(["dashboard", *runs, "--output", str(tmp_path / "both.png")])
+    for file in (tmp_path / "a/dashboard.png", tmp_path / "both.png"):
+        assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 20_000
+
+
+def test_dashboard_draws_zeros_on_logarithmic_axes_and_the_parts_of_a_reward():
+    records = [dict(step=i, clip_low=low, clip_high=0.0, reward_parts={"format": .5, "maths": i / 4})
+               for i, low in enumerate([0.0, .1, 0.0, .01])]
+    figure = pictures.draw({"run": records})
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    clipped = panels["clipped tokens"]
+    assert clipped.get_lines()[0].get_ydata().tolist() == [0.0, .1, 0.0, .01]
+    low, high = clipped.get_ylim()
+    assert low < 0 < .1 <= high and clipped.get_yscale() == "symlog", "0 stands inside the axis"
+    parts = {line.get_label(): line.get_ydata().tolist() for line in panels["parts of the reward"].get_lines()}
+    assert parts == {"format": [.5] * 4, "maths": [0, .25, .5, .75]}
+    assert all(any("healthy: " in text.get_text() for text in axes.texts) for axes in figure.axes)
+
+
+def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
+    run = write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r')
+    eval.main(["dashboard", run])
+    assert "skipped 2 line(s) that are cut off or are no metrics: 4, 5" in capsys.readouterr().err
+
+
+def test_dashboard_refuses(tmp_path, capsys):
+    write_run(tmp_path / "gspo", 2)
+    assert "there is no run folder" in (error := refused(capsys, "dashboard", str(tmp_path / "gsop"))) and "there are: gspo" in error
+    (tmp_path / "hollow").mkdir()
+    assert "holds no metrics.jsonl" in refused(capsys, "dashboard", str(tmp_path / "hollow"))
+    assert "holds no whole line" in refused(capsys, "dashboard", write_run(tmp_path / "empty", 0))
+
+
+def test_a_command_that_is_none_is_refused_in_one_line(capsys):
+    assert "pass is not a command; there are passk, claims, dashboard" in refused(capsys, "pass")
+    assert "dashboard: " in refused(capsys, "dashboard")

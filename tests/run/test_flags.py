@@ -1,0 +1,296 @@
+"""No flag without an effect: every field of Arguments, two values, one tiny run each through
+train.main, and what must differ between the two. A new flag needs an entry. python -m pytest tests/run/test_flags.py
+
+Both runs of a flag share all others, and runs are kept, so that the entries share most of their
+first runs. What a run shows: metrics, what it printed, its files, the shape of every forward.
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.autograd.graph import saved_tensors_hooks
+
+import train
+from plumbing.model import policy
+from plumbing.speed import compiled
+from plumbing.run.arguments import Arguments
+from tiny_run import TINY, TRAIN
+
+ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
+GRPO = f"{ONE} --algorithm grpo --learning_rate 0.01"        # far off
+FLAT = f"{ONE} --lr_scheduler_type constant_with_warmup"
+NEW = f"{ONE} --cold_start_steps 1"                          # another tiny MoE, hardly taught
+DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
+MASK = f"{ONE} --mismatch_mask token"
+
+
+@dataclass
+class Seen:
+    """What can be observed of a run."""
+    code: int                # exit code
+    out: str                 # printed, errors included
+    metrics: list            # of dicts, a line of metrics.jsonl each
+    samples: list            # of dicts: prompt, response, reward
+    files: set               # paths below the run's folder
+    forwards: list           # (rows, width, with gradient) of every forward of the policy
+    kept: int                # bytes that its forwards keep for their backwards
+    folder: Path
+
+    def last(self, name):
+        return self.metrics[-1][name]
+
+    def state(self):
+        """What the last checkpoint holds besides the model."""
+        return torch.load(self.checkpoint() / "state.pt", weights_only=True)
+
+    def checkpoint(self):
+        return max(self.folder.glob("checkpoints/step_*"), key=lambda path: int(path.name[5:]))
+
+    def weights(self):
+        return (self.checkpoint() / "model.safetensors").read_bytes()
+
+    def trained(self):
+        """(rows, width) of the forwards with gradient."""
+        return [shape for *shape, gradient in self.forwards if gradient]
+
+
+def last(name):
+    return lambda seen: seen.last(name)
+
+
+def minibatches(name):
+    return lambda seen: [u[name] for u in seen.last("minibatches")]
+
+
+def prompts(seen):
+    return [s["prompt"] for s in seen.samples]
+
+
+# flag: (flags of both runs, one value, another, what must differ). None leaves the flag out.
+EFFECTS = {
+    "algorithm": (ONE, None, "grpo", last("clip_low")),
+    "epsilon": (ONE, None, "0.9", last("clip_low")),
+    "epsilon_high": (ONE, None, "0.9", last("clip_high")),
+    "reduction": (ONE, None, "sequence-sum", last("grad_norm")),
+    "advantage": (ONE, None, "leave_one_out", last("grad_norm")),
+    "scale_rewards": (ONE, None, "none", last("grad_norm")),
+    "dual_clip": (GRPO, None, "1.001", last("clip_high")),
+    "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
+    "entropy_quantile": (ONE, None, "0.8", last("grad_norm")),
+    "beta": (ONE, None, "0.1", last("kl")),
+    "kl_estimator": (f"{ONE} --beta 0.1", None, "k1", minibatches("grad_norm")),
+    "entropy_coef": (ONE, None, "0.1", last("loss")),
+    "dynamic_sampling": (ONE, None, "true", last("dead_groups")),
+    "overlong_cache": (ONE, None, "0.5", last("reward")),
+    "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",
+                            lambda seen: seen.state()["stream"]["sizes"]),
+    "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
+    "old_logp": (ONE, None, "sampler", last("mismatch_kl")),
+    "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
+    "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
+    "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),
+    "mismatch_mask": (f"{ONE} --mismatch_mask_bounds 2 5", None, "token", last("grad_norm")),
+    "mismatch_mask_bounds": (MASK, None, "2 5", last("grad_norm")),
+    "routing_replay": (f"{ONE} --sampler_dtype int3", "old", "rollout", last("mismatch_kl")),
+    "router_aux_loss_coef": (ONE, None, "0.1", last("loss")),
+
+    "model_name_or_path": (FLAT, None, "model", last("lr")),
+    "hidden_size": (NEW, None, "16", lambda seen: len(seen.weights())),
+    "num_hidden_layers": (NEW, None, "2", lambda seen: len(seen.last("flip_rate_per_layer"))),
+    "num_experts": (NEW, None, "2", lambda seen: len(seen.weights())),
+    "num_experts_per_tok": (NEW, None, "1", last("entropy")),
+    "cold_start_steps": (NEW, "1", "2", last("entropy")),
+    "cold_start_learning_rate": (NEW, None, "0.01", last("entropy")),
+
+    "use_peft": (ONE, None, "true", last("grad_norm")),
+    "lora_r": (f"{ONE} --use_peft", None, "2", last("grad_norm")),
+    "lora_alpha": (f"{ONE} --use_peft", None, "8", last("grad_norm")),
+    "lora_target_modules": (f"{ONE} --use_peft", None, "q_proj", last("grad_norm")),
+    "merge": (f"{ONE} --use_peft", None, "true", lambda seen: "merged/config.json" in seen.files),
+
+    "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
+    "test_dataset_name": (f"{DATA} --eval_samples 1", "b.jsonl", "c.jsonl",
+                          lambda seen: seen.forwards),
+    "columns": (DATA, None, "other other_answer", prompts),
+    "verifier": (DATA, "exact", "mine.py:reward", last("reward")),
+    "reward_weights": (f"{DATA} --verifier mine.py:reward", None, "0.5", last("reward")),
+    "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
+    "stop": (DATA, None, ",", last("length")),
+    "min_terms": (NEW, None, "2", prompts),
+    "max_terms": (NEW, None, "3", prompts),
+    "verbose_answers": (NEW, None, "true", last("length")),
+
+    "steps": (ONE, "1", "2", lambda seen: len(seen.metrics)),
+    "prompts_per_step": (ONE, None, "8", lambda seen: seen.trained()),
+    "num_generations": (ONE, None, "8", lambda seen: seen.trained()),
+    "steps_per_generation": (ONE, None, "1", lambda seen: len(seen.last("minibatches"))),
+    "max_prompt_length": (DATA, None, "3", lambda seen: seen.out),
+    "max_completion_length": (ONE, None, "2", last("truncated")),
+    "temperature": (ONE, None, "2", last("entropy")),
+
+    "learning_rate": (FLAT, None, "0.001", last("lr")),
+    "lr_scheduler_type": (ONE, None, "constant_with_warmup", last("lr")),
+    "warmup_steps": ("--steps 1", "0", "10", last("lr")),
+    "max_grad_norm": (ONE, None, "0.001", Seen.weights),
+
+    "micro_batch_size": (ONE, None, "2", lambda seen: len(seen.trained())),
+    "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),
+    "plain": (ONE, None, "true", lambda seen: seen.trained()),
+    "bf16": (ONE, None, "true", last("perplexity_old")),
+    "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
+    "torch_compile": (ONE, None, "true", last("compiled")),
+    "use_cpu": (ONE, "true", "false", lambda seen: seen.out),
+
+    "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
+    "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
+    "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
+    "save_steps": ("--steps 2 --warmup_steps 0", None, "1",
+                   lambda seen: len([f for f in seen.files if f.endswith("state.pt")])),
+    "save_tokens": (ONE, None, "false", lambda seen: seen.files),
+    "eval_steps": ("--steps 2 --warmup_steps 0 --eval_samples 1 --eval_prompts 2", None, "1",
+                   lambda seen: "pass_at_1" in seen.metrics[0]),
+    "eval_prompts": (f"{ONE} --eval_samples 1", "2", "3", lambda seen: seen.forwards[0]),
+    "eval_samples": (f"{ONE} --eval_prompts 2", None, "1", lambda seen: len(seen.forwards)),
+    "seed": (DATA, None, "1", prompts),
+    "report_to": (ONE, None, "tensorboard", lambda seen: any("tfevents" in f for f in seen.files)),
+    "print_trl_config": (ONE, None, "true", lambda seen: seen.files),
+}
+
+
+@pytest.fixture(scope="module")
+def home(cold_start, tmp_path_factory):
+    """A folder with the cold start, a model of the built-in task and data files for it."""
+    home = tmp_path_factory.mktemp("flags")
+    shutil.copytree(cold_start, home / "runs" / "cold_start")
+    shutil.copytree(next(cold_start.iterdir()), home / "model")
+    config = home / "model" / "tokenizer_config.json"
+    template = {"chat_template": "{{ messages[0].content }}+"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | template))
+    letters = home / "model" / "tokenizer.json"              # those that StopStringCriteria needs
+    tokenizer = json.loads(letters.read_text())
+    tokenizer["model"]["vocab"] |= {letter: 17 + i for i, letter in enumerate("abcdef")}
+    letters.write_text(json.dumps(tokenizer))
+    weights = load_file(home / "model" / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        weights[name] = torch.nn.functional.pad(weights[name], (0, 0, 0, 6))
+    save_file(weights, home / "model" / "model.safetensors", {"format": "pt"})
+    shape = home / "model" / "config.json"
+    shape.write_text(json.dumps(json.loads(shape.read_text()) | {"vocab_size": 23}))
+    for name, terms in (("a", range(1, 10)), ("b", range(3, 9)), ("c", range(2, 5))):
+        rows = [{"prompt": f"{i}+{j}=", "answer": f"{i},{(i + j) % 10}.", "other": f"{j}+{i}+1=",
+                 "other_answer": "0"} for i in terms for j in terms]
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "mine.py").write_text("def reward(response, answer):\n    return 1.0\n\n"
+                                  "def some(response, answer):\n    return float(answer < '4')\n")
+    return home
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """run(flags) -> Seen, once for every line of flags."""
+    seen, handlers = {}, {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def once(flags):
+        if flags not in seen:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(home)
+                patch.setattr(policy, "MUST_PASS", 0.0)
+                seen[flags] = observed(patch, flags.split(), f"run{len(seen)}")
+        return seen[flags]
+    yield once
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def observed(patch, flags, name):
+    """One run of train.main, watched."""
+    forwards, kept, out, code = [], [], io.StringIO(), 0
+    if "used" in flags:                                      # a folder with a run
+        shutil.rmtree("used", ignore_errors=True)
+        observed(patch, [*ONE.split(), "--output_dir", "USED"], "used")
+        os.rename("USED", "used")
+    if "--use_cpu" in flags:                                 # a machine whose GPU is taken
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "device_count", lambda: 0)
+    if "--torch_compile" in flags:                           # the real one takes a minute
+        patch.setattr(torch, "compile", lambda function, **options: function)
+        compiled.can_compile.cache_clear()
+
+    def look(module, args):
+        if isinstance(module, torch.nn.Embedding):
+            forwards.append((*args[0].shape, torch.is_grad_enabled()))
+
+    def keep(tensor):
+        kept.append(tensor.numel() * tensor.element_size())
+        return tensor
+    folder = flags[flags.index("--output_dir") + 1] if "--output_dir" in flags else name
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        with redirect_stdout(out), redirect_stderr(out), saved_tensors_hooks(keep, lambda x: x):
+            train.main([*TINY, "--output_dir", folder, *flags])
+    except SystemExit as stop:
+        code = stop.code
+    finally:
+        hook.remove()
+        compiled.can_compile.cache_clear()
+    folder = Path.cwd() / folder
+    read = lambda file: [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    there = (folder / "metrics.jsonl").exists()
+    return Seen(code, out.getvalue(), read("metrics.jsonl") if there else [],
+                [s for row in read("samples.jsonl") for s in row["samples"]] if there else [],
+                {str(p.relative_to(folder)) for p in folder.rglob("*")}, forwards, sum(kept),
+                folder)
+
+
+def test_every_flag_has_an_entry():
+    assert {f.name for f in fields(Arguments)} == {*EFFECTS, "shard"}
+
+
+@pytest.mark.parametrize("flag", EFFECTS)
+def test_a_flag_has_an_effect(flag, run):
+    both, one, other, observe = EFFECTS[flag]
+    for package in ("peft", "tensorboard"):                 # optional: CI has them
+        if package in f"{both} {flag} {one} {other}":
+            pytest.importorskip(package)
+    seen = [observe(run(both if value is None else f"{both} --{flag} {value}"))
+            for value in (one, other)]
+    assert seen[0] != seen[1], f"--{flag} {one} and {other}: {seen[0]} both times"
+
+
+@pytest.mark.slow
+def test_shard_has_an_effect(home):
+    """With two processes: what trains is another kind of module."""
+    script = home / "kind.py"
+    script.write_text(textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(Path(TRAIN).parent)!r})
+        import train
+        from plumbing.speed import processes
+        wrap = processes.wrap
+        def telling(*args):
+            scorer = wrap(*args)
+            print("kind", type(scorer).__name__)
+            return scorer
+        processes.wrap = telling
+        train.main()
+    """))
+    kinds = []
+    for more in ([], ["--shard"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+             str(script), *TINY, *ONE.split(), *more], cwd=home, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        kinds.append({line for line in done.stdout.splitlines() if line.startswith("kind ")})
+    assert kinds == [{"kind DistributedDataParallel"}, {"kind FSDPActor"}]

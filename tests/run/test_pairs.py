@@ -1,0 +1,219 @@
+"""Pairs of flags: random combinations that cover every two choices together, through train.main.
+
+Each is run twice, the second time another way that must change nothing: in micro-batches, the
+plain way, resumed after one of two batches, or by two processes. Gradients and metrics agree,
+resumed runs to the last bit. Combination n follows from SEED and those before it; its flags are
+printed. python -m pytest -s tests/run/test_pairs.py; all 160 of them: -m slow
+"""
+
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+import pair_runs
+import train
+from plumbing.run.arguments import PRESETS, parse
+from tiny_run import TINY, differences, metrics
+
+SEED, DEFAULT, ALL = 0, 12, 160
+RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
+FLAGS = {
+    "algorithm": [*PRESETS],
+    "advantage": ["leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
+                  "token_credit"],
+    "scale_rewards": ["batch", "none", "mean"],
+    "reduction": ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"],
+    "kl_estimator": ["k1", "k2", "k3", "k3_is", "k3_st"],
+    "entropy_coef": ["0.01"],
+    "dual_clip": ["3"],
+    "old_logp": ["sampler"],
+    "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"],
+    "mismatch_mask": ["token", "seq", "geo"],
+    "sampler_dtype": ["bfloat16", "float8", "int4"],
+    "routing_replay": ["old", "rollout"],
+    "router_aux_loss_coef": ["0.01"],
+    "off_policy_mask": ["0.001"],
+    "entropy_quantile": ["0.8"],
+    "dynamic_sampling": ["true"],
+    "overlong_cache": ["0.5"],
+    "temperature": ["1.3"],
+    "micro_batch_size": ["1", "2", "4"],
+    "gradient_checkpointing": ["true"],
+}
+CHOICES = {**{name: [None, *values] for name, values in FLAGS.items()},
+           "policy": ["built-in", "MoE", "dense"], "other": ["micro", "plain", "resumed", "two"]}
+CLOCKS = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")
+OWN = ("route_bytes_per_token",)                             # less if equal rows are recorded once
+
+
+def draw(rng):
+    """A combination that may not be valid: every flag is left out half of the time."""
+    return {name: rng.choice(values) if None not in values or rng.random() < 0.5 else None
+            for name, values in CHOICES.items()}
+
+
+def valid(choice, default):
+    """Whether train.py takes it and the two ways to run it are meant to be equal."""
+    rounded, routed = choice["sampler_dtype"] == "bfloat16", choice["algorithm"] == "rspo"
+    routed |= bool(choice["routing_replay"] or choice["router_aux_loss_coef"])
+    if choice["other"] in ("plain", "two") and rounded:    # rounding follows the batch's shape
+        return False
+    if choice["other"] == "two" and default or choice["policy"] == "dense" and routed:
+        return False
+    try:
+        return bool(parse(flags_of(choice, "model")))
+    except ValueError:
+        return False
+
+
+def flags_of(choice, model):
+    flags = [*RUN]
+    for name in FLAGS:
+        if choice[name]:
+            flags += [f"--{name}", choice[name]]
+    if choice["kl_estimator"]:
+        flags += ["--beta", "0.1"]
+    return flags + (["--model_name_or_path", model] if choice["policy"] != "built-in" else [])
+
+
+def pairs(choice):
+    return set(combinations(sorted((name, str(value)) for name, value in choice.items()), 2))
+
+
+def cover(number):
+    """The first combinations: each the one of eight that adds most pairs not seen together yet."""
+    rng, seen, found = random.Random(SEED), set(), []
+    while len(found) < number:
+        some = sorted((draw(rng) for _ in range(8)), key=lambda c: -len(pairs(c) - seen))
+        best = next((c for c in some if valid(c, len(found) < DEFAULT)), None)
+        if best:
+            found.append(best)
+            seen |= pairs(best)
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(cold_start, tmp_path_factory):
+    """A folder with the cold start and two checkpoints, one of them dense."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+    home = tmp_path_factory.mktemp("pairs")
+    shutil.copytree(cold_start, home / "runs" / "cold_start")
+    shutil.copytree(next(cold_start.iterdir()), home / "MoE")
+    shutil.copytree(home / "MoE", home / "dense",
+                    ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=17, hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8,
+        num_attention_heads=4, num_key_value_heads=4, initializer_range=0.3, eos_token_id=15,
+        pad_token_id=16)).save_pretrained(home / "dense")
+    return home
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Combinations as far as they are asked for."""
+    kept = []
+
+    def nth(n):
+        if n >= len(kept):
+            kept[:] = cover(DEFAULT if n < DEFAULT else ALL)
+        return kept[n]
+    return nth
+
+
+@pytest.fixture(scope="module")
+def by_two(home, found):
+    """The runs by two processes, all by one torchrun: {number: folder}."""
+    jobs = {n: flags_of(found(n), found(n)["policy"]) for n in range(ALL)
+            if found(n)["other"] == "two"}
+    listed = home / "jobs.json"
+    listed.write_text(json.dumps([[f"two{n}", flags] for n, flags in jobs.items()]))
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+         pair_runs.__file__, str(listed)], cwd=home, capture_output=True, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return {n: home / f"two{n}" for n in jobs}, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("n", [
+    n if n < DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in range(ALL)])
+def test_another_way_to_run_it_changes_nothing(n, home, found, workplace, monkeypatch, request):
+    choice = found(n)
+    monkeypatch.chdir(home)
+    flags, one = flags_of(choice, choice["policy"]), Path(f"one{n}")
+    told = " ".join(flags[len(RUN):]) + f" ({choice['policy']}, {choice['other']})"
+    print(f"\n{n}: {told}")
+    if choice["other"] == "resumed":
+        pair_runs.run(one, flags)
+        shutil.copytree(one, f"other{n}")
+        shutil.rmtree(f"other{n}/checkpoints/step_2")
+        pair_runs.run(f"other{n}", [*flags, "--resume"])
+        assert differences(one, f"other{n}", 2) == [], told
+        return
+    if choice["other"] == "micro":
+        at = flags.index("--micro_batch_size") if "--micro_batch_size" in flags else len(flags)
+        pair_runs.run(one, [*flags[:at], *flags[at + 2:]])
+        other, stderr = Path(f"other{n}"), ""
+        pair_runs.run(other, flags if at < len(flags) else [*flags, "--micro_batch_size", "2"])
+    elif choice["other"] == "plain":
+        pair_runs.run(one, flags)
+        other, stderr = Path(f"other{n}"), ""
+        pair_runs.run(other, [*flags, "--plain"])
+    else:
+        runs, stderr = request.getfixturevalue("by_two")
+        pair_runs.run(one, flags)
+        other = runs[n]
+        assert (other / "gradients.pt").exists(), f"{told}\n{stderr}"
+    assert apart(one, other) == [], told
+
+
+def apart(one, other):
+    """Where the gradients and the metrics of two runs differ by more than rounding."""
+    found = []
+    ours, theirs = (torch.load(run / "gradients.pt", weights_only=True) for run in (one, other))
+    for step, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        far = ((a - b).norm() / b.norm().clamp(min=1e-3)).item()
+        if not far < (1e-4 if step == 0 else 5e-3):
+            found.append(f"gradient of update {step + 1}: {far:.1e} apart")
+    for a, b in zip(metrics(one), metrics(other), strict=True):
+        for name in a.keys() | b.keys():
+            x, y = a.get(name), b.get(name)
+            if isinstance(x, (int, float)) and isinstance(y, (int, float)):
+                same = math.isclose(x, y, rel_tol=5e-3, abs_tol=2e-5)
+            else:
+                same = x == y or isinstance(x, list)         # of mini-batches, of layers
+            if not same and name not in OWN:
+                found.append(f"batch {a['step']}, {name}: {x} and {y}")
+    return found
+
+
+def test_the_spread_of_ratios_is_over_all_loss_tokens_however_they_are_run(home, monkeypatch):
+    """Groups of equal rewards, skipped by the fast path's updates alone, count like the others."""
+    monkeypatch.chdir(home)
+    flags = [*RUN, "--num_generations", "2", "--temperature", "0.5", "--seed", "0"]
+    seen, record = [], train.metrics.batch_record
+    monkeypatch.setattr(train.metrics, "batch_record", lambda *args: seen.append(args[6:8]) or record(*args))
+    for name, more in (("fast", []), ("plain", ["--plain"])):
+        pair_runs.run(name, [*flags, *more])
+    assert any(0 < record["dead_groups"] < 1 for record in metrics("fast"))
+    for (mini, new), a, b in zip(seen, metrics("fast"), metrics("plain")):
+        rows = [[x - y for x, y, counted in zip(*row) if counted] for row in zip(
+            new.logp.tolist(), mini["old_logp"].tolist(), mini.rollout.mask.tolist())]
+        assert len(rows) == 4 and all(rows)
+        tokens = [x for row in rows for x in row]
+        want = {"ratio_max": math.exp(max(tokens)), "log_w_var": statistics.pvariance(tokens),
+                "log_s_var": statistics.pvariance([sum(row) / len(row) for row in rows])}
+        want["variance_factor"] = want["log_s_var"] / want["log_w_var"] if want["log_w_var"] else None
+        for name, value in want.items():
+            same = (None, None) if value is None else (pytest.approx(value, rel=tol) for tol in (1e-4, 5e-3))
+            assert (a[name], b[name]) == tuple(same), name

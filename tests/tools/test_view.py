@@ -1,0 +1,419 @@
+"""The microscope: what a run saves of its tokens, and the page that shows them, in a real browser.
+
+    python -m pytest tests/tools/test_view.py                 the file's contents
+    python -m pytest tests/tools/test_view.py -m slow         the page, in Debian's chromium (headless)
+"""
+
+import base64
+import hashlib
+import json
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+import train
+from eval import main
+from losses import OBJECTIVES, policy_loss, token_weights
+from tools import view
+from plumbing.run.metrics import read_metrics
+from rollout import Rollout
+from tiny_run import TINY
+
+HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
+WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
+G, T, L, K = 6, 9, 2, 2
+
+
+class Words:
+    """A tokenizer of ten words, one of them an attack."""
+    def decode(self, ids):
+        return "".join(WORDS[i] for i in ids)
+
+
+def tensors(seed=0):
+    """A group whose answers drift by little and by much, one with tool output in its middle, one
+    without any loss token."""
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.arange(T) < torch.tensor([9, 7, 4, 9, 6, 0])[:, None]                   # [G, T]
+    mask[0, 3:5] = False
+    old = -2 * torch.rand(G, T, generator=g)                                             # [G, T]
+    drift = torch.tensor([1e-4, 0.02, 0.3, 0.8, 0.6, 0.5])                               # [G]
+    new = old + drift[:, None] * torch.randn(G, T, generator=g)                          # [G, T]
+    ids = torch.randint(len(WORDS), (G, T), generator=g)                                 # [G, T]
+    ids[0, 0] = 0
+    prompt, real = torch.tensor([[3, 4, 0, 5]]), torch.tensor([[False, True, True, True]])
+    truncated, texts = torch.zeros(G, dtype=torch.bool), [f"answer {i}" for i in range(G)]
+    rollout = Rollout(prompt, real, ids, mask, old + 0.001, truncated, texts, G)
+    advantages = torch.tensor([1.2, -1.2, 0.7, -0.7, 1.0, -1.0])                         # [G]
+    experts = torch.randint(4, (2, L, G, T, K), generator=g)                 # [2, L, G, T, K]
+    shift = 1 - 0.2 * torch.rand(G, T, generator=g)                                      # [G, T]
+    return rollout, old, new, (advantages > 0).float(), advantages, experts, shift
+
+
+def record(step=1, seed=0):
+    rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
+    return view.token_record(step, rollout, Words(), old, new, rewards, advantages,
+                             old_experts=experts[0], new_experts=experts[1], router_shift=shift,
+                             first_error=[None, 1, 2, 3, 4, None])
+
+
+def write_run(folder, groups, **arguments):
+    """A run folder with these groups."""
+    folder.mkdir()
+    arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4,
+                 "epsilon_high": 4e-4, "dual_clip": None,
+                 "off_policy_mask": None, "max_completion_length": 16, **arguments}
+    (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
+    (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
+             "flip_rate": None}
+    metrics = [json.dumps({"step": group["step"], **curve}) + "\n" for group in groups]
+    (folder / "metrics.jsonl").write_text("".join(metrics))
+    return folder
+
+
+class Elements(HTMLParser):
+    """The tags of a page, and the text of its scripts and styles, as a parser finds them."""
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attrs, self.text = [], {}, []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attrs.setdefault(tag, []).append(dict(attrs))
+
+    def handle_data(self, text):
+        if self.tags[-1:] in (["script"], ["style"]) and text.strip():
+            self.text.append((self.tags[-1], text))
+
+
+# -------------------------------------------------------------------------------- what a run saves
+
+def test_a_record_holds_a_group_each_answer_cut_at_its_last_loss_token():
+    rollout, old, new, rewards, advantages, experts, shift = tensors()
+    saved = record(step=3)
+    assert (saved["step"], saved["prompt"]) == (3, Words().decode([4, 0, 5]))
+    assert [len(row) for row in saved["mask"]] == [9, 7, 4, 9, 6, 0]
+    assert saved["mask"][0] == [1, 1, 1, 0, 0, 1, 1, 1, 1]
+    for i in range(G):
+        n = len(saved["mask"][i])
+        assert saved["ids"][i] == rollout.response_ids[i, :n].tolist()
+        assert saved["tokens"][i] == [WORDS[j] for j in saved["ids"][i]]
+        for name, x in (("old_logp", old), ("new_logp", new), ("router_shift", shift),
+                        ("sampler_logp", rollout.sampler_logp)):
+            torch.testing.assert_close(torch.tensor(saved[name][i]), x[i, :n], atol=1e-7, rtol=0)
+        assert saved["old_experts"][i] == experts[0][:, i, :n].tolist()
+        assert saved["new_experts"][i] == experts[1][:, i, :n].tolist()
+    assert saved["advantages"] == pytest.approx(advantages.tolist())
+    assert saved["rewards"] == rewards.tolist()
+
+
+def test_a_record_of_per_token_advantages_and_of_what_is_not_finite():
+    rollout, old, new, rewards, advantages, *_ = tensors()
+    per_token = advantages[:, None] * torch.arange(T)                                    # [G, T]
+    new[0, 0] = torch.nan
+    saved = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
+    assert saved["advantages"][1] == pytest.approx(per_token[1, :7].tolist())
+    assert "old_experts" not in saved and "first_error" not in saved
+    assert saved["new_logp"][0][0] is None
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()]
+
+
+def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(tmp_path):
+    command = [*TINY, "--steps", "3", "--save_steps", "1"]
+    train.main([*command, "--output_dir", str(tmp_path / "whole")])
+    saved, metrics = lines(tmp_path / "whole"), read_metrics(tmp_path / "whole")
+    assert [group["step"] for group in saved] == [1, 2, 3]
+    for group, row in zip(saved, metrics):
+        assert len(group["rewards"]) == 4 and group["tokens"][0][-1] == "<eos>"
+        assert {len(x) for x in group["old_experts"]} == {1} and "router_shift" in group
+        live = any(group["advantages"])
+        assert live or row["dead_groups"] >= 0.5             # 2 of 4 groups are in `mini`
+        for i, reward in enumerate(group["rewards"]):        # the built-in verifier's own words
+            assert (group["first_error"][i] is None) == (reward == 1)
+    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/step_3")
+    train.main([*command, "--output_dir", str(tmp_path / "resumed"), "--resume"])
+    assert lines(tmp_path / "resumed") == saved
+
+
+# -------------------------------------------------------------------------------- the file
+
+def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path):
+    run = write_run(tmp_path / "run", [record()])
+    html = view.write_page([run]).read_text()
+    found = Elements(html)
+    assert found.tags.count("script") == 2 and "img" not in found.tags and "link" not in found.tags
+    (_, style), (_, data), (_, script) = found.text
+    assert HOSTILE in json.dumps(json.loads(data), ensure_ascii=False).replace('\\"', '"')
+    assert json.loads(data)["runs"][0]["groups"] == [record()]
+    assert "<" not in data
+    policy = next(meta["content"] for meta in found.attrs["meta"]
+                  if meta.get("http-equiv") == "Content-Security-Policy")
+    for text, directive in ((script, "script-src"), (style, "style-src")):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{directive} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none'") and "unsafe" not in policy
+    assert "http://" not in html.replace("http://www.w3.org/", "") and "https://" not in html
+
+
+def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(view, "LARGEST_PAGE", 150_000)       # bytes, of three megabytes
+    groups = [record() | {"step": step} for step in range(1, 31)]
+    runs = [write_run(tmp_path / name, groups) for name in ("a", "b")]
+    page = view.write_page(runs, tmp_path / "deeper" / "page.html")
+    assert 100_000 < page.stat().st_size < 150_000
+    for run in json.loads(dict(reversed(Elements(page.read_text()).text[:2]))["script"])["runs"]:
+        steps = [group["step"] for group in run["groups"]]
+        assert steps[0] == 1 and steps[-1] == 30 and 2 < len(steps) < 30
+        gaps = [b - a for a, b in zip(steps, steps[1:])]
+        assert max(gaps) <= 1 + min(gaps)
+
+
+def test_numbers_that_are_not_finite_become_null():
+    data = {"a": [float("nan"), 1.5, {"b": float("-inf")}]}
+    assert json.loads(view.embedded(data)) == {"a": [None, 1.5, {"b": None}]}
+
+
+def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path):
+    run = write_run(tmp_path / "run", [record()])
+    with (run / "tokens.jsonl").open("a") as f:
+        f.write('{"step": 2, "tok')                          # killed while writing
+    assert len(view.read_run(run)["groups"]) == 1
+    (run / "tokens.jsonl").write_text('{"step": 2, "tok')
+    with pytest.raises(ValueError, match="no whole line"):
+        view.read_run(run)
+    (run / "tokens.jsonl").unlink()
+    with pytest.raises(ValueError, match="--save_tokens"):
+        view.read_run(run)
+    with pytest.raises(ValueError, match="two side by side"):
+        view.write_page([run] * 3)
+
+
+def test_the_command_writes_the_page_into_the_runs_folder(tmp_path, capsys):
+    run = write_run(tmp_path / "run", [record()])
+    main(["view", str(run)])
+    assert str(run / "view.html") in capsys.readouterr().out and (run / "view.html").is_file()
+    with pytest.raises(SystemExit) as stop:
+        main(["view", str(tmp_path / "none")])
+    assert stop.value.code == 2 and "there is no run folder" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------- in a browser
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    webdriver = pytest.importorskip("selenium.webdriver")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run",
+                 "disable-background-networking", "disable-component-update", "disable-sync",
+                 f"user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    browser = webdriver.Chrome(options=options, service=service)
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
+    folder = tmp_path_factory.mktemp("runs")
+    gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)],
+                     off_policy_mask=0.002)
+    other = write_run(folder / "<img src=x onerror=alert(1)>",
+                      [record(step, seed=step + 9) for step in (2, 3)], algorithm="grpo",
+                      reduction="token-mean", epsilon=0.2, epsilon_high=0.2, dual_clip=1.5)
+    return view.write_page([gspo, other], folder / "page.html")
+
+
+@pytest.fixture
+def opened(driver, page):
+    driver.get(page.as_uri())
+    yield driver
+    assert driver.get_log("browser") == []                   # no error, nothing blocked or loaded
+
+
+def press(driver, keys):
+    from selenium.webdriver.common.action_chains import ActionChains
+    ActionChains(driver).send_keys(keys).perform()
+
+
+def shown(driver, panel):
+    """[(push, removed, struck)] of a panel's tokens, answer by answer."""
+    return driver.execute_script(
+        "return [...document.querySelectorAll('.panel')[arguments[0]].querySelectorAll('.token')]"
+        ".map(t => [Number(t.dataset.push), t.dataset.removed, t.classList.contains('struck')])",
+        panel)
+
+
+def on_screen(driver, panel):
+    """(objective, batch, epsilon, epsilon_high) as the page says."""
+    return driver.execute_script("const p = state.panels[arguments[0]];"
+                                 "return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+
+
+def padded(rows, fill=0.0):
+    """Lists of numbers, None for what was not finite -> [G, T] float64."""
+    width = max(map(len, rows))
+    rows = [[fill if x is None else x for x in row] + [fill] * (width - len(row)) for row in rows]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def reference(group, name, epsilon, epsilon_high, run):
+    """(push, struck, stats) of every saved token by autograd through policy_loss, in float64."""
+    mask, old = padded(group["mask"]).bool(), padded(group["old_logp"])                  # [G, T]
+    new = padded(group["new_logp"]).requires_grad_()                                     # [G, T]
+    A = group["advantages"]
+    A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G], [G, T]
+    row, own = OBJECTIVES[name], name == run["objective"]
+    loss, stats = policy_loss(
+        name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
+        weights=token_weights(mask, run["reduction"]).double() if own else None,
+        group_size=len(A), max_length=16, off_policy_mask=run["off_policy_mask"],
+        router_shift=padded(group["router_shift"], 1.0) if name == "rspo" else None,
+        dual_clip=run["dual_clip"] if (row.ratio, row.clip) == ("token", "min") else None)
+    push = -torch.autograd.grad(loss, new)[0]                                            # [G, T]
+    struck = (push == 0) & mask & ((A if A.dim() == 2 else A[:, None]) != 0)             # [G, T]
+    flat = lambda x: [value for values, saved in zip(x.tolist(), group["mask"])
+                      for value in values[:len(saved)]]
+    return flat(push), flat(struck), stats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
+    texts = Elements(page.read_text()).text
+    runs = json.loads(next(text for tag, text in texts if tag == "script"))["runs"]
+    seen = set()
+    for step in (2, 3):
+        opened.execute_script("RUNS.forEach((_, p) => choose(p, arguments[0]));"
+                              "goTo(arguments[1])", name, step)
+        for band in (None, 0.05):                            # its own, and one that is set by hand
+            if band and OBJECTIVES[name].epsilon is not None:
+                opened.execute_script("state.panels.forEach(p => {"
+                                      "p.epsilon = p.epsilonHigh = arguments[0]}); redraw()", band)
+            for panel, run in enumerate(runs):
+                group = next(group for group in run["groups"] if group["step"] == step)
+                _, _, epsilon, epsilon_high = on_screen(opened, panel)
+                push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
+                tokens = shown(opened, panel)
+                assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
+                assert [t[2] for t in tokens] == struck
+                for side in ("low", "high"):
+                    removed = float(stats[f"clip_{side}"] * stats["tokens"])
+                    assert sum(t[1] == side for t in tokens) == round(removed)
+                seen |= {t[1] for t in tokens}
+    cuts = OBJECTIVES[name].clip in ("min", "log-min", "tv", "kl")
+    assert seen == ({"", "low", "high"} if cuts else {"", "low"})     # low: off_policy_mask
+
+
+@pytest.mark.slow
+def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp_path):
+    rollout, old, new, rewards, advantages, *_ = tensors()
+    per_token = advantages[:, None] * (torch.arange(T) > 2)                              # [G, T]
+    group = view.token_record(1, rollout, Words(), old, new, rewards, per_token)
+    run = write_run(tmp_path / "run", [group], algorithm="gspo_token")
+    driver.get(view.write_page([run]).as_uri())
+    names = driver.execute_script("return usable(RUNS[0])")
+    assert {"gspo_token", "grpo"} <= set(names) and not {"gspo", "gmpo", "vespo"} & set(names)
+    options = {"dual_clip": None, "off_policy_mask": None, "objective": ""}
+    for name in ("gspo_token", "grpo", "cispo"):
+        driver.execute_script("choose(0, arguments[0]); redraw()", name)
+        _, _, epsilon, epsilon_high = on_screen(driver, 0)
+        push, struck, _ = reference(group, name, epsilon, epsilon_high, options)
+        assert [t[0] for t in shown(driver, 0)] == pytest.approx(push, rel=1e-6, abs=1e-12)
+        assert [t[2] for t in shown(driver, 0)] == struck
+    press(driver, "g")
+    assert on_screen(driver, 0)[0] == "gspo_token"
+
+
+@pytest.mark.slow
+def test_what_a_tool_wrote_is_hatched_and_not_pushed(opened):
+    tools = opened.execute_script(
+        "return [...document.querySelectorAll('.panel')[0].querySelectorAll('.tool')]"
+        ".map(t => [t.id, Number(t.dataset.push)])")
+    assert tools == [["token0-0-3", 0], ["token0-0-4", 0]]
+    image = "return getComputedStyle(document.querySelector('.tool .box')).backgroundImage"
+    assert "repeating-linear-gradient" in opened.execute_script(image)
+
+
+@pytest.mark.slow
+def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
+    assert on_screen(opened, 0)[0] == "gspo" and on_screen(opened, 1)[0] == "grpo"
+    press(opened, "g")
+    assert on_screen(opened, 0)[0] == "grpo"
+    assert on_screen(opened, 1) == ["gspo", on_screen(opened, 0)[1], 3e-4, 4e-4]
+    before = on_screen(opened, 0)[2]
+    press(opened, "]")
+    assert on_screen(opened, 0)[2] == pytest.approx(1.5 * before)
+    press(opened, "r")
+    assert on_screen(opened, 0)[2] == before
+    press(opened, "pppp")
+    assert on_screen(opened, 0)[1] == 1
+    assert "saved no tokens of batch 1" in opened.find_elements("css selector", ".panel")[1].text
+    press(opened, "n")
+    assert on_screen(opened, 0)[1] == 2
+    press(opened, "a")
+    chosen = opened.find_element("id", "objective0").get_attribute("value")
+    assert on_screen(opened, 0)[0] == chosen != "grpo"
+    press(opened, "e")
+    assert len(opened.find_elements("css selector", ".layers")) == 2 * G
+    theme = lambda: opened.execute_script("return document.documentElement.dataset.theme")
+    before = theme()
+    press(opened, "d")
+    assert {before, theme()} == {"dark", "light"}
+
+
+@pytest.mark.slow
+def test_sliders_lists_and_tokens_work_from_the_keyboard(opened):
+    from selenium.webdriver.common.keys import Keys
+    slider = opened.find_element("id", "epsilon0")
+    before = on_screen(opened, 0)[2]
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert on_screen(opened, 0)[2] > before
+    focused = lambda: opened.execute_script("return document.activeElement.id")
+    assert focused() == "epsilon0"                           # kept while the page is drawn anew
+    opened.find_element("id", "batch").send_keys(Keys.HOME)
+    assert on_screen(opened, 0)[1] == 1
+    opened.execute_script("document.getElementById('token0-0-0').focus()")
+    press(opened, Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
+    assert focused() == "token0-1-1"
+    spoken = opened.find_element("id", "inspector").text
+    assert spoken == opened.find_element("id", "token0-1-1").get_attribute("aria-label")
+    assert "first wrong step" in spoken
+    unnamed = opened.execute_script(
+        "return [...document.querySelectorAll('select, input, [role=img]')].filter("
+        "e => !e.labels?.length && !e.getAttribute('aria-label')).map(e => e.outerHTML)")
+    assert unnamed == []
+
+
+@pytest.mark.slow
+def test_a_hostile_answer_is_shown_and_not_run(opened):
+    assert opened.title == "Under the microscope"
+    assert opened.find_elements("css selector", "img") == []
+    assert HOSTILE in opened.find_element("css selector", ".panel .box").text.replace("␣", " ")
+    assert "onerror=alert(1)" in opened.find_element("id", "run1").text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_fits_its_window_in_light_and_dark(opened, width):
+    for dark in ("light", "dark"):
+        scheme = {"features": [{"name": "prefers-color-scheme", "value": dark}]}
+        window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
+        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
+        opened.refresh()
+        assert opened.execute_script("return document.documentElement.dataset.theme") == dark
+        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
