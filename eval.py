@@ -103,8 +103,8 @@ def passk(argv):
 
 
 def claims(argv):
-    """Measure the papers' claims: experiments/run_claims.py, in a process of its own."""
-    script = Path(__file__).parent / "experiments/run_claims.py"
+    """Measure the papers' claims: experiments/shared/run_claims.py, in a process of its own."""
+    script = Path(__file__).parent / "experiments/shared/run_claims.py"
     raise SystemExit(subprocess.run([sys.executable, script, *argv]).returncode)
 
 

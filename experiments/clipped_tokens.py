@@ -17,8 +17,8 @@ hides how much the last one clips.
 
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="GSPO clips about a hundred times more tokens than GRPO",

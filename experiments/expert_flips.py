@@ -21,8 +21,8 @@ import math
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from plumbing.speed.cutting import response_routes
 from plumbing.speed.fast import response_logp
 from tools.style import BLACK, GREYS, LINES, label, panels

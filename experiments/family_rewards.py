@@ -16,8 +16,8 @@ All but these two train on the first three seeds: they are shown to learn, no mo
 batch are in benchmarks/scaling.py's table.
 """
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, GREY, ORANGE, band, label, panels
 
 ROW = dict(claim="GSPO learns faster than GRPO at equal budget and one shared learning rate",

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 import expert_flips
-import maps
+from shared import maps
 from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy

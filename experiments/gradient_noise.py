@@ -20,8 +20,8 @@ import math
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from losses import policy_loss, token_weights
 from plumbing.speed.cutting import rows_between
 from tools.style import BLUE, LINES, ORANGE, colour, label, panels

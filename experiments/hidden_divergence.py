@@ -21,8 +21,8 @@ that move in opposite directions do at any length, their product being 1.
 
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, GREY, ORANGE, label, panels
 from ratios import sequence_log_ratio, token_log_ratio
 

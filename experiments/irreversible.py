@@ -16,8 +16,8 @@ and the same for going on from the end, which stands beside it.
 
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLACK, GREY, ORANGE, label, panels
 
 ROW = dict(claim="A collapse cannot be undone, not even from an earlier checkpoint",

@@ -21,8 +21,8 @@ import math
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, band, label, panels
 
 ROW = dict(claim="One fixed band clips short answers more than long ones",

@@ -14,8 +14,8 @@ gradient is not 0.
 
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="Ratios spread from the first mini-batch to the fourth",

@@ -19,8 +19,8 @@ far it can fall is another matter than in a model that begins at 4.59: SmolLM2's
 import json
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLACK, GREY, band, label, panels
 
 ROW = dict(claim="Perplexity falls over a GSPO run", source="Rethinking GSPO, §5.4",

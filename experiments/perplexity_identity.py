@@ -17,8 +17,8 @@ import math
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLACK, GREY, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 

@@ -21,8 +21,8 @@ gradient. Where the ratio goes, in the same answer through other answers' update
 
 import math
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLUE, GREY, ORANGE, colour, label, panels
 from ratios import token_log_ratio
 

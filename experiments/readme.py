@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments.run_claims import GROUPS                                               # noqa: E402
+from experiments.shared.run_claims import GROUPS  # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
 from plumbing.run.arguments import PRESETS  # noqa: E402
 from tools.trl import TRL_LOSS                                                       # noqa: E402

@@ -20,8 +20,8 @@ import math
 import time
 from unittest.mock import patch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from plumbing.speed import fast
 from tools.style import BLACK, BLUE, ORANGE, label, panels
 from plumbing.run.metrics import route_bytes

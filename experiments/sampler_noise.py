@@ -33,9 +33,9 @@ import time
 
 import torch
 
-import claim
-import drift
-import maps
+from shared import claim
+from shared import drift
+from shared import maps
 from plumbing.loop import batches
 from plumbing.model.actor import Actor, sampling_copy
 from plumbing.speed.cutting import response_routes

@@ -26,9 +26,9 @@ Clipping more and learning better (§5.1): over the same runs, does a larger cli
 higher pass@1? The scatter shows it: a point per run of GSPO at three bands.
 """
 
-import claim
-import drift
-import maps
+from shared import claim
+from shared import drift
+from shared import maps
 from tools.style import BLUE, GREY, ORANGE, label, panels
 
 ROW = dict(claim="GSPO learns faster than GRPO at equal budget, and is more stable",

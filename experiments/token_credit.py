@@ -14,7 +14,7 @@ The mean pass rate over the rollout batches, which says how fast, stands beside 
 
 import math
 
-import claim
+from shared import claim
 from tools.style import BLUE, SKY, band, label, panels
 
 ROW = dict(claim="Advantages per token help where the verifier knows the first wrong step",

@@ -16,8 +16,8 @@ cancel.
 
 import torch
 
-import claim
-import drift
+from shared import claim
+from shared import drift
 from tools.style import BLACK, GREY, GREYS, label, panels
 
 ROW = dict(claim="Var[log s] = Var[log w] / L",

@@ -15,12 +15,12 @@ from tiny_run import TINY
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))                # as when an experiment is the script
-import claim                                                                            # noqa: E402
-import drift                                                                            # noqa: E402
-import maps                                                                             # noqa: E402
+from shared import claim  # noqa: E402
+from shared import drift  # noqa: E402
+from shared import maps  # noqa: E402
 import sampler_noise                                                                    # noqa: E402
 import stability_map                                                                    # noqa: E402
-from experiments.run_claims import CLAIMS, COLUMNS, MAPS                                # noqa: E402
+from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                                # noqa: E402
 
 RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
 DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth")

@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3MoeConfig
 
 import eval
-from experiments import run_claims
+from experiments.shared import run_claims
 from tools import dashboard as pictures
 from plumbing.data import tasks
 from eval import bootstrap, pass_at_k

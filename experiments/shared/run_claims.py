@@ -5,7 +5,7 @@
     python eval.py claims --maps             the maps too: hours
     python eval.py claims --table            no measurement: the table and results/claims.json
 
-The rules of the verdicts stand in experiments/claim.py and in each experiment's docstring.
+The rules of the verdicts stand in experiments/shared/claim.py and in each experiment's docstring.
 """
 
 import argparse

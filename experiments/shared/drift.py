@@ -21,7 +21,7 @@ import torch
 
 import train
 from advantages import group_advantages
-from claim import RUNS, say
+from shared.claim import RUNS, say
 from moe import TinyMoE
 from plumbing.data import tasks
 from plumbing.model import policy

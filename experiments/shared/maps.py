@@ -19,7 +19,7 @@ import time
 import zlib
 from pathlib import Path
 
-import claim
+from shared import claim
 import train
 
 KEY = ("arm", "policy", "bits", "rate", "minibatches", "batches", "seed")
