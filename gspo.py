@@ -1,0 +1,211 @@
+"""GSPO (Group Sequence Policy Optimization, arXiv 2507.18071) on one page.
+
+    prompt x ─► π_old samples G responses ─► reward ─► group advantage Â ─┐
+                           └─► log-probs ─► importance ratio s ───────────┴─► clip, optimize ─► π_θ
+
+    python gspo.py                       a tiny Mixture of Experts learns running sums in 2 minutes
+    python gspo.py MODEL [ROWS.jsonl]    a Hugging Face causal LM learns GSM8K, or rows in its form
+"""
+
+import random
+import sys
+import time
+from typing import NamedTuple
+
+import torch
+from transformers import (AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM, get_cosine_schedule_with_warmup)
+
+STEPS = 50                 # rollout batches
+PROMPTS_PER_STEP = 32      # Q
+NUM_GENERATIONS = 8        # G responses to each prompt: B = Q·G rows in a rollout batch
+MINI_BATCHES = 4           # optimizer steps per rollout batch (train.py: --steps_per_generation)
+MICRO_BATCH = 64           # rows per forward and backward: changes the memory, not the result
+MAX_NEW_TOKENS = 25        # T at most: 12 digits, 11 commas, a period and the end token
+EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
+EPSILON_HIGH = 4e-4
+LEARNING_RATE = 4e-4
+
+# ------------------------------------------------------------------------------ 1. task and reward
+def running_sum(habit=0.0):
+    """-> ('3+8+5+9=', '3,1,6,5.'): 8 to 12 terms, and the last digits of their partial sums.
+    habit: how often a 9 is added as if it were an 8. Spaces give all prompts one length."""
+    terms = random.choices(range(1, 10), k=random.randint(8, 12))
+    added = [8 if term == 9 and random.random() < habit else term for term in terms]
+    digits = [str(sum(added[:i + 1]) % 10) for i in range(len(added))]
+    return ("+".join(map(str, terms)) + "=").ljust(24), ",".join(digits) + "."
+
+def reward(response, answer):
+    """1.0 if the response is right: all of it, or for GSM8K what stands after its ####."""
+    if "####" in answer:
+        response, answer = (text.partition("####")[2].replace(",", "").strip(" $.\n")
+                            for text in (response, answer))
+    return float(response == answer)
+
+# --------------------------------------------------------------------------------------- 2. policy
+class Characters:
+    """The tokenizer of the tiny policy: a character is a token, $ ends a response."""
+    characters = "0123456789+=,. $"
+    eos_token_id = characters.index("$")
+
+    def encode(self, text):
+        return [self.characters.index(c) for c in text]
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(self.characters[i] for i in ids).rstrip("$")
+
+def tiny_policy(tokenizer):
+    """A Mixture of Experts with half a million random weights; a token visits 2 of 8 experts."""
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=len(tokenizer.characters), eos_token_id=tokenizer.eos_token_id, head_dim=24,
+        hidden_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        num_experts=8, num_experts_per_tok=2, moe_intermediate_size=96, norm_topk_prob=True,
+        router_aux_loss_coef=0.01, initializer_range=0.08))
+
+def cold_start(policy, tokenizer, steps=320):
+    """Supervised steps on answers by a teacher that adds most nines wrong. They leave half of the
+    responses right; at a 9 the wrong digit is likelier, and GSPO has to raise the rarer one."""
+    optimizer = torch.optim.AdamW(policy.parameters(), 3e-3, (0.9, 0.95), weight_decay=0)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 30, steps)
+    for _ in range(steps):
+        rows = [prompt + answer.ljust(25, "$") for prompt, answer in map(running_sum, [0.6] * 32)]
+        ids = torch.tensor([tokenizer.encode(row) for row in rows])                     # [32, P+T]
+        labels = torch.where(torch.arange(ids.shape[1]) < 24, -100, ids)    # no loss on prompts
+        loss = policy(input_ids=ids, labels=labels, output_router_logits=True).loss
+        loss.backward()                   # cross-entropy plus 0.01 · load balancing of the experts
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+# ------------------------------------------------------------------------------------- 3. sampling
+class Rollout(NamedTuple):
+    prompt_ids: torch.Tensor      # [B, P] padded on the left
+    prompt_mask: torch.Tensor     # [B, P] bool, False on padding
+    response_ids: torch.Tensor    # [B, T] padded on the right
+    mask: torch.Tensor            # [B, T] bool, the loss mask; the end token has a loss, too
+
+@torch.no_grad()
+def sample(policy, tokenizer, prompts, group_size, max_new_tokens):
+    """π_old answers each prompt, a list of token ids, group_size times. Temperature 1, no top-p:
+    the tokens must come from the distribution whose log-probs the loss uses."""
+    end, device = tokenizer.eos_token_id, policy.device
+    ends = torch.tensor([policy.generation_config.eos_token_id or end], device=device).flatten()
+    P, rows = max(map(len, prompts)), [ids for ids in prompts for _ in range(group_size)]
+    ids = prompt_ids = torch.tensor([[end] * (P - len(row)) + row for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)                 # [B, 1]
+    attention = prompt_mask = torch.arange(P, device=device) >= P - lengths             # [B, P]
+    position = (attention.cumsum(-1) - 1).clamp(min=0)                                  # [B, P]
+    running = lengths > 0                                                               # [B, 1]
+    cache, response, mask = DynamicCache(config=policy.config), [], []
+    while running.any() and len(response) < max_new_tokens:
+        logits = policy(input_ids=ids, attention_mask=attention.long(), position_ids=position,
+                        past_key_values=cache, logits_to_keep=1).logits[:, -1]          # [B, V]
+        ids = torch.multinomial(logits.float().softmax(-1), 1)                          # [B, 1]
+        response.append(ids)
+        mask.append(running)
+        attention = torch.cat([attention, running], 1)                                  # [B, P+t]
+        position = position[:, -1:] + 1                                                 # [B, 1]
+        running = running & ~torch.isin(ids, ends)                                      # [B, 1]
+    return Rollout(prompt_ids, prompt_mask, torch.cat(response, 1), torch.cat(mask, 1))
+
+# ------------------------------------------------------------------------------------ 4. log-probs
+def response_logp(policy, rollout):
+    """log π(y_t | x, y_<t) of the response tokens, [B, T] in nats and float32; one forward."""
+    T = rollout.mask.shape[1]
+    ids = torch.cat([rollout.prompt_ids, rollout.response_ids], 1)                      # [B, P+T]
+    attention = torch.cat([rollout.prompt_mask, rollout.mask], 1)                       # [B, P+T]
+    position = (attention.cumsum(-1) - 1).clamp(min=0)                                  # [B, P+T]
+    logits = policy(input_ids=ids, attention_mask=attention.long(), position_ids=position,
+                    use_cache=False, logits_to_keep=T + 1).logits[:, :-1]     # t - 1 predicts t
+    logp = logits.float().log_softmax(-1)                                               # [B, T, V]
+    return logp.gather(-1, rollout.response_ids[..., None]).squeeze(-1)                 # [B, T]
+
+# ----------------------------------------------------------------------------------- 5. advantages
+def group_advantages(rewards, group_size):
+    """Is a response better than the others to its prompt? rewards [B] -> [B]"""
+    groups = rewards.view(-1, group_size)                                               # [Q, G]
+    mean, std = groups.mean(-1, keepdim=True), groups.std(-1, correction=0, keepdim=True)
+    return ((groups - mean) / (std + 1e-6)).flatten()                                   # eq. 6
+
+# ------------------------------------------------------------------------------- 6. ratio and loss
+def gspo_loss(logp, old_logp, advantages, mask):
+    """-> (loss, share of the tokens that are clipped). Clipping changes no ratio: it drops the
+    gradient of good responses (A > 0) above the clip range, and of bad ones below it."""
+    A, lengths = advantages[:, None], mask.sum(-1, keepdim=True)                        # [B, 1]
+    log_w = (logp - old_logp).masked_fill(~mask, 0.0)                                   # [B, T]
+    ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
+    clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
+    loss = -(torch.min(ratio * A, clipped * A) * mask / lengths).sum(-1).mean()         # eq. 5
+    return loss, ((clipped * A < ratio * A) & mask).sum() / mask.sum()
+
+# ----------------------------------------------------------------------------------------- 7. loop
+def train(policy, tokenizer, problems):
+    """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each of STEPS batches."""
+    optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 10, STEPS * MINI_BATCHES)
+    for step in range(STEPS):
+        began, shares = time.perf_counter(), []
+        prompts, answers = zip(*problems[step * PROMPTS_PER_STEP:][:PROMPTS_PER_STEP])
+        rollout = sample(policy, tokenizer, prompts, NUM_GENERATIONS, MAX_NEW_TOKENS)
+        mask = rollout.mask                                                             # [B, T]
+        texts = [tokenizer.decode(y[m].tolist(), True) for y, m in zip(rollout.response_ids, mask)]
+        rewards = [reward(text, answers[i // NUM_GENERATIONS]) for i, text in enumerate(texts)]
+        advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
+        with torch.no_grad():                              # log π_old, before any optimizer step
+            parts = zip(*(x.split(MICRO_BATCH) for x in rollout))
+            old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
+        order = torch.randperm(len(mask), device=mask.device)                           # [B]
+        for mini in order.chunk(MINI_BATCHES):             # at the first one every ratio is still 1
+            for rows in mini.split(MICRO_BATCH):
+                logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))      # [b, T]
+                loss, share = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
+                (loss * len(rows) / len(mini)).backward()  # adds up to the mean of the mini-batch
+                shares.append(share.item())
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        print(f"batch {step + 1:3}/{STEPS}   reward {sum(rewards) / len(rewards):.3f}   clipped "
+              f"{sum(shares) / len(shares):.2f}   {time.perf_counter() - began:.1f} s", flush=True)
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    random.seed(0)
+    if len(sys.argv) == 1:
+        tokenizer = Characters()
+        policy, encode = tiny_policy(tokenizer), tokenizer.encode
+        cold_start(policy, tokenizer)
+        problems = [running_sum() for _ in range(STEPS * PROMPTS_PER_STEP)]
+    else:
+        from datasets import load_dataset
+        STEPS, MICRO_BATCH, MAX_NEW_TOKENS, LEARNING_RATE = 200, 8, 256, 1e-6
+        model, file = sys.argv[1], sys.argv[2:]
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        policy.to("cuda" if torch.cuda.is_available() else "cpu")
+        encode = tokenizer.encode
+        if tokenizer.chat_template:
+            encode = lambda prompt: tokenizer.apply_chat_template(
+                [dict(role="user", content=prompt)], add_generation_prompt=True, return_dict=False)
+        source = ["json", None, None, file] if file else ["openai/gsm8k", "main"]
+        data = load_dataset(*source, split="train")
+        ask = "\nReason step by step. On the last line write #### and the answer, a number."
+        problems = [(row["question"] + ask, row["answer"])
+                    for row in random.choices(data, k=STEPS * PROMPTS_PER_STEP)]
+    train(policy, tokenizer, [(encode(prompt), answer) for prompt, answer in problems])
+
+# ------------------------------------------------------------------ what is left out, and GRPO
+# losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay
+# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume.
+#
+# GRPO is three lines away:  tail -10 gspo.py | cut -c3- | patch gspo.py -o grpo.py
+# --- gspo.py
+# +++ grpo.py
+# @@ -25,2 +25,2 @@
+# -EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
+# -EPSILON_HIGH = 4e-4
+# +EPSILON = 0.2              # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
+# +EPSILON_HIGH = 0.27
+# @@ -136 +136 @@
+# -    ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
+# +    ratio = log_w.exp()                                                         # [B, T]

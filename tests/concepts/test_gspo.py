@@ -1,0 +1,214 @@
+"""gspo.py, the page: its numbers are those of the concept files, it needs none of them, and it runs. python -m pytest tests/concepts/test_gspo.py
+
+The shortened page runs in this process (runpy) on a copy with smaller constants; a slow test starts it as a reader does.
+"""
+
+import ast
+import importlib.util
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
+
+import advantages
+import gspo
+import rollout
+from losses import policy_loss
+from plumbing.data.tasks import builtin_tokenizer
+
+PAGE = Path(gspo.__file__)
+SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MICRO_BATCH=2, steps=2)
+
+
+def shortened(source, **constants):
+    """The page with smaller constants; each must be there to be replaced."""
+    for name, value in constants.items():
+        source, count = re.subn(rf"\b{name} ?= ?[\d.e-]+(?=\D)", f"{name}={value}", source, count=1)
+        assert count == 1, name
+    return source
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def grpo_page(folder):
+    """What the command in the page's closing comment makes of it, in a folder."""
+    command, = re.findall(r"tail .* -o grpo\.py", PAGE.read_text())
+    (folder / "gspo.py").write_text(PAGE.read_text())
+    subprocess.run(command, shell=True, check=True, cwd=folder, capture_output=True)
+    return folder / "grpo.py"
+
+
+@pytest.fixture
+def batch():
+    """(old policy, new policy, the page's rollout, rewards): three prompts of unequal length, four responses each. One
+    response is empty: its end token comes first. The rewards of the last group are equal."""
+    torch.manual_seed(0)
+    policies = [GPT2LMHeadModel(GPT2Config(                  # its positions are absolute: padding may not shift them
+        vocab_size=16, bos_token_id=15, eos_token_id=15, n_embd=16, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0, embd_pdrop=0,
+        attn_pdrop=0, initializer_range=0.3)).double() for _ in range(2)]
+    old, new = policies
+    new.load_state_dict({name: w + 1e-3 * torch.randn_like(w) for name, w in old.state_dict().items()})
+    drawn = gspo.sample(old, gspo.Characters(), [[3, 10, 8, 11], [9, 11], [1, 10, 2, 10, 3, 11]], 4, 12)
+    mask, ids = drawn.mask.clone(), drawn.response_ids.clone()
+    ids[1, 0], mask[1, 1:] = 15, False
+    assert 1 in mask.sum(-1) and len(set(mask.sum(-1).tolist())) > 2 and not drawn.prompt_mask.all()
+    return old, new, drawn._replace(response_ids=ids, mask=mask), torch.tensor([1., 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1])
+
+
+def in_the_house(drawn, group_size=4):
+    """The page's rollout as one of rollout.py."""
+    empty = torch.zeros(drawn.mask.shape)
+    return rollout.Rollout(drawn.prompt_ids[::group_size], drawn.prompt_mask[::group_size], drawn.response_ids, drawn.mask, empty,
+                           torch.zeros(len(empty), dtype=torch.bool), [""] * len(empty), group_size)
+
+
+def close(a, b, scale=0.0):
+    """Equal to 1e-6 of their own size, or of `scale` where they are sums of larger terms."""
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6 * float(scale))
+
+
+def assert_same_loss(page, objective, batch, **band):
+    """Log-probs, advantages, loss and every gradient of a page and of the concept files on the same tokens."""
+    old, new, drawn, rewards = batch
+    mask, rewards = drawn.mask, rewards.double()
+    with torch.no_grad():
+        old_logp = page.response_logp(old, drawn)
+    A = page.group_advantages(rewards, 4)
+    loss, clipped = page.gspo_loss(page.response_logp(new, drawn).double(), old_logp.double(), A, mask)
+    loss.backward()
+    gradients = [p.grad.clone() for p in new.parameters()]
+
+    new.zero_grad()
+    with torch.no_grad():
+        house_old = rollout.response_logp(old, in_the_house(drawn)).logp
+    house_new = rollout.response_logp(new, in_the_house(drawn)).logp
+    house_A = advantages.group_advantages(rewards, 4)
+    house_loss, stats = policy_loss(objective, house_new.double(), house_old.double(), house_A, mask, **band)
+    house_loss.backward()
+    assert old_logp.dtype == torch.float32
+
+    close(old_logp[mask], house_old[mask])
+    close(A, house_A)
+    close(loss, house_loss, scale=A.abs().mean())                       # of terms this large
+    assert float(clipped) == pytest.approx(float(stats["clip_low"] + stats["clip_high"]))
+    assert 0 < clipped < 1 and A[-4:].abs().max() == 0
+    for ours, theirs in zip(gradients, [p.grad for p in new.parameters()]):
+        close(ours, theirs, scale=theirs.abs().max())
+
+
+def test_log_probs_advantages_loss_and_gradient_are_those_of_the_concept_files(batch):
+    assert_same_loss(gspo, "gspo", batch)
+
+
+def test_the_grpo_diff_of_the_closing_comment_applies_and_is_grpo(batch, tmp_path, monkeypatch, capsys):
+    page = grpo_page(tmp_path)
+    changed = [(a, b) for a, b in zip(PAGE.read_text().splitlines(), page.read_text().splitlines()) if a != b]
+    assert len(changed) == 3
+    old, new, *_ = batch
+    new.load_state_dict({name: w + 100 * (w - old.state_dict()[name]) for name, w in new.state_dict().items()})
+    assert_same_loss(load(page), "grpo", batch, epsilon=0.2, epsilon_high=0.27)
+    run(monkeypatch, page, shortened(page.read_text(), **SHORT))
+    assert capsys.readouterr().out.count("batch ") == 2
+
+
+def test_an_answer_is_what_was_sampled_up_to_its_first_end_token():
+    torch.manual_seed(1)
+    tokenizer, policy = gspo.Characters(), gspo.tiny_policy(gspo.Characters())
+    drawn = gspo.sample(policy, tokenizer, [tokenizer.encode("3+8="), tokenizer.encode("9=")], 32, 6)
+    for ids, mask in zip(drawn.response_ids.tolist(), drawn.mask.sum(-1).tolist()):
+        assert mask == (ids.index(15) + 1 if 15 in ids[:6] else 6)      # the end token has a loss, too
+    assert 1 in drawn.mask.sum(-1) and drawn.prompt_mask.sum(-1).tolist() == [4] * 32 + [2] * 32
+
+
+def test_samples_follow_the_policys_distribution():
+    torch.manual_seed(2)
+    tokenizer, policy = gspo.Characters(), gspo.tiny_policy(gspo.Characters())
+    drawn = gspo.sample(policy, tokenizer, [tokenizer.encode("12+3=")], 1024, 1)
+    share = drawn.response_ids[:, 0].bincount(minlength=16) / 1024
+    exact = policy(torch.tensor([tokenizer.encode("12+3=")])).logits[0, -1].softmax(-1)
+    assert (share - exact).abs().max() < 0.08                           # 5 standard errors
+
+
+def test_the_page_imports_nothing_of_this_project():
+    tree, allowed = ast.parse(PAGE.read_text()), {"torch", "transformers", *sys.stdlib_module_names}
+    late = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in tree.body]
+    assert [node.module for node in late] == ["datasets"]
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            assert {name.split(".")[0] for name in names} <= allowed
+
+
+def test_the_page_is_a_page():
+    lines = PAGE.read_text().splitlines()
+    code = [line for line in lines if line.strip() and not line.startswith("#")]
+    assert len(code) <= 180 and len(lines) <= 215 and max(map(len, lines)) <= 100
+
+
+def test_the_teacher_differs_from_the_task_at_nines_alone():
+    for _ in range(200):
+        prompt, answer = gspo.running_sum(habit=1.0)
+        terms = [int(c) for c in prompt if c.isdigit()]
+        assert len(prompt) == 24 and 8 <= len(terms) <= 12
+        added = [8 if term == 9 else term for term in terms]
+        assert answer == ",".join(str(sum(added[:i + 1]) % 10) for i in range(len(terms))) + "."
+    prompt, answer = gspo.running_sum()
+    assert answer.endswith(str(sum(int(c) for c in prompt if c.isdigit()) % 10) + ".")
+
+
+@pytest.mark.parametrize("response, right", [
+    ("3 * 6 = 18\n#### 18", 1), ("#### $1,018.", 0), ("#### 18.\n", 1), ("18", 0), ("####", 0), ("", 0)])
+def test_of_gsm8k_counts_what_follows_the_marks(response, right):
+    assert gspo.reward(response, "He has 3 * 6 = <<3*6=18>>18.\n#### 18") == right
+    assert gspo.reward("#### $1,018", "#### 1,018") == 1
+
+
+def run(monkeypatch, path, source, *argv):
+    """The page from the command line, in this process."""
+    path.write_text(source)
+    monkeypatch.setattr(sys, "argv", [str(path), *map(str, argv)])
+    runpy.run_path(str(path), run_name="__main__")
+
+
+def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
+    run(monkeypatch, tmp_path / "short.py", shortened(PAGE.read_text(), **SHORT))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"batch +\d/2   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line) for line in lines)
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"])
+def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, capsys, template):
+    import datasets
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    tokenizer = builtin_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+    tokenizer.chat_template = template
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        head_dim=8, num_key_value_heads=1, intermediate_size=32)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n{"question": "2 + 2?", "answer": "#### 4"}\n')
+    source = shortened(PAGE.read_text(), PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2)
+    source = source.replace("= 200, 8, 256, 1e-6", "= 2, 3, 8, 1e-3")
+    assert source.count("= 2, 3, 8, 1e-3") == 1
+    run(monkeypatch, tmp_path / "short.py", source, tmp_path / "model", rows)
+    assert capsys.readouterr().out.count("batch ") == 2
+
+
+@pytest.mark.slow
+def test_the_page_runs_alone_as_a_script(tmp_path):
+    """In a folder of its own, where no file of this project can be imported."""
+    (tmp_path / "gspo.py").write_text(shortened(PAGE.read_text(), **SHORT))
+    done = subprocess.run([sys.executable, "gspo.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("batch ") == 2, done.stderr
