@@ -1,73 +1,138 @@
-"""Advantages: was this answer better than one should have expected? Rewards in, Â out.
+"""Advantages: how much better was this response than expected? Rewards in, Â out.
 
     group            (r - mean of its group) / std of its group    GRPO, GSPO: no critic
-    leave-one-out    r - mean of the other answers                 RLOO: unbiased, no std
+    leave-one-out    r - mean of the other responses               RLOO: unbiased, no std
     REINFORCE++      returns, whitened over the batch's tokens     no group needed
     GAE              a learned value for every token               PPO: the critic
+    distillation     log π_teacher - log π_old of every token      no reward: a teacher
 
-Rows are answers, the group_size answers to one query adjacent. rewards [B]; mask [B, T] bool, the
-loss tokens. Results carry no gradient and are 0 outside the mask. Equal rewards give exactly 0 (see
-centre). ValueError: what is not finite, not of these shapes, or leaves no group.
+Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
+[B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards give
+exactly 0 (see center). Raises ValueError for rewards that are not finite, for other shapes, and
+where a group has fewer than two responses.
 """
 
 import torch
 from torch import nn
 
-from ratios import check_per_token
+from ratios import check_per_token, token_log_ratio
+
+
+def estimate_advantages(kind, rewards, group_size, scale="group", *, mask=None, teacher_logp=None,
+                        old_logp=None, distillation_coef=0.0, **more):
+    """The advantages for `--advantage kind`: [B], or [B, T] if every token has its own.
+
+    rewards [B]. distillation takes teacher_logp, old_logp and mask [B, T] instead; times
+    distillation_coef it is added to any other kind, which is then [B, T]. more: see
+    reward_advantages."""
+    if kind == "distillation":
+        return distillation(teacher_logp, old_logp, mask)                        # [B, T]
+    advantages = reward_advantages(kind, rewards, group_size, scale, mask=mask, **more)
+    if not distillation_coef:
+        return advantages
+    every = advantages if advantages.dim() == 2 else advantages[:, None] * mask  # [B, T]
+    return every + distillation_coef * distillation(teacher_logp, old_logp, mask)
+
+
+def reward_advantages(kind, rewards, group_size, scale="group", *, mask=None, values=None,
+                      parts=None, part_weights=None, kl=None, beta=0.0, blamed=None):
+    """Advantages [B] or [B, T] of rewards [B]. What only some kinds use: mask [B, T] (gae,
+    reinforce_plus_plus), values [B, T] (gae), the separate parts of the rewards [B, K] with
+    part_weights (gdpo), kl [B, T] and beta (reinforce_plus_plus), blamed [B, T] bool, the tokens
+    from the first wrong step on (token_credit). Raises ValueError for an unknown kind."""
+    if kind == "gae":
+        return gae(rewards, values, mask)[0]                                     # [B, T]
+    if kind == "reinforce_plus_plus":
+        return reinforce_plus_plus(rewards, mask, None, kl, beta)                # [B, T]
+    if kind == "reinforce_plus_plus_baseline":
+        return reinforce_plus_plus(rewards, mask, group_size, kl, beta)          # [B, T]
+    if kind == "gdpo":
+        return gdpo(parts, part_weights, group_size)                             # [B]
+    if kind == "leave_one_out":
+        return leave_one_out(rewards, group_size)                                # [B]
+    if kind not in ("group", "token_credit"):
+        raise ValueError(f"advantage {kind!r} is unknown: see train.py --help, --advantage")
+    advantages = group_advantages(rewards, group_size, scale=scale)              # [B]
+    if kind == "token_credit":  # no negative advantage before the first wrong step
+        return advantages[:, None] * (blamed | (advantages[:, None] > 0))        # [B, T]
+    return advantages
 
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
     """(r_i - mean_group) / (std + eps), [B]. A group of equal rewards is exactly 0.
 
-    scale     "group": the group's own std (GRPO 2402.03300, GSPO 2507.18071 eq. 6); "batch": that
-              of all rewards (Lite-PPO 2508.08221); "none": no division (Dr. GRPO 2503.20783);
-              "mean": by the group's mean, as in the gradient of log pass rate (MaxRL 2602.02710)
-    unbiased  the std with G - 1, as most libraries have it: rewards 1,0,1,0 give ±0.866, not ±1
+    scale     "group": divide by the std of the group (GRPO 2402.03300, GSPO 2507.18071 eq. 6).
+              "batch": divide by the std of all rewards (Lite-PPO 2508.08221).
+              "none": do not divide (Dr. GRPO 2503.20783).
+              "mean": divide by the mean of the group, as in the gradient of the log pass rate
+              (MaxRL 2602.02710). A group whose rewards are all 0 gives 0; a negative reward raises
+              ValueError, because the mean could then be 0 or negative
+    unbiased  compute the std with G - 1 instead of G, as most libraries do: rewards 1,0,1,0 then
+              give ±0.866, not ±1
     """
     if scale not in ("group", "batch", "none", "mean"):
         raise ValueError(f"scale {scale!r} is unknown; known: group, batch, none, mean")
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]
-    centred = centre(groups)                                                     # [prompts, G]
+    centered = center(groups)                                                    # [prompts, G]
     if scale == "none":
-        return centred.flatten()                                                 # [B]
+        return centered.flatten()                                                # [B]
     if scale == "mean":
+        if groups.min() < 0:
+            raise ValueError(f"a reward is {groups.min():g}: scale_rewards mean (MaxRL) divides by "
+                             "the mean reward of a group and needs rewards of at least 0; add a "
+                             "constant to them, or use scale_rewards group or none")
         mean = groups.mean(-1, keepdim=True)                                     # [prompts, 1]
-        return (centred / mean).masked_fill(mean <= 0, 0.0).flatten()            # [B]
+        return (centered / mean).masked_fill(mean <= 0, 0.0).flatten()           # [B]
     if scale == "group":
-        variance = centred.square().sum(-1, keepdim=True) / (group_size - unbiased)  # [prompts, 1]
+        variance = centered.square().sum(-1, keepdim=True) / (group_size - unbiased)  # [prompts, 1]
     else:
-        variance = centre(groups.flatten()).square().sum() / (groups.numel() - unbiased)
+        variance = center(groups.flatten()).square().sum() / (groups.numel() - unbiased)
     std = variance.sqrt()
-    return (centred / (std + eps).masked_fill(std == 0, 1.0)).flatten()          # [B]  GSPO eq. 6
+    return (centered / (std + eps).masked_fill(std == 0, 1.0)).flatten()         # [B]  GSPO eq. 6
 
 
 def leave_one_out(rewards, group_size):
     """r_i - mean of the other rewards = G / (G - 1) · (r_i - mean_group), [B]. RLOO 2402.14740."""
-    centred = centre(check_rewards(rewards, group_size))                         # [prompts, G]
-    return (centred * group_size / (group_size - 1)).flatten()                   # [B]
+    centered = center(check_rewards(rewards, group_size))                        # [prompts, G]
+    return (centered * group_size / (group_size - 1)).flatten()                  # [B]
 
 
 def gdpo(parts, weights, group_size, unbiased=False, eps=1e-6):
-    """Rewards in parts [B, parts] and a weight for each part -> [B]. Each part is normalised in its
-    group, so that none drowns another; their weighted sum is divided by its std over the batch
-    (its mean is 0, as that of every group is). GDPO 2601.05242."""
+    """Advantages [B] from rewards in separate parts [B, parts] and one weight per part. Each part
+    is normalized within its group, so that a part with large rewards does not hide the others. The
+    weighted sum of the parts is divided by its std over the batch (its mean is 0 already, because
+    the mean of every group is 0). NaN means that a response does not have the part; it is replaced
+    by the mean of its group and so contributes 0. GDPO 2601.05242."""
     if parts.dim() != 2 or parts.shape[1] != len(weights):
-        raise ValueError(f"parts is {list(parts.shape)}: [B, {len(weights)}], a column per weight")
-    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in parts.T]
+        raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(weights)}], with one "
+                         "column per weight")
+    columns = [with_group_mean(part, group_size) for part in parts.T]            # [B] each
+    columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in columns]
     total = sum(weight * column for weight, column in zip(weights, columns))     # [B]
     std = (total.square().sum() / (len(total) - unbiased)).sqrt()                # []
     return total / (std + eps)                                                   # [B]
+
+
+def with_group_mean(rewards, group_size):
+    """Rewards [B] with each NaN replaced by the mean of the other rewards in its group, or by 0 if
+    the whole group is NaN. The mean is computed relative to the lowest reward, so that the mean of
+    equal rewards is exactly their value."""
+    groups = rewards.view(-1, group_size)                                        # [prompts, G]
+    low = groups.nan_to_num(nan=torch.inf).amin(-1, keepdim=True)                # [prompts, 1]
+    mean = low + (groups - low).nanmean(-1, keepdim=True)                        # [prompts, 1]
+    return torch.where(groups.isnan(), mean.nan_to_num(nan=0.0), groups).flatten()   # [B]
 
 
 def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0.0, gamma=1.0,
                         eps=1e-8):
     """Returns-to-go, whitened over all loss tokens of the batch: [B, T]. REINFORCE++ 2501.03262.
 
-    The reward falls on the last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref) is taken
-    off every token. baseline_group_size: rewards are first centred in their group."""
+    The reward is given at the last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref) is
+    subtracted at every token. baseline_group_size: first subtract from each reward the mean of its
+    group of this size; None: do not."""
     check_per_token(mask, kl=kl)
     if baseline_group_size is not None:
-        rewards = centre(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
+        rewards = center(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
     token_rewards = at_last_token(rewards, mask)                                 # [B, T]
     if kl is not None:
         token_rewards = token_rewards - beta * kl.detach().masked_fill(~mask, 0.0)
@@ -76,10 +141,19 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     return whiten(returns, mask, eps)                                            # [B, T]
 
 
+def distillation(teacher_logp, old_logp, mask):
+    """On-policy distillation: Â_t = log π_T(y_t) - log π_old(y_t), [B, T]: how much likelier the
+    teacher finds each token that the policy sampled. Its mean over π_old's tokens is minus
+    KL(π_old || π_T) per token, so the gradient lowers that KL; no reward is needed. GKD 2306.13649;
+    as an advantage in NeMo-RL, slime, verl and prime-rl."""
+    return token_log_ratio(teacher_logp.detach(), old_logp.detach(), mask)       # [B, T]
+
+
 def gae(rewards, values, mask, gamma=1.0, lam=0.95):
-    """Generalised advantage estimation (1506.02438 eq. 16): (advantages, returns), [B, T] each; the
-    returns train the critic. rewards [B], paid at the last loss token, or [B, T]. values [B, T]:
-    the critic's estimate before each token. lam = 1: return minus value; 0: a single TD error."""
+    """Generalized advantage estimation (1506.02438 eq. 16): (advantages, returns), [B, T] each; the
+    returns are the targets of the critic. rewards [B], given at the last loss token, or [B, T].
+    values [B, T]: the critic's estimate before each token. lam = 1: the return minus the value;
+    lam = 0: the one-step TD error."""
     check_per_token(mask, values=values, rewards=rewards if rewards.dim() == 2 else None)
     rewards = at_last_token(rewards, mask) if rewards.dim() == 1 else rewards    # [B, T]
     values = values.detach().masked_fill(~mask, 0.0)                             # [B, T]
@@ -95,7 +169,8 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
 
 
 class ValueHead(nn.Module):
-    """PPO's critic: a linear layer on the states that predict tokens, [B, T, D] -> [B, T]."""
+    """PPO's critic: a linear layer on the hidden states that predict the response tokens,
+    [B, T, D] -> values [B, T]."""
 
     def __init__(self, hidden_size):
         super().__init__()
@@ -108,8 +183,10 @@ class ValueHead(nn.Module):
 
 
 def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
-    """The critic's error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²), averaged
-    by weights [B, T] (losses.token_weights, of the mini-batch); None: over the loss tokens."""
+    """The critic's squared error with PPO's clip, ½ max((V - R)², (V_old + clip(V - V_old) - R)²).
+
+    weights [B, T]: sum the errors weighted by these (losses.token_weights of the mini-batch);
+    None: average over the loss tokens."""
     check_per_token(mask, values=values, old_values=old_values, returns=returns, weights=weights)
     values = values.masked_fill(~mask, 0.0)                                      # [B, T]
     old_values = old_values.detach().masked_fill(~mask, 0.0)                     # [B, T]
@@ -122,26 +199,31 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
 
 
 def has_signal(rewards, group_size):
-    """Which groups hold different rewards, [prompts] bool: DAPO (2503.14476 eq. 11) keeps these."""
+    """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
+    these groups."""
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]
     return groups.amax(-1) > groups.amin(-1)                                     # [prompts]
 
 
 def not_all_correct(rewards, group_size, correct=1.0):
-    """Which groups hold a reward below `correct`, [prompts] bool: SRPO (2504.14286) keeps these."""
-    return check_rewards(rewards).view(-1, group_size).amin(-1) < correct        # [prompts]
+    """Which groups contain a reward below `correct`, [prompts] bool. SRPO (2504.14286) keeps only
+    these groups. NaN (a response without this reward) counts as not correct."""
+    groups = check_rewards(rewards.nan_to_num(nan=0.0)).view(-1, group_size)     # [prompts, G]
+    return groups.amin(-1) < correct                                             # [prompts]
 
 
 def overlong_penalty(lengths, max_length, cache):
-    """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards. lengths [B]
-    in tokens: 0 up to max_length - cache, from there linearly down to -1 at max_length."""
+    """DAPO's soft length penalty (2503.14476 eq. 13), [B], to be added to the rewards: 0 for a
+    length up to max_length - cache, then linear down to -1 at max_length. lengths [B] in tokens."""
     if not 0 < cache <= max_length:
-        raise ValueError(f"cache is {cache}, max_length is {max_length}: 0 < cache <= max_length")
+        raise ValueError(f"cache is {cache}, max_length is {max_length}: cache must be above 0 and "
+                         "at most max_length")
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
-def centre(x):
-    """x less its mean along the last dimension; via the first entry: equal ones are exactly 0."""
+def center(x):
+    """x minus its mean along the last dimension. The first entry is subtracted before the mean is
+    computed, so that equal entries give exactly 0."""
     x = x - x[..., :1]
     return x - x.mean(-1, keepdim=True)
 
@@ -149,13 +231,13 @@ def centre(x):
 def whiten(x, mask, eps=1e-8):
     """(x - mean) / sqrt(var + eps) over the loss tokens, population variance: [B, T], 0 outside."""
     check_per_token(mask, x=x)
-    centred = centre(x[mask])                                                    # [loss tokens]
-    white = centred / (centred.square().mean() + eps).sqrt()                     # [loss tokens]
+    centered = center(x[mask])                                                   # [loss tokens]
+    white = centered / (centered.square().mean() + eps).sqrt()                   # [loss tokens]
     return torch.zeros_like(x).masked_scatter(mask, white)                       # [B, T]
 
 
 def at_last_token(rewards, mask):
-    """[B] -> [B, T]: each reward on its row's last loss token, 0 elsewhere."""
+    """Rewards [B] -> [B, T]: each reward at the last loss token of its row, 0 elsewhere."""
     rewards = check_rewards(rewards)                                             # [B]
     if len(rewards) != len(mask):
         raise ValueError(f"rewards is {list(rewards.shape)} but mask is {list(mask.shape)}")
@@ -164,15 +246,16 @@ def at_last_token(rewards, mask):
 
 
 def check_rewards(rewards, group_size=None):
-    """rewards [B] as float, in groups [B / group_size, group_size] if that is given."""
+    """rewards [B] as float; with a group_size, as groups [B / group_size, group_size]. Raises
+    ValueError for other shapes and for rewards that are not finite."""
     if rewards.dim() != 1 or not torch.isfinite(rewards).all():
         raise ValueError(f"rewards is {list(rewards.shape)}: it must be [B], all finite")
     rewards = rewards if rewards.dtype == torch.float64 else rewards.float()
     if group_size is None:
         return rewards
     if group_size < 2 or len(rewards) % group_size:
-        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: groups of "
-                         "two or more")
+        raise ValueError(f"group_size is {group_size}, rewards is {list(rewards.shape)}: it must "
+                         "be at least 2 and divide the number of rewards")
     return rewards.view(-1, group_size)                                          # [prompts, G]
 
 
@@ -180,7 +263,7 @@ if __name__ == "__main__":
     def row(label, numbers):
         print(f"  {label:22}" + "".join(f"{round(x, 3) + 0.0:+8.3f}" for x in numbers))
 
-    print("Two queries, four answers each: the papers' example, and one that is always right\n")
+    print("Two prompts, four responses each: the papers' example, and one that is always right\n")
     rewards = torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1])
     row("rewards", rewards.tolist())
     for scale, name in (("group", "GRPO, GSPO"), ("none", "Dr. GRPO"), ("mean", "MaxRL")):

@@ -1,16 +1,23 @@
-"""The family of policy objectives: ratio × advantage × clip × reduction, a row of OBJECTIVES each.
+"""The family of policy objectives. Each is one row of OBJECTIVES: ratio × advantage × clip ×
+reduction.
 
     loss = -(weights * surrogate).sum()
 
-The surrogate [B, T] says what a token is worth under the new policy, the weights [B, T], constants,
-how tokens are averaged. From GRPO to GSPO the ratio changes from "token" to "sequence", and with it
-the band: a sequence's ratio, a mean over its tokens, moves hundreds of times less.
+The surrogate [B, T] is the clipped product of ratio and advantage of each token. The weights [B, T]
+are constants that say how tokens are averaged. GRPO and GSPO differ in the ratio ("token" or
+"sequence") and therefore in the clip range: the sequence ratio is a mean over tokens and moves
+hundreds of times less than a token ratio.
 
-Clipping does not bound a ratio, it removes a gradient: of good answers (A > 0) above the band, of
-bad ones (A < 0) below it. At ratio 1 the loss of advantages of mean 0 is 0; its gradient is not.
+Clipping does not bound a ratio. It removes a gradient: that of good responses (A > 0) above the
+clip range and that of bad responses (A < 0) below it. At ratio 1 the loss is 0 if the mean of the
+advantages is 0; its gradient is not 0.
+
+To add an objective, add a row to OBJECTIVES and, if its clip is new, a case to token_surrogate;
+train.py then accepts it as --algorithm NAME. To add a statistic to policy_loss, add an entry to
+STATISTICS.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,29 +30,43 @@ from ratios import (LARGEST_LOG, check_per_token, gspo_token_ratio, mean_over_to
 class Objective:
     ratio: str                   # a key of RATIOS
     clip: str                    # a case of token_surrogate
-    epsilon: float | None        # the band is [1 - epsilon, 1 + epsilon_high];
-    epsilon_high: float | None   # [-epsilon, epsilon_high] where clip is in AROUND_0
+    epsilon: float | None        # the clip range is [1 - epsilon, 1 + epsilon_high], or
+    epsilon_high: float | None   # [-epsilon, epsilon_high] if clip is in AROUND_0
     reduction: str               # how tokens are averaged, see token_weights
+    source: str = ""             # arXiv id and equation
+    constants: dict = field(default_factory=dict)    # the constants of the clip, by name
 
 
-OBJECTIVES = {  # "constant" is meant for advantages without std, dppo for the sampler's log-probs
-    "reinforce":   Objective("none",        "none",    None, None,   "token-mean"),
-    "ppo":         Objective("token",       "min",     0.2,  0.2,    "sequence-mean"),  # 1707.06347
-    "grpo":        Objective("token",       "min",     0.2,  0.2,    "sequence-mean"),  # 2402.03300
-    "dr_grpo":     Objective("token",       "min",     0.2,  0.2,    "constant"),       # 2503.20783
-    "dapo":        Objective("token",       "min",     0.2,  0.28,   "token-mean"),     # 2503.14476
-    "dapo_paper":  Objective("token",       "min",     0.2,  0.28,   "group-token-mean"),    # eq. 8
-    "gspo":        Objective("sequence",    "min",     3e-4, 4e-4,   "sequence-mean"),  # 2507.18071
-    "gspo_token":  Objective("gspo-token",  "min",     3e-4, 4e-4,   "sequence-mean"),      # eq. 13
-    "gmpo":        Objective("log-token",   "log-min", 0.4,  0.4,    "sequence-mean"),  # 2507.20673
-    "rspo":        Objective("log-shifted", "log-min", 0.4,  0.4,    "sequence-mean"),  # 2510.23027
-    "cispo":       Objective("token",       "weight",  1.0,  0.28,   "token-mean"),     # 2506.13585
-    "dppo":        Objective("token",       "tv",      0.2,  0.2,    "token-mean"),     # 2602.04879
-    "dppo_kl":     Objective("token",       "kl",      0.05, 0.05,   "token-mean"),     # 2602.04879
-    "sapo":        Objective("token",       "sigmoid", None, None,   "sequence-mean"),  # 2511.20347
-    "luspo":       Objective("sequence",    "min",     2e-3, 2.5e-3, "sequence-sum"),   # 2602.05261
-    "vespo":       Objective("product",     "gamma",   None, None,   "token-mean"),     # 2602.10693
-    "sequence_is": Objective("product",     "min",     0.2,  0.2,    "sequence-mean"),  # textbook
+OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, ipo,
+                # rollout_is and dro are meant for the sampler's log-probs as old_logp.
+    "reinforce":   Objective("none",        "none",    None, None,   "token-mean", "Williams 1992"),
+    "ppo":         Objective("token",       "min",     0.2,  0.2,    "sequence-mean", "1707.06347"),
+    "grpo":        Objective("token",       "min",     0.2,  0.2,    "sequence-mean", "2402.03300"),
+    "dr_grpo":     Objective("token",       "min",     0.2,  0.2,    "constant", "2503.20783"),
+    "dapo":        Objective("token",       "min",     0.2,  0.28,   "token-mean", "2503.14476"),
+    "dapo_paper":  Objective("token",       "min",     0.2,  0.28,   "group-token-mean",
+                             "2503.14476"),
+    "gspo":        Objective("sequence",    "min",     3e-4, 4e-4,   "sequence-mean", "2507.18071"),
+    "gspo_token":  Objective("gspo-token",  "min",     3e-4, 4e-4,   "sequence-mean", "2507.18071"),
+    "gmpo":        Objective("log-token",   "log-min", 0.4,  0.4,    "sequence-mean", "2507.20673"),
+    "rspo":        Objective("log-shifted", "log-min", 0.4,  0.4,    "sequence-mean", "2510.23027"),
+    "cispo":       Objective("token",       "weight",  1.0,  0.28,   "token-mean", "2506.13585"),
+    "dppo":        Objective("token",       "tv",      0.2,  0.2,    "token-mean", "2602.04879",
+                             dict(cap=20.0)),
+    "dppo_kl":     Objective("token",       "kl",      0.05, 0.05,   "token-mean", "2602.04879",
+                             dict(cap=20.0)),
+    "ipo":         Objective("token",       "tv-two-sided", 0.1, 0.1, "token-mean", "prime-rl",
+                             dict(tau=1e-3)),
+    "rollout_is":  Objective("token",       "two-sided", 0.2, 0.28,  "token-mean", "2602.15763"),
+    "dro":         Objective("token",       "square",  None, None,   "token-mean", "2405.19107",
+                             dict(beta=0.05)),
+    "sapo":        Objective("token",       "sigmoid", None, None,   "sequence-mean", "2511.20347",
+                             dict(tau_positive=1.0, tau_negative=1.05)),
+    "luspo":       Objective("sequence",    "min",     2e-3, 2.5e-3, "sequence-sum", "2602.05261"),
+    "vespo":       Objective("product",     "gamma",   None, None,   "token-mean", "2602.10693",
+                             dict(k_positive=2.0, lambda_positive=3.0,
+                                  k_negative=3.0, lambda_negative=2.0)),
+    "sequence_is": Objective("product",     "min",     0.2,  0.2,    "sequence-mean", "textbook"),
 }
 RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one ratio
     "none": lambda logp, old_logp, mask: torch.ones_like(logp),
@@ -54,37 +75,67 @@ RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one r
     "gspo-token": gspo_token_ratio,
     "product": product_ratio,
     "log-token": token_log_ratio,
-    "log-shifted": token_log_ratio,  # of w·γ̃, with RSPO's router shift γ̃
+    "log-shifted": token_log_ratio,  # log of w·γ̃, with RSPO's router shift γ̃
 }
-AROUND_0 = ("log-min", "tv", "kl")   # the band bounds log w or a change of probability, not w
-LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # of mismatch weights
+AROUND_0 = ("log-min", "tv", "kl", "tv-two-sided")   # their clip range is for log w or π - μ, not w
+LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
 
 
-def token_surrogate(clip, ratio, A, logp, mask, low, high):
-    """What each token is worth, [B, T]. ratio, advantages A [B, T]; the band from low to high."""
+def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
+    """(surrogate, below, above), [B, T] each. below and above, bool: whether the clip removed the
+    gradient of a token because it is below or above the clip range. policy_loss counts them only
+    where A is not 0.
+
+    ratio, advantages A, logp, old_logp [B, T]. low, high: the ends of the clip range. constants:
+    those of the objective's row."""
+    none = torch.zeros_like(mask)                               # [B, T]
     if clip == "none":                                          # REINFORCE
-        return A * logp
+        return A * logp, none, none
     if clip == "min":                                           # PPO eq. 7; GSPO eq. 5, 13
-        return torch.min(ratio * A, ratio.clamp(low, high) * A)
+        surrogate = torch.min(ratio * A, ratio.clamp(low, high) * A)
+        return surrogate, *pushed_out(ratio, A, low, high)
     if clip == "log-min":                                       # GMPO: a cut token is constant
         log_w = torch.where(A > 0, ratio.clamp(max=high), ratio.clamp(min=low))
-        return spread(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask) * A
+        w = spread(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask)
+        return w * A, *pushed_out(ratio, A, low, high)
     if clip == "weight":                                        # CISPO eq. 4, 5: drops no token
-        return ratio.detach().clamp(low, high) * A * logp
-    if clip in ("tv", "kl"):                                    # DPPO; policy_loss masks it
-        return ratio.detach().clamp(max=20.0) * A * logp
+        return ratio.detach().clamp(low, high) * A * logp, none, none
+    if clip in ("tv", "kl"):                                    # DPPO: a mask, not a minimum
+        change = probability_change(clip, logp, old_logp)       # [B, T]
+        below, above = pushed_out(change, A, low, high)
+        surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
+        return surrogate.masked_fill(below | above, 0.0), below, above
+    if clip == "two-sided":                                     # GLM-5: 0 whatever the sign of A
+        below, above = ratio <= low, ratio >= high
+        return ratio.detach().masked_fill(below | above, 0.0) * A * logp, below, above
+    if clip == "tv-two-sided":                                  # IPO: DPPO's mask on both sides
+        change = probability_change("tv", logp, old_logp)       # [B, T]
+        below, above = change < low, change > high
+        pull = constants["tau"] * (logp - old_logp).square()    # [B, T] on every token
+        return (ratio * A).masked_fill(below | above, 0.0) - pull, below, above
+    if clip == "square":                                        # DRO: a pull in place of a clip
+        return A * logp - constants["beta"] / 2 * (logp - old_logp).square(), none, none
     if clip == "sigmoid":                                       # SAPO: slope A at w = 1
-        tau = torch.where(A > 0, 1.0, 1.05)
-        return 4 / tau * torch.sigmoid(tau * (ratio - 1)) * A
+        tau = torch.where(A > 0, constants["tau_positive"], constants["tau_negative"])
+        return 4 / tau * torch.sigmoid(tau * (ratio - 1)) * A, none, none
     if clip == "gamma":                                         # VESPO: φ(W) = e^λ W^k e^-λW
         W = ratio.detach().clamp(1e-8, 4.85e8)                  # up to e^20
-        k, lam = torch.where(A >= 0, 2.0, 3.0), torch.where(A >= 0, 3.0, 2.0)
-        return (lam + k * W.log() - lam * W).exp() * A * logp
+        k = torch.where(A >= 0, constants["k_positive"], constants["k_negative"])
+        lam = torch.where(A >= 0, constants["lambda_positive"], constants["lambda_negative"])
+        return (lam + k * W.log() - lam * W).exp() * A * logp, none, none
+    raise ValueError(f"clip {clip!r} is unknown: token_surrogate has no case for it")
+
+
+def pushed_out(x, A, low, high):
+    """(below, above), [B, T] bool each: the tokens where x [B, T] has left the clip range in the
+    direction in which the advantage pushes it, below it where A < 0 and above it where A > 0."""
+    return (x < low) & (A < 0), (x > high) & (A > 0)
 
 
 def probability_change(clip, logp, old_logp):
-    """DPPO (2602.04879): how far the probability π of a token is from its anchor μ, [B, T], signed
-    and without gradient. "tv": π - μ; "kl": KL(μ || π) of "this token" against "any other"."""
+    """DPPO (2602.04879): how far the probability π of a token is from its old probability μ,
+    [B, T], signed and without gradient. "tv": π - μ. "kl": KL(μ || π) of the two-way distribution
+    "this token or any other"."""
     logp = logp.detach()
     change = logp.exp() - old_logp.exp()                                         # [B, T]
     if clip == "tv":
@@ -96,44 +147,44 @@ def probability_change(clip, logp, old_logp):
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
                 weights=None, group_size=None, max_length=None, router_shift=None, mismatch=None,
-                dual_clip=None, off_policy_mask=None):
-    """The loss of objective `name` and what it did: (loss, stats). Never waits for the GPU.
+                dual_clip=None, off_policy_mask=None, constants=None):
+    """The loss of objective `name` and its statistics: (loss, stats). It does not synchronize with
+    the GPU.
 
-    logp, old_logp   [B, T] float32, log-probs (nats) of the sampled tokens, new with gradient, old
-    advantages       [B], or [B, T] where the ratio is per token (not gspo; gspo_token)
-    mask             [B, T] bool, the loss tokens; what is outside changes nothing
-    epsilon, _high   the edges of the band (see Objective); None: the paper's
-    weights          [B, T], cut from token_weights of the whole mini-batch; None: this is all of it
-                     (group_size, max_length: what its reduction may need)
-    router_shift     [B, T] RSPO's γ̃ (moe.router_shift), multiplied into w before the clip
-    mismatch         [B, T] constants on the clipped surrogate (mismatch_weight, high_entropy_mask)
-    dual_clip        c > 1: where A < 0 nothing pushes down above w = c (1912.09729; 2505.07291)
-    off_policy_mask  δ: drop answers with A < 0 and s < e^-δ (DeepSeek-V3.2, 2512.02556)
+    logp, old_logp   [B, T] float32, log-probs of the sampled tokens in nats: under the new policy,
+                     with gradient, and under the old policy
+    advantages       [B], or [B, T] if the ratio is per token (gspo_token has one, gspo does not)
+    mask             [B, T] bool, the loss mask; values outside it have no effect
+    epsilon, _high   the clip range (see Objective); None: the paper's
+    weights          [B, T], these rows of token_weights of the whole mini-batch; None: the rows are
+                     the whole mini-batch (some reductions then need group_size or max_length)
+    router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
+    mismatch         [B, T] constants that multiply the clipped surrogate (mismatch_weight,
+                     high_entropy_mask)
+    dual_clip        c > 1: where A < 0, no gradient above w = c (1912.09729; 2505.07291)
+    off_policy_mask  δ: drop responses with A < 0 and s < e^-δ (DeepSeek-V3.2, 2512.02556)
+    constants        {name: number}, replaces constants of the objective's row
 
-    stats, 0-dim tensors: clip_low, clip_high, the shares of loss tokens whose gradient was removed
-    below and above the band (off_policy_mask is low, dual_clip high); clip_signal, both as a share
-    of the signal_tokens (A not 0); ratio_stats."""
+    stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
+    whose gradient was removed below and above the clip range (off_policy_mask counts as low,
+    dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
+    not 0); and ratio_stats."""
     row = OBJECTIVES[choose("name", name, OBJECTIVES)]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     mismatch=mismatch)
     low, high = check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip)
+    constants = check_constants(name, constants)
     A = spread(advantages.detach(), mask).masked_fill(~mask, 0.0)                # [B, T]
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
     ratio = spread(RATIOS[row.ratio](shifted, old_logp, mask), mask)             # [B, T]
-    surrogate = token_surrogate(row.clip, ratio, A, logp, mask, low, high)       # [B, T]
-
-    below = above = torch.zeros_like(mask)                                       # [B, T]
-    if row.clip in ("min", "log-min"):
-        below, above = (ratio < low) & (A < 0), (ratio > high) & (A > 0)
-    if row.clip in ("tv", "kl"):
-        change = probability_change(row.clip, logp, old_logp)                    # [B, T]
-        below, above = (change < low) & (A < 0), (change > high) & (A > 0)
-        surrogate = surrogate.masked_fill(below | above, 0.0)
+    surrogate, below, above = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high,
+                                              constants)                         # [B, T] each
+    check_per_token(mask, surrogate=surrogate)
     if dual_clip is not None:
         surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)
-        above = above | (ratio > dual_clip) & (A < 0)
+        above = above | (ratio > dual_clip) & (A < 0)                            # [B, T]
     if off_policy_mask is not None:
         log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
         stale = (A < 0) & (-log_s > off_policy_mask)                             # [B, T]
@@ -145,21 +196,61 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     if mismatch is not None:
         weights = weights * mismatch.detach()                                    # [B, T]
     loss = -(weights.masked_fill(~mask, 0.0) * surrogate).sum()
+    signal = A != 0                                                              # [B, T]
+    below, above = below & signal, above & signal                                # [B, T] each
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
-                 clip_signal=share(below | above, A != 0), signal_tokens=(A != 0).sum())
+                 clip_signal=share(below | above, signal), signal_tokens=signal.sum())
     return loss, stats | ratio_stats(logp, old_logp, mask)
 
 
+STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches are combined
+    "tokens": "count", "answers": "count", "signal_tokens": "count",     # these are added up
+    "clip_low": "tokens", "clip_high": "tokens", "clip_signal": "signal_tokens",
+    "log_w_mean": "tokens", "log_w_var": ("tokens", "log_w_mean"),       # a variance, of this mean
+    "log_s_mean": "answers", "log_s_var": ("answers", "log_s_mean"),
+    "ratio_max": "max",                                                  # or "sum"
+}
+
+
+LOSSES = {"loss": "sum", "value_loss": "sum"}                # further entries, from train.update
+
+
+def combine_stats(parts):
+    """The exact stats of a mini-batch, computed from the stats of its micro-batches as STATISTICS
+    says for each one. Raises ValueError for a statistic without an entry in STATISTICS."""
+    return {name: combined(name, parts) for name in parts[0]}
+
+
+def combined(name, parts):
+    """One statistic of a mini-batch from its micro-batches' stats."""
+    how = (STATISTICS | LOSSES).get(name)
+    counts = [n for n, kind in STATISTICS.items() if kind == "count"]
+    if how in ("count", "sum"):
+        return sum(p[name] for p in parts)
+    if how == "max":
+        return torch.stack([p[name] for p in parts]).amax()
+    count, mean = how if isinstance(how, tuple) else (how, None)
+    if count not in counts:
+        raise ValueError(f"statistic {name} of policy_loss: losses.STATISTICS says {how!r}; add "
+                         f"what it is averaged over ({', '.join(counts)}), or sum, or max")
+    values = [p[name] for p in parts]
+    if mean:  # a variance: the variance within the parts plus the variance between their means
+        center = combined(mean, parts)
+        values = [p[name] + (p[mean] - center) ** 2 for p in parts]
+    weighted = sum(value * p[count] for value, p in zip(values, parts))
+    return weighted / combined(count, parts).clamp(min=1)
+
+
 def spread(x, mask):
-    """[B] or [B, T] -> [B, T]: what belongs to an answer stands at each of its tokens."""
+    """[B] or [B, T] -> [B, T]: a value per response is repeated for each of its tokens."""
     return x if x.dim() == 2 else x[:, None].expand(mask.shape)
 
 
 def token_weights(mask, reduction, *, group_size=None, max_length=None):
     """How a reduction averages the loss tokens: a constant weight per token, [B, T], 0 outside the
-    mask. Made once for a whole mini-batch (N rows, empty ones included) and cut with it, so that
-    no split into micro-batches or over devices can change a loss.
+    mask. The weights are computed once for a whole mini-batch (N rows, empty rows included) and
+    split with it, so that the loss is the same for every split into micro-batches or over devices.
 
         sequence-mean     mask / (N·|y_i|)                         GRPO, GSPO
         token-mean        mask / Σ_j |y_j|                         DAPO as implemented
@@ -190,12 +281,13 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
     """Per-token estimates of KL(π_θ || π_ref), [B, T], 0 outside the mask; the loss gets
     + beta * (weights * kl).sum(). With d = log π_θ - log π_ref, gradients as factors of ∇log π_θ:
 
-        k1      d             gradient 1         zero in expectation: as a loss it does nothing
-        k2      d²/2          gradient d         RIGHT for tokens of π_θ, though the value is biased
+        k1      d             gradient 1         zero in expectation: as a loss it has no effect
+        k2      d²/2          gradient d         exact for tokens of π_θ; the value is biased
         k3      e^-d - 1 + d  gradient 1 - e^-d  that of the forward KL; GRPO 2402.03300 eq. 4
-        k3_is   w·k3          gradient w·d       RIGHT for tokens of π_old, w = π_θ/π_old; old_logp
-        k3_st   k3            gradient d         RIGHT for tokens of π_θ: k3's value, k2's gradient
-    """
+        k3_is   w·k3          gradient w·d       exact for tokens of π_old, w = π_θ/π_old; old_logp
+        k3_st   k3            gradient d         exact for tokens of π_θ: k3's value, k2's gradient
+
+    "exact": the expected gradient is the gradient of KL(π_θ || π_ref)."""
     if estimator == "k3_is" and old_logp is None:
         raise ValueError("old_logp is missing: k3_is weights k3 by exp(logp - old_logp)")
     d = token_log_ratio(logp, ref_logp, mask)                                    # [B, T]
@@ -206,10 +298,13 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
 
 
 def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
-    """Weights for ρ = π_old / π_sampler, the gap between trainer and sampler: [B, T], detached, 0
-    outside the mask. mode: a level, `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|), and what
-    happens outside [low, high]: `_truncate` clamps (TIS: token, 0, 2), `_mask` gives 0 (IcePop:
-    token, 0.5, 5; geo_mask weighs the answers it keeps by ρ_t). A product rejects long answers."""
+    """Importance weights ρ = π_old / π_sampler, which correct for the difference between trainer
+    and sampler: [B, T], detached, 0 outside the mask.
+
+    mode is LEVEL_ACTION. Level: `token` ρ_t, `seq` Π_t ρ_t or `geo` (Π_t ρ_t)^(1/|y|). Action for
+    weights outside [low, high]: `truncate` clamps them (TIS: token_truncate, 0, 2), `mask` sets
+    them to 0 (IcePop: token_mask, 0.5, 5). geo_mask weights the tokens it keeps by ρ_t. seq_mask
+    rejects most long responses, because the product grows or shrinks with length."""
     modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
     level, action = choose("mode", mode, modes).split("_")
     ratio = LEVELS["token" if mode == "geo_mask" else level]
@@ -220,59 +315,76 @@ def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
 
 
 def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
-    """Rejection: the loss tokens whose ρ of this level is within [low, high], [B, T] bool."""
+    """Rejection: the loss tokens whose ρ, computed at this level, is within [low, high], [B, T]
+    bool."""
     ratio = LEVELS[choose("level", level, LEVELS)]
     rho = spread(ratio(old_logp, sampler_logp, mask), mask)                      # [B, T]
     return mask & (rho >= low) & (rho <= high)                                   # [B, T]
 
 
 def high_entropy_mask(entropy, mask, quantile):
-    """80/20 (2506.01939): the loss tokens at or above this quantile of their entropies, [B, T]
-    bool; as a factor of policy_loss's mismatch it leaves the denominators as they are."""
+    """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
+    [B, T] bool. It is passed to policy_loss as a factor of mismatch, so that the denominators of
+    the averages still count all loss tokens."""
     return mask & (entropy >= torch.quantile(entropy[mask], quantile))           # [B, T]
 
 
 def choose(argument, value, known):
-    """value, which must be one of the known names."""
+    """Return value if it is one of the known names; raise ValueError otherwise."""
     if value not in known:
-        raise ValueError(f"{argument} {value!r} is unknown; known: {', '.join(known)}")
+        raise ValueError(f"{argument} {value!r} is unknown; known: {', '.join(known) or 'none'}")
     return value
 
 
+def check_constants(name, constants):
+    """The constants of objective `name`, updated by the dict `constants`. Raises ValueError for a
+    constant that the objective does not have."""
+    for constant in constants or ():
+        choose(f"{name}'s constant", constant, OBJECTIVES[name].constants)
+    return OBJECTIVES[name].constants | (constants or {})
+
+
 def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
-    """The edges of the band, None without one. ValueError: what makes no sense together."""
+    """(low, high), the ends of the clip range; None each for an objective without one. Raises
+    ValueError for arguments that are out of range or contradict each other."""
     row = OBJECTIVES[name]
     per_token = row.ratio in ("none", "token", "gspo-token") and advantages.shape == mask.shape
     if advantages.shape != mask.shape[:1] and not per_token:
-        raise ValueError(f"advantages is {list(advantages.shape)}, mask {list(mask.shape)}: it is "
-                         f"[B], or [B, T] with a ratio per token (gspo_token); not for {name}")
+        raise ValueError(f"advantages has shape {list(advantages.shape)}, mask {list(mask.shape)}: "
+                         f"{name} takes advantages of shape [B]; [B, T] needs a ratio per token, "
+                         "as in gspo_token")
     if row.ratio == "log-shifted" and router_shift is None:
-        raise ValueError(f"router_shift is missing: {name} needs it, [B, T] (moe.router_shift)")
+        raise ValueError(f"router_shift is missing: {name} needs routes.router_shift, [B, T]")
     if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
-        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1, with token, min; not {name}")
+        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1 and needs an objective with "
+                         f"the token ratio and PPO's clip, which {name} does not have")
     low = row.epsilon if epsilon is None else epsilon
     high = row.epsilon_high if epsilon_high is None else epsilon_high
     if (row.epsilon, low, high) == (None, None, None):
         return None, None
-    if row.epsilon is None or min(low, high) < 0 or row.clip == "min" and low > 1:
-        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {name} has no band, or a band "
-                         "[1 - epsilon, 1 + epsilon_high] that starts at 0 or above")
+    if row.epsilon is None:
+        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {name} has no clip range")
+    if min(low, high) < 0 or row.clip == "min" and low > 1:
+        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: the clip range [1 - epsilon, "
+                         "1 + epsilon_high] must contain 1 and start at 0 or above")
     return (-low, high) if row.clip in AROUND_0 else (1 - low, 1 + high)
 
 
 if __name__ == "__main__":
-    # Two answers to one query, a right one of 4 tokens and a wrong one of 2; w: how far each moved
+    # Two responses to one prompt: a right one of 4 tokens and a wrong one of 2. w: the token ratios
     w = torch.tensor([[1.00, 1.90, 0.40, 1.25], [1.05, 0.75, 1.00, 1.00]])
     mask, A = torch.tensor([[True] * 4, [True] * 2 + [False] * 2]), torch.tensor([1.0, -1.0])
     old_logp, shift = torch.full((2, 4), -1.5), torch.full((2, 4), 0.9)
     print("Under each token: -d loss / d log π, how hard an update pushes it up (+) or down (-)\n")
-    print(f"{'name':12}{'ratio':12}{'clip':8}{'loss':>6}{'clip_low':>9}{'_high':>6}  "
+    names = 1 + max(map(len, OBJECTIVES))
+    clips = 1 + max(len(row.clip) for row in OBJECTIVES.values())
+    print(f"{'name':{names}}{'ratio':12}{'clip':{clips}}{'loss':>6}{'clip_low':>9}{'_high':>6}  "
           + "".join(f"  w {x:4.2f}" for x in w[mask].tolist()) + "   (A = +1 four times, then -1)")
     for name, row in OBJECTIVES.items():
         logp = (old_logp + w.log()).requires_grad_()
         loss, stats = policy_loss(name, logp, old_logp, A, mask, group_size=2, max_length=4,
-                                  router_shift=shift if name == "rspo" else None)
+                                  router_shift=shift if row.ratio == "log-shifted" else None)
         push = -torch.autograd.grad(loss, logp)[0][mask]
-        print(f"{name:12}{row.ratio:12}{row.clip:8}{loss:6.2f}{stats['clip_low']:9.0%}"
+        print(f"{name:{names}}{row.ratio:12}{row.clip:{clips}}{loss:6.2f}{stats['clip_low']:9.0%}"
               f"{stats['clip_high']:6.0%}  "
               + "".join(f"{x:+8.3f}" if x else "       ·" for x in push.tolist()))

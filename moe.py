@@ -1,8 +1,9 @@
-"""The policy: a tiny Qwen3-MoE, whose routers routes.py watches like those of any other MoE.
+"""The policy: a tiny Qwen3-MoE. routes.py records and replays its routers like those of any MoE.
 
-TinyMoE is the architecture of `transformers.Qwen3MoeForCausalLM`, with its parameter names, its
-call and its caches, so that transformers reads and writes its checkpoints. Left out and refused:
-RoPE scaling, sliding windows, attention dropout, activations other than SiLU.
+TinyMoE has the architecture of `transformers.Qwen3MoeForCausalLM`, the same parameter names, the
+same call and the same KV caches, so transformers can read its checkpoints and the reverse. RoPE
+scaling, sliding windows, attention dropout and activations other than SiLU are not implemented; a
+config that asks for them raises ValueError.
 """
 
 from functools import partial
@@ -45,7 +46,7 @@ class Attention(nn.Module):
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))                           # [B, H, S, d]
         if cache is not None:
             k, v = cache.update(k, v, self.layer)                               # [B, H_kv, C, d]
-        if mask is None and not causal and not self.grouped:  # one query: faster so on a CPU
+        if mask is None and not causal and not self.grouped:  # one new token: faster on a CPU
             y = (q @ k.transpose(-1, -2) * self.width**-0.5).softmax(-1) @ v        # [B, H, 1, d]
         else:
             y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal,
@@ -54,7 +55,8 @@ class Attention(nn.Module):
 
 
 def rotate(x, cos, sin):
-    """RoPE: each pair (x_i, x_{i + d/2}) of x [B, S, H, d] turns by its position's `angles`."""
+    """RoPE: rotate each pair (x_i, x_{i + d/2}) of x [B, S, H, d] by the `angles` of its position.
+    """
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin                             # [B, S, H, d]
 
 
@@ -81,7 +83,7 @@ class SwiGLU(nn.Module):
 
 
 class TopKRouter(nn.Module):
-    """Which K of E experts a token visits, and how much each counts: its gates."""
+    """Chooses K of the E experts for each token and computes their weights, the gates."""
 
     def __init__(self, config):
         super().__init__()
@@ -97,7 +99,7 @@ class TopKRouter(nn.Module):
 
 
 class Experts(nn.Module):
-    """E SwiGLU experts in two tensors."""
+    """E SwiGLU experts, whose weights are stacked in two tensors."""
 
     def __init__(self, config):
         super().__init__()
@@ -106,13 +108,14 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(E, D, M))
 
     def forward(self, x, gates, indices):
-        """Tokens sorted by expert, a block of rows for each of the K experts that they chose."""
+        """Sort the tokens by expert, so that each expert gets one block of rows, and multiply the
+        blocks; a token has one row for each of its K experts."""
         expert, order = indices.flatten().sort(stable=True)                         # [N·K]
         token = order // indices.shape[1]                                           # [N·K]
         numbers = torch.arange(len(self.down_proj), device=x.device)                # [E]
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)      # [E]
 
-        kind = x.device.type  # autocast does not know grouped_mm
+        kind = x.device.type  # autocast does not cover grouped_mm, so cast here
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         rows = x.index_select(0, token).to(dtype)                                   # [N·K, D]
         up, down = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
@@ -123,12 +126,17 @@ class Experts(nn.Module):
 
 
 def expert_product(rows, weight, ends):
-    """rows [n, D], those before ends[e] expert e's, times weight [e] of [E, M, D] -> [n, M]."""
-    odd = weight.shape[1] % 8 or weight.shape[2] % 8
-    if rows.dtype == torch.float64 or odd:  # torch's grouped product refuses these
+    """rows [n, D] -> [n, M]: multiply the rows of each expert e, rows[ends[e-1]:ends[e]], by its
+    weight [M, D], which is weight[e] of [E, M, D]."""
+    odd = weight.shape[1] % 8 or weight.shape[2] % 8  # torch's grouped product refuses these
+    if odd or rows.dtype == torch.float64 or not has_grouped_product(rows.device):
         blocks = rows.tensor_split(ends[:-1].tolist())
         return torch.cat([F.linear(block, w) for block, w in zip(blocks, weight)])
     return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+
+
+def has_grouped_product(device):
+    return device.type != "mps"
 
 
 class MoE(nn.Module):
@@ -175,12 +183,13 @@ class Backbone(nn.Module):
         x, cache = self.embed_tokens(input_ids), past_key_values                    # [B, S, D]
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if recompute and cache is not None:
-            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice")
+            raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; "
+                             "pass past_key_values=None")
         if use_cache and cache is None and not recompute:
             cache = DynamicCache(config=self.config)
 
         S, past = x.shape[1], 0 if cache is None else cache.get_seq_length()
-        steps = torch.arange(S, device=x.device) + past                # [S]  places in the cache
+        steps = torch.arange(S, device=x.device) + past                # [S]  positions in the cache
         if position_ids is None:
             count = steps[None] + 1 if attention_mask is None else attention_mask.long().cumsum(-1)
             position_ids = (count - 1).clamp(min=0)[:, -S:]                         # [B, S]
@@ -195,28 +204,28 @@ class Backbone(nn.Module):
 
 
 def attention_pattern(steps, attention_mask, cache):
-    """(mask [B or 1, 1, S, C] or None, is_causal): a query at place steps[s] sees keys at places
-    <= steps[s], but no padding."""
+    """(mask [B or 1, 1, S, C] or None, is_causal): the query at position steps[s] of the cache
+    attends to the keys at positions <= steps[s], except padding."""
     S = len(steps)
-    if attention_mask is not None and attention_mask.dim() == 4:  # whatever the caller wants
+    if attention_mask is not None and attention_mask.dim() == 4:  # the caller's own mask
         return attention_mask, False
     C = S if cache is None else cache.get_mask_sizes(S, 0)[0]
     if attention_mask is None and S == C > 1:
-        return None, True   # nothing cached: plain causal attention has the fastest kernel
+        return None, True   # nothing cached: causal attention without a mask is fastest
     if attention_mask is None and S == 1 and not getattr(cache, "is_compileable", False):
-        return None, False  # one new token sees all of a growing cache; a static one has gaps
+        return None, False  # one new token sees all of a growing cache; a static cache has gaps
     key = torch.arange(C, device=steps.device)                                      # [C]
     mask = (key <= steps[:, None])[None, None]                                      # [1, 1, S, C]
     if attention_mask is not None:
         real = F.pad(attention_mask.bool(), (0, C - attention_mask.shape[1]))       # [B, C]
-        itself = key == steps[:, None]             # [S, C]  so that padding sees something: itself
+        itself = key == steps[:, None]             # [S, C]  padding sees itself: no NaN
         mask = mask & real[:, None, None] | itself                                  # [B, 1, S, C]
     return mask, False
 
 
 class TinyMoE(nn.Module):
-    """Qwen3-MoE as a causal language model, called as transformers calls one. ValueError for a
-    `transformers.Qwen3MoeConfig` that asks for what this file leaves out."""
+    """Qwen3-MoE as a causal language model with the call of transformers' models. Raises ValueError
+    for a `transformers.Qwen3MoeConfig` that asks for what this file does not implement."""
 
     def __init__(self, config):
         super().__init__()
@@ -231,7 +240,8 @@ class TinyMoE(nn.Module):
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
                 use_cache=None, logits_to_keep=0):
-        """input_ids [B, S] -> .logits [B, S, V] (the last places if limited), .past_key_values"""
+        """input_ids [B, S] -> .logits [B, S, V] (only the last logits_to_keep positions if that is
+        not 0) and .past_key_values"""
         out = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache)
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])           # [B, S, V]
         return MoeCausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
@@ -248,7 +258,8 @@ class TinyMoE(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def save_pretrained(self, directory, state_dict=None):
-        """Write a checkpoint of transformers' Qwen3MoeForCausalLM; state_dict replaces our own."""
+        """Write a checkpoint of transformers' Qwen3MoeForCausalLM. state_dict: the weights to write
+        in place of the model's own."""
         with torch.device("meta"):
             twin = Qwen3MoeForCausalLM(self.config)
         twin.load_state_dict(self.state_dict() if state_dict is None else state_dict, assign=True)
@@ -258,27 +269,28 @@ class TinyMoE(nn.Module):
 
     @classmethod
     def from_pretrained(cls, directory):
-        """Read a Qwen3-MoE checkpoint, this class's or transformers', in the precision it was
-        saved in. OSError where there is none; ValueError for another architecture, and for weights
-        that are missing, left over or misshapen: none is filled in."""
+        """Read a Qwen3-MoE checkpoint, written by this class or by transformers, in the precision
+        it was saved in. Raises OSError if there is no checkpoint; ValueError for another
+        architecture and for missing, unexpected or misshapen weights, because none of them is
+        filled with random numbers."""
         check_config(AutoConfig.from_pretrained(directory))
         twin, found = Qwen3MoeForCausalLM.from_pretrained(
             directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
             output_loading_info=True)
         for kind, keys in found.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
             if keys:
-                raise ValueError(f"{directory}: the weights do not fit config.json, {len(keys)} "
-                                 f"{kind} as {sorted(keys)[0]}")
+                raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
+                                 f"{kind}, for example {sorted(keys)[0]}")
         with torch.device("meta"):
             model = cls(twin.config)
         model.load_state_dict(twin.state_dict(), assign=True)
         model.tie_weights()
-        model.generation_config = twin.generation_config  # with all tokens that end a response
+        model.generation_config = twin.generation_config  # has all tokens that end a response
         return model
 
 
 def check_config(config):
-    """Raise ValueError for what TinyMoE cannot be."""
+    """Raise ValueError for a config that TinyMoE does not implement."""
     if config.model_type != "qwen3_moe":
         raise ValueError(f"TinyMoE reads model_type 'qwen3_moe', not {config.model_type!r}")
     if config.num_experts_per_tok > config.num_experts > 0:
@@ -288,7 +300,8 @@ def check_config(config):
     ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0)
     for name, value in ours.items():
         if given[name] != value:
-            raise ValueError(f"{name} {given[name]!r} is not in TinyMoE, which has {value!r}")
+            raise ValueError(f"{name} {given[name]!r} is not implemented in TinyMoE, which "
+                             f"supports only {value!r}")
 
 
 if __name__ == "__main__":

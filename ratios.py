@@ -1,18 +1,18 @@
-"""Importance ratios: how much likelier is an answer under the new policy than under its author?
+"""Importance ratios: how much likelier is a response under the new policy than under the old one?
 
     token      w_t = π_new(y_t) / π_old(y_t)                    GRPO: one noisy number per token
-    product    Π_t w_t                                          the textbook's: explodes with length
-    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)      GSPO: one steady number per answer
+    product    Π_t w_t                                          unbiased; explodes with length
+    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)      GSPO: one stable number per response
     GSPO-token s_t = sg[s] · π_new(y_t) / sg[π_new(y_t)]        the value of s, a gradient per token
 
-`sg` stops the gradient. s has a second reading ("Rethinking GSPO"): with the cross-entropy
-H = -mean_t log π and perplexity exp(H), it is s = exp(H_old - H_new) = perplexity_old /
-perplexity_new: GSPO clips answers whose perplexity moved.
+`sg` stops the gradient. s is also a ratio of perplexities ("Rethinking GSPO"): with the
+cross-entropy H = -mean_t log π and the perplexity exp(H), s = exp(H_old - H_new) =
+perplexity_old / perplexity_new. GSPO therefore clips responses whose perplexity has changed.
 
-Everywhere: logp, old_logp [B, T] in nats, float32 (or float64); mask [B, T] bool, True at the loss
-tokens (the response with its EOS, no padding, no tool output). What stands outside the mask, NaN
-included, changes neither a value nor a gradient. Other shapes and types raise ValueError: bfloat16
-would round GSPO's whole band to 1.0.
+All functions take logp and old_logp of shape [B, T], in nats, float32 (or float64), and mask
+[B, T] bool, the loss mask: True at the loss tokens (the response with its EOS; not padding, not
+tool output). Values outside the mask, NaN included, change neither a value nor a gradient. Other
+shapes and types raise ValueError: bfloat16 would round GSPO's whole clip range to 1.0.
 """
 
 import math
@@ -50,26 +50,26 @@ def sequence_log_ratio(logp, old_logp, mask):
 
 
 def token_ratio(logp, old_logp, mask):
-    """w_t, [B, T], 1 outside the mask. GRPO 2402.03300; GSPO 2507.18071 eq. 3."""
+    """The token ratio w_t, [B, T], 1 outside the mask. GRPO 2402.03300; GSPO 2507.18071 eq. 3."""
     return token_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp()    # [B, T]
 
 
 def sequence_ratio(logp, old_logp, mask):
-    """s, [B], 1 for a row without loss tokens. GSPO 2507.18071 eq. 7."""
+    """The sequence ratio s, [B], 1 for a row without loss tokens. GSPO 2507.18071 eq. 7."""
     return sequence_log_ratio(logp, old_logp, mask).clamp(max=LARGEST_LOG).exp() # [B]
 
 
 def gspo_token_ratio(logp, old_logp, mask):
-    """s_t, [B, T]: the value of s; its gradient is s at log π_new(y_t) and 0 at every other token.
-    GSPO 2507.18071 eq. 14."""
+    """s_t, [B, T]. Its value is s; its gradient is s with respect to log π_new(y_t) and 0 with
+    respect to the log-prob of every other token. GSPO 2507.18071 eq. 14."""
     s = sequence_ratio(logp, old_logp, mask).detach()                            # [B]
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     return s[:, None] * (logp - logp.detach()).exp()                             # [B, T]
 
 
 def product_ratio(logp, old_logp, mask):
-    """Π_t w_t, [B]: the unbiased ratio of whole answers. Its logarithm spreads with length, where
-    that of s narrows."""
+    """Π_t w_t, [B]: the unbiased ratio of whole responses. The variance of its logarithm grows with
+    the length of the response; the variance of log s shrinks."""
     return token_log_ratio(logp, old_logp, mask).sum(-1).clamp(max=LARGEST_LOG).exp()    # [B]
 
 
@@ -86,8 +86,9 @@ def perplexity(logp, mask):
 
 @torch.no_grad()
 def ratio_stats(logp, old_logp, mask):
-    """How far apart the policies are, 0-dim tensors: mean and population variance of log w over the
-    loss tokens and of log s over the answers that have any, how many these are, the largest w."""
+    """How far apart the two policies are, as 0-dim tensors: mean and population variance of log w
+    over the loss tokens, mean and population variance of log s over the responses with loss tokens,
+    the number of these tokens and responses ("answers"), and the largest w."""
     log_w = token_log_ratio(logp, old_logp, mask)                                # [B, T]
     log_s, answers = mean_over_tokens(log_w, mask), mask.any(-1)                 # [B] each
     stats = dict(tokens=mask.sum(), answers=answers.sum(),
@@ -101,7 +102,8 @@ def ratio_stats(logp, old_logp, mask):
 
 
 if __name__ == "__main__":
-    # One answer of 512 tokens; the update changed two, to 1.9 and 0.4 times their old probability.
+    # One response of 512 tokens. The update changed two of them, to 1.9 and to 0.4 times their old
+    # probability.
     log_w = torch.zeros(1, 512, dtype=torch.float64)
     log_w[0, 137], log_w[0, 400] = math.log(1.9), math.log(0.4)
     mask, generator = torch.ones(1, 512, dtype=torch.bool), torch.Generator().manual_seed(0)

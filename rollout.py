@@ -1,49 +1,98 @@
-"""Rollout: π_old samples G responses per query; log π(y|x) of given responses under any policy.
+"""Rollout: π_old samples G responses per prompt; log π(y|x) of given responses under any policy.
 
-    sample()          query ─► prompt, a row per response ─► token by token ─► G responses
+    sample()          prompt ─► one row per response ─► token by token ─► G responses
     response_logp()   prompt and response in one forward ─► log π of each token, with gradient
 
-Both are the plain way: a row per response, right for every causal LM of transformers, and short
-enough to be read at once. plumbing/speed/fast.py has the same two names, quicker and tested equal.
+Both functions are the simple version: one row per response, correct for every causal LM of
+transformers, and short. plumbing/speed/fast.py has faster functions of the same names; tests check
+that the results are equal. train.py calls them through two small objects: a Sampler, which another
+inference engine can replace, and a Scorer, a module that DDP and FSDP can wrap.
 
-Each token is drawn by one uniform number of its row and place. The numbers may be given: a rollout
-then does not depend on how its rows are divided.
+Each token is drawn with one uniform random number, which belongs to its row and position. If the
+caller passes these numbers, the rollout does not depend on how its rows are split into batches.
 
-Left out on purpose: top-p, top-k and repetition penalties. Sampling from anything but
-softmax(logits / temperature) would make the log-probs of the loss belong to another distribution.
+Not implemented on purpose: top-p, top-k and repetition penalties. The tokens would then come from
+another distribution than softmax(logits / temperature), whose log-probs enter the loss.
 """
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
 
-MAX_LOGITS = 2**24  # how many logits may exist at once: 64 MB in float32
+from routes import Pass, record_routes
+
+MAX_LOGITS = 2**24  # the most logits that exist at a time: 64 MB in float32
 
 
 @dataclass
 class Rollout:
     """Q prompts and their B = Q·G responses; the G rows of a prompt are adjacent."""
 
-    prompt_ids: torch.Tensor     # [Q, P] one row per prompt, padded on the left
+    prompt_ids: torch.Tensor     # [Q, P] a row per prompt, padded on the left
     prompt_mask: torch.Tensor    # [Q, P] bool
     response_ids: torch.Tensor   # [B, T] padded on the right
     mask: torch.Tensor           # [B, T] bool: loss tokens, the end-of-sequence token included
     sampler_logp: torch.Tensor   # [B, T] float32 log-probs recorded while sampling
-    truncated: torch.Tensor      # [B] bool: ran into max_new_tokens
-    texts: list                  # B strings, cut before a stop string
+    truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
+    texts: list                  # B strings, each cut before its stop string
     group_size: int
-    prefix: int = 0              # how many first tokens all prompts share (only fast.py looks)
-    routes: object = None        # what the sampler's routers chose (plumbing/loop/replay.py)
-    tokens: list | None = None   # B numbers of loss tokens, where they were counted
+
+    def groups(self, index):
+        """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
+        return self.cut(index, rows_of(index, self.group_size), self.group_size)
+
+    def rows(self, start, stop):
+        """Rows start:stop as a new Rollout. They must be whole groups or a part of one group;
+        anything else raises ValueError."""
+        G = self.group_size
+        if (start % G or stop % G) and start // G != (stop - 1) // G:
+            raise ValueError(f"rows {start}:{stop} cut through groups of {G}: take whole groups "
+                             "or a part of one group")
+        prompts = torch.arange(start // G, (stop - 1) // G + 1)                     # [q]
+        return self.cut(prompts, torch.arange(start, stop), min(G, stop - start))
+
+    def cut(self, prompts, rows, group_size):
+        """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
+        Rollout."""
+        texts, device = [self.texts[i] for i in rows.tolist()], self.mask.device
+        prompts, rows = (x.to(device, non_blocking=True) for x in (prompts, rows))
+        of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
+        of_rows = {name: getattr(self, name)[rows]
+                   for name in ("response_ids", "mask", "sampler_logp", "truncated")}
+        return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size)
+
+
+def rows_of(index, group_size):
+    """The row numbers [q · G] of the groups of the prompts `index` [q], on the device of index."""
+    offsets = torch.arange(group_size, device=index.device)                         # [G]
+    return (index[:, None] * group_size + offsets).flatten()
 
 
 # ---------------------------------------------------------------------------------------- sampling
+
+class Sampler:
+    """The old policy π_old with its sampling settings. Any object with the same `sample` method can
+    replace it: a fast sampler, a compiled one, a copy with rounded weights
+    (plumbing/speed/samplers.py), another inference engine."""
+
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
+        self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
+        self.temperature, self.stop, self.tool = temperature, stop, tool
+
+    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+        """G responses to each of Q prompts (lists of token ids, or strings) -> Rollout. uniforms
+        [B, max_new_tokens]: see `sample` below. temperature: replaces the sampler's own."""
+        temperature = self.temperature if temperature is None else temperature
+        return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
+                      temperature, uniforms, self.stop, self.tool)
+
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
@@ -52,10 +101,11 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
 
     prompts      Q lists of token ids, or Q strings
     temperature  above 0: softmax(logits / temperature); 0: greedy
-    uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: fresh ones
-    stop         strings that end a response like the end-of-sequence token; both are loss tokens
-    tool         a function of a response's text so far -> text to insert next, '' mostly; what it
-                 inserts is read by the policy but no loss token: the mask has a hole there
+    uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: draw new ones
+    stop         strings that end a response. Their tokens are loss tokens, as is the
+                 end-of-sequence token
+    tool         a function of the text of a response so far -> text to insert next, usually ''.
+                 The policy reads the inserted text, but its tokens are not in the loss mask
     """
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
@@ -68,7 +118,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
-    inserted = torch.full((B, T), -1, device=device)           # [B, T] by a tool; -1: by the policy
+    inserted = torch.full((B, T), -1, device=device)        # [B, T] tool tokens; -1: policy's token
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -98,7 +148,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
 
 
 def token_ids(tokenizer, prompts):
-    """Prompts as lists of token ids, whether they are strings or such lists already."""
+    """Prompts as lists of token ids; a prompt may be a string or already a list of token ids."""
     return [tokenizer(p)["input_ids"] if isinstance(p, str) else p for p in prompts]
 
 
@@ -131,25 +181,50 @@ def draw(logits, uniform):
 
 
 def end_tokens(model, tokenizer):
-    """Every token id that ends a response: the tokenizer's and the checkpoint's own."""
+    """All token ids that end a response: the tokenizer's and those of the generation config."""
     known = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     known = known if isinstance(known, list) else [known]
     return sorted({*known, tokenizer.eos_token_id} - {None})
 
 
 def end_test(model, tokenizer, stop):
-    """A function of the tokens so far [b, t]: does the last one end its response? -> [b] bool."""
+    """A function: the tokens so far [b, t] -> [b] bool, whether the last token ends the response.
+    """
     ends = torch.tensor(end_tokens(model, tokenizer), device=model.device)
     at_end = lambda ids: torch.isin(ids[:, -1], ends)                               # [b]
     if not stop:
         return at_end
-    stops = StopStringCriteria(tokenizer, list(stop))
+    stops = StopStrings(tokenizer, list(stop))
     return lambda ids: at_end(ids) | stops(ids, None)
 
 
+class StopStrings(StopStringCriteria):
+    """Token ids [b, t] -> [b] bool: whether the last token of a row completes a stop string.
+    transformers decodes each token after the prefix "abcdef"; for a tokenizer that does not know
+    these letters, this class uses a prefix from its vocabulary."""
+
+    @staticmethod
+    def clean_tokenizer_vocab(tokenizer, static_prefix="abcdef", **options):
+        texts = [static_prefix, *(token for token in tokenizer.get_vocab() if token.strip())]
+        prefix = next((text for text in texts if knows(tokenizer, text)), static_prefix)
+        return StopStringCriteria.clean_tokenizer_vocab(tokenizer, prefix, **options)
+
+
+def knows(tokenizer, text):
+    """Whether encoding and decoding preserves this text."""
+    try:
+        return text in tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
+    except Exception:            # tokenizers raises bare Exceptions for unknown characters
+        return False
+
+
 def use_tool(tool, tokenizer, response, inserted, ready):
-    """Let the tool read the responses so far [B, t] that are `ready` [B]; what it says comes next,
-    in inserted [B, T], as far as there is room."""
+    """Call the tool on the responses so far [B, t] that are `ready` [B]. Its output is written into
+    inserted [B, T] from position t on, cut at T. A tool with a method `asked` is called only on
+    the responses that have just asked for it (plumbing/data/tool.py); any other tool is called on
+    all responses after every token."""
+    if hasattr(tool, "asked"):
+        ready = ready & tool.asked(tokenizer, response)                             # [B]
     start, end = response.shape[1], inserted.shape[1]
     for row in ready.nonzero().flatten().tolist():
         said = tool(tokenizer.decode(response[row]))
@@ -158,42 +233,85 @@ def use_tool(tool, tokenizer, response, inserted, ready):
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted,
-           prefix=0):
-    """A Rollout, cut to its longest response, with mask and texts; prompts: (ids, mask) [Q, P]."""
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
+    """Make the Rollout: cut it to its longest response, compute mask and texts. prompts: (ids,
+    mask), [Q, P] each."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
     mask &= inserted[:, :width] < 0
     response, logp = response[:, :width], logp[:, :width]                           # [B, T]
-    rows = zip(response.tolist(), lengths.tolist())
-    texts = tokenizer.batch_decode([row[:n] for row, n in rows], skip_special_tokens=True)
+    rows = [ids[:n] for ids, n in zip(response.tolist(), lengths.tolist())]
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    if stop:
+        texts = [before_stop(tokenizer, *row, stop) for row in zip(texts, rows, mask.tolist())]
+    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
+
+
+def before_stop(tokenizer, text, ids, own, stop):
+    """The text up to the first stop string that the policy completed. ids: the tokens of the text.
+    own: which of them the policy wrote; a stop string in the output of a tool does not count."""
+    holes = not all(own[:len(ids)])
     for string in stop:
-        texts = [text.split(string)[0] for text in texts]
-    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size, prefix)
+        at = text.find(string)
+        while holes and at >= 0 and not own[last_token(tokenizer, ids, at + len(string))]:
+            at = text.find(string, at + 1)
+        text = text if at < 0 else text[:at]
+    return text
+
+
+def last_token(tokenizer, ids, characters):
+    """The index in ids of the token that completes the first `characters` characters of the text.
+    """
+    size = lambda n: len(tokenizer.decode(ids[:n], skip_special_tokens=True))
+    return next((i for i in range(len(ids)) if size(i + 1) >= characters), len(ids) - 1)
 
 
 # --------------------------------------------------------------------------------------- log-probs
 
-class Scores(NamedTuple):
+@dataclass
+class Scores:
+    """Log-probs, entropies and hidden states of a policy for the responses of a rollout."""
+
     logp: torch.Tensor            # [B, T] float32 log π(y_t | x, y_<t) in nats, 0 outside the mask
     entropy: torch.Tensor | None  # [B, T] float32 entropy of the next-token distribution in nats
-    hidden: torch.Tensor          # [B, T, D] last hidden state that predicts token t, for a critic
-    rows: object = slice(None)    # which row of the forward each response read (fast.py shares)
+    hidden: torch.Tensor | None   # [B, T, D] last hidden state that predicts token t, for a critic
+    routes: Pass | None = None    # [L, B, T, ·] the routers' choice where token t is predicted
+
+
+class Scorer(nn.Module):
+    """A policy as a module that maps a rollout to its Scores: scorer(rollout). The Actor of
+    plumbing/model/actor.py adds a critic, bfloat16 autocast, gradient checkpointing and the fast
+    response_logp."""
+
+    def __init__(self, policy):
+        super().__init__()
+        self.policy = policy
+
+    def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
+        """record: also return the experts that the routers chose."""
+        with record_routes(self.policy) if record else nullcontext() as routes:
+            scores = response_logp(self.policy, rollout, temperature, entropy, entropy_grad)
+        if record:  # token t is predicted at position P - 1 + t of the row
+            first = rollout.prompt_mask.shape[1] - 1
+            scores.routes = Pass(*(x[:, :, first:] for x in routes.only()))         # [L, B, T, ·]
+        return scores
 
 
 def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
                   max_logits=MAX_LOGITS):
-    """log π(y_t | x, y_<t) of a rollout's tokens, at their sampling temperature -> Scores.
+    """log π(y_t | x, y_<t) of the response tokens of a rollout -> Scores.
 
-    entropy: compute it; entropy_grad: with gradient, as an entropy bonus needs it. max_logits: how
-    many logits may exist at once; beyond it the LM head runs in chunks."""
+    temperature: the one they were sampled with. entropy: also compute the entropy; entropy_grad:
+    with gradient, which an entropy bonus needs. max_logits: the most logits that exist at a time;
+    the LM head runs in chunks of that size."""
     hidden = response_hidden(model, rollout)                                        # [B, T, D]
     return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
 
 
 def response_hidden(model, rollout, seen=None):
-    """Prompt and response side by side in one forward, a row per response -> [B, T, D].
-    seen: makes another mask of the attention mask [B, N] (fast.py)."""
+    """One forward over prompt and response, one row per response -> [B, T, D], the hidden states
+    that predict the response tokens. seen: a function that replaces the attention mask [B, N]
+    (fast.py)."""
     G, T = rollout.group_size, rollout.mask.shape[1]
     prompt_mask = rollout.prompt_mask.repeat_interleave(G, 0)                       # [B, P]
     prompt_ids = rollout.prompt_ids.repeat_interleave(G, 0)                         # [B, P]
@@ -209,9 +327,10 @@ def response_hidden(model, rollout, seen=None):
 
 def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits,
                  where=None):
-    """The LM head where a loss token is predicted, and nowhere else: no [B, T, V] tensor exists.
-    hidden [B, T, D] of a rollout -> Scores. Chunks are computed again in the backward. where: the
-    N loss tokens among all B·T places, [N], if they are known."""
+    """hidden [B, T, D] of a rollout -> Scores. The LM head runs only at the positions that predict
+    a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
+    recomputed in the backward pass. where: the indices [N] of the loss tokens among the B·T
+    positions, if they are known."""
     head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
     mask = rollout.mask                                                             # [B, T]
     where = mask.flatten().nonzero()[:, 0] if where is None else where              # [N]
@@ -227,8 +346,9 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
 
 
 def head_of(model):
-    """The LM head and what the model does to its logits afterwards: hidden [N, D] -> logits [N, V].
-    In float32 also under bfloat16 autocast, whose rounding would be ten times GSPO's band."""
+    """The LM head with the model's own scaling and soft cap of the logits: a function hidden [N, D]
+    -> logits [N, V]. It runs in float32 also under bfloat16 autocast: bfloat16 would cause rounding
+    errors ten times as large as GSPO's clip range."""
     linear, named = model.get_output_embeddings(), lambda name: getattr(model.config, name, None)
     scale = (named("logit_scale") or 1) * (named("lm_head_multiplier") or 1)  # Cohere; Falcon-H1
     power = 1 if model.config.model_type == "hyperclovax" else -1
@@ -244,8 +364,8 @@ def head_of(model):
 
 
 def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
-    """head (from `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],) or
-    (log-probs, entropies)."""
+    """LM head (see `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
+    with entropy (log-probs [N], entropies [N])."""
     logits = head(hidden)                                                           # [N, V]
     logits = logits if temperature == 1 else logits / temperature                   # [N, V]
     logp = logits.log_softmax(-1)                                                   # [N, V]
@@ -271,7 +391,7 @@ if __name__ == "__main__":
     rollout = sample(model, tokenizer, ["3+8+5=", "9+9+1+4="], group_size=4, max_new_tokens=16)
     logp = response_logp(model, rollout).logp                                       # [B, T]
     for i, text in enumerate(rollout.texts):
-        print(f"query {i // 4}   |y| {rollout.mask[i].sum():2}   log π(y|x) {logp[i].sum():7.2f}   "
-              f"{'cut off' if rollout.truncated[i] else 'ended':8} {text.replace(' ', '')}")
+        print(f"prompt {i // 4}   |y| {rollout.mask[i].sum():2}   log π(y|x) {logp[i].sum():7.2f} "
+              f"  {'cut off' if rollout.truncated[i] else 'ended':8} {text.replace(' ', '')}")
     gap = (logp - rollout.sampler_logp).abs().max()
     print(f"log-probs of sampling against recomputed ones: largest difference {gap:.1e}")

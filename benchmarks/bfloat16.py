@@ -26,8 +26,8 @@ import rollout as plain  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from make_max_data import SHOTS  # noqa: E402
 from memory import write_json  # noqa: E402
-from plumbing.data import tasks  # noqa: E402
-from plumbing.model.actor import sampling_copy  # noqa: E402
+from plumbing.data import running_sum
+from plumbing.speed.samplers import sampling_copy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
@@ -119,7 +119,7 @@ def main(argv=None):
         f"SmolLM2, 2 x 8 answers of {tokens}": sampling(
             model, tokenizer, list(PROMPTS), 8, tokens, rounds)}}
     print(result, flush=True)
-    tiny, task = parse(["--use_cpu"]), tasks.running_sum()
+    tiny, task = parse(["--use_cpu"]), running_sum.running_sum()
     policy, characters = load_policy(tiny, task, device)
     prompts = task.encode(characters, task.train[:32], False, 512)
     result["sampling"]["tiny MoE, 32 x 8 answers of 24"] = sampling(

@@ -1,15 +1,25 @@
-"""One GPU, measured in at most ten minutes: one command that leaves its numbers whatever happens.
+"""One GPU, measured in at most an hour: one command that leaves its numbers whatever happens.
 
     python benchmarks/gpu.py            # -> results/gpu.json; --cpu: on a CPU, small shapes
 
 Every part runs by itself; what fails is written down with its error, what cannot be measured here
-as skipped and why, and the next part begins. The model has the shape of Qwen2.5-0.5B and random
-weights, so nothing is downloaded.
+as skipped and why, and the next part begins. Most parts take random weights in the shape of
+Qwen2.5-0.5B, so they download nothing. The last ones are README's first GPU command itself, which
+needs the hub or copies of its model and data (--model, --dataset):
+
+    first command   seconds and peak memory of a batch: fast, --plain, --torch_compile
+    beside TRL      the same by trl.GRPOTrainer, where TRL is installed
+    gsm8k           the held-out questions before and after as many batches as the hour allows,
+                    greedy: strict (the number stands in \\boxed{}), lenient (it is the last one)
 """
 
 import argparse
 import importlib.util
 import json
+import math
+import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,15 +33,24 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from eval import evaluate  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from memory import named, peak_bytes, random_rollout, write_json  # noqa: E402
-from plumbing.speed import compiled  # noqa: E402
-from plumbing.model.actor import sampling_copy  # noqa: E402
+from plumbing.speed import compiled, devices  # noqa: E402
 from plumbing.speed.fast import response_logp, sample  # noqa: E402
+from plumbing.data import tasks  # noqa: E402
+from plumbing.model.policy import load_policy  # noqa: E402
+from plumbing.run.arguments import parse  # noqa: E402
+from plumbing.speed.samplers import evaluation_sampler, sampling_copy  # noqa: E402
 from plumbing.speed.memory import Work, footprint  # noqa: E402
-from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
+from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 
-LIMIT = 600  # seconds for everything
+LIMIT = 3600  # seconds for everything
+SIZES = {False: (4, 8, 512, 512), True: (2, 2, 16, 16)}  # prompts, responses, tokens of both; --cpu
+SQUARE = {False: 8192, True: 1024}  # width of the matrices that find the limit
+EVALUATING = 600  # of them for gsm8k's two evaluations and for what comes after
+PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
+        "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
 SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
          "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
          "--cold_start_steps 120 --cold_start_learning_rate 0.005")
@@ -40,10 +59,12 @@ SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_p
 class Bench:
     """The model and the sizes that all parts measure."""
 
-    def __init__(self, cpu):
+    def __init__(self, cpu, model=None, dataset=None):
+        self.own = {"--model_name_or_path": model, "--dataset_name": dataset}
+        self.batch_seconds = None                            # of README's first command, once known
         self.device, self.cpu = torch.device("cpu" if cpu else "cuda"), cpu
         self.end = time.perf_counter() + LIMIT
-        self.Q, self.G, self.P, self.T = (2, 2, 16, 16) if cpu else (4, 8, 512, 512)
+        self.Q, self.G, self.P, self.T = SIZES[cpu]
         config = named("Qwen 0.5B")
         if cpu:
             config = AutoConfig.for_model("qwen2", hidden_size=64, num_hidden_layers=2,
@@ -81,7 +102,7 @@ class Bench:
     def run(self, *command):
         """What a Python process printed. RuntimeError with its last words if it failed."""
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
-                              timeout=self.left())
+                              timeout=self.left(), env=os.environ | {"PYTHONPATH": str(ROOT)})
         if done.returncode:
             raise RuntimeError((done.stderr or done.stdout).strip()[-500:])
         return done.stdout.strip()
@@ -95,12 +116,13 @@ def device(bench):
         return {"name": "CPU", "torch": torch.__version__}
     properties = torch.cuda.get_device_properties(0)
     return {"name": properties.name, "bytes": properties.total_memory, "torch": torch.__version__,
-            "capability": list(torch.cuda.get_device_capability())}
+            "capability": list(torch.cuda.get_device_capability()),
+            "bfloat16": devices.has_bfloat16()}
 
 
 def limits(bench):
     """Bytes per second of a copy, and FLOP per second of a matrix product in bfloat16."""
-    n = 1024 if bench.cpu else 8192
+    n = SQUARE[bench.cpu]
     a = torch.randn(n, n, device=bench.device, dtype=torch.bfloat16)
     copied = a.clone()
     return {"bytes_per_second": 2 * a.nbytes / bench.seconds(lambda: copied.copy_(a)),
@@ -164,7 +186,7 @@ def noise(bench):
 def syncs(bench):
     """How often the host waits in an update and in sampling, with the lines that make it wait."""
     if bench.cpu:
-        return {"skipped": "a CPU waits for nothing; tests/speed/test_gpu.py counts on a pretended GPU"}
+        return {"skipped": "a CPU never waits; tests/speed/test_gpu.py counts on a pretended GPU"}
     optimizer, tokenizer = torch.optim.SGD(bench.model.parameters(), 0.0), builtin_tokenizer()
     work = {"update": lambda: one_update(bench, optimizer),
             "sampling": lambda: sample(bench.model, tokenizer, [[3] * bench.P] * bench.Q, bench.G,
@@ -202,8 +224,118 @@ def versus_trl(bench):
 
 def tests(bench):
     """The last line of the tests that need a GPU; none of them runs without one."""
-    file = ROOT / "tests" / "test_gpu.py"
+    file = ROOT / "tests" / "speed" / "test_gpu.py"
     return bench.run("-m", "pytest", "-q", "-m", "gpu", file).splitlines()[-1]
+
+
+# ----------------------------------------------------------------- README's first GPU command
+
+def command(bench, folder):
+    """Its flags; on a CPU those of a tiny random checkpoint, made in `folder`."""
+    if bench.cpu:
+        return tiny_command(Path(folder))
+    text = (ROOT / "README.md").read_text().split("## I have a GPU")[1]
+    flags = shlex.split(text.split("python train.py", 1)[1].splitlines()[0])
+    for flag, value in bench.own.items():
+        if value:
+            flags[flags.index(flag) + 1] = value
+    return flags
+
+
+def tiny_command(folder):
+    tokenizer = builtin_tokenizer()
+    config = AutoConfig.for_model(
+        "qwen2", hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=128, vocab_size=32, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10)
+            for b in range(10)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return (f"--use_cpu --model_name_or_path {folder}/model --dataset_name {folder}/rows.jsonl "
+            "--verifier exact --max_completion_length 8 --prompts_per_step 4 --num_generations 4 "
+            "--steps_per_generation 2 --steps 4").split()
+
+
+def with_steps(flags, steps):
+    at = flags.index("--steps")
+    return [*flags[:at + 1], str(steps), *flags[at + 2:]]
+
+
+def first_command(bench):
+    """{way: seconds and laps of the batches after the first, peak bytes} of three batches."""
+    found = {}
+    for way in ((), ("--plain",), ("--torch_compile",)):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = [*with_steps(command(bench, folder), 3), *way, "--eval_samples", "0",
+                     "--output_dir", f"{folder}/run"]
+            name = way[0] if way else "fast"
+            try:
+                printed = bench.run("-c", PEAK, *flags)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                found[name] = {"error": str(error)[-300:]}
+                continue
+            records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")][1:]
+        laps = {lap: sum(r[f"seconds_{lap}"] for r in records) / len(records)
+                for lap in ("rollout", "logp", "update")}
+        found[name] = {"seconds": sum(laps.values()), **laps,
+                       "peak_bytes": int(printed.split("peak")[-1]),
+                       "tokens_per_second": records[-1]["tokens_per_second"]}
+    bench.batch_seconds = found["fast"].get("seconds")
+    return found
+
+
+def beside_trl(bench):
+    if not importlib.util.find_spec("trl"):
+        return {"skipped": "TRL is not installed: pip install trl==1.16.0"}
+    with tempfile.TemporaryDirectory() as folder:
+        flags = with_steps(command(bench, folder), 3)
+        return json.loads(bench.run(ROOT / "benchmarks" / "trl_run.py", *flags).splitlines()[-1])
+
+
+def numbers(text):
+    return [n.replace(",", "").rstrip(".") for n in re.findall(r"-?\d[\d,]*\.?\d*", text)]
+
+
+def strict(response, answer):
+    """The last \\boxed{} holds the answer's number and nothing else."""
+    boxed = re.findall(r"\\boxed\{([^{}]*)\}", response)
+    return bool(boxed) and numbers(boxed[-1])[-1:] == numbers(answer)[-1:] == [
+        boxed[-1].strip(" $").replace(",", "").rstrip(".")]
+
+
+def lenient(response, answer):
+    """The last number of the response is the answer's."""
+    return numbers(response)[-1:] == numbers(answer)[-1:]
+
+
+def examined(bench, args, task, name):
+    """Greedy answers to the held-out questions, judged both ways."""
+    policy, tokenizer = load_policy(args, task, bench.device, name)
+    sampler = evaluation_sampler(args, policy, tokenizer, task)
+    texts = evaluate(args, sampler, task, task.test, 1, 0.0)["texts"]
+    pairs = [(row[0], problem.answer) for row, problem in zip(texts, task.test)]
+    return {judge.__name__: sum(judge(*pair) for pair in pairs) / len(pairs)
+            for judge in (strict, lenient)} | {"questions": len(pairs)}
+
+
+def gsm8k(bench):
+    """The held-out questions before and after README's first command, as far as time allows."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = command(bench, folder)
+        args = parse(flags)
+        task = tasks.from_arguments(args)
+        before, began = examined(bench, args, task, None), time.perf_counter()
+        room = (bench.left() - EVALUATING) / (bench.batch_seconds or math.inf)
+        steps = max(1, min(args.steps, int(room)))
+        bench.run(ROOT / "train.py", *with_steps(flags, steps), "--eval_samples", "0",
+                  "--output_dir", f"{folder}/run")
+        seconds = time.perf_counter() - began
+        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+        after = examined(bench, args, task, f"{folder}/run/checkpoints/step_{steps}")
+        return {"before": before, "after": after, "batches": steps, "of": args.steps,
+                "seconds": seconds, "pass_rate": [r["pass_rate"] for r in records]}
 
 
 PARTS = {
@@ -211,7 +343,8 @@ PARTS = {
     "syncs": syncs, "default run": script,
     "routing replay old": lambda bench: script(bench, "--routing_replay", "old"),
     "routing replay rollout": lambda bench: script(bench, "--routing_replay", "rollout"),
-    "versus_trl": versus_trl, "tests": tests}
+    "versus_trl": versus_trl, "tests": tests, "first command": first_command,
+    "beside TRL": beside_trl, "gsm8k": gsm8k}
 
 
 def main(argv=None):
@@ -219,8 +352,10 @@ def main(argv=None):
     parser.add_argument("--cpu", action="store_true", help="on a CPU, in small shapes")
     parser.add_argument("--json", default="results/gpu.json", help="where the numbers go")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
+    parser.add_argument("--model", help="a copy of README's model instead of the hub's")
+    parser.add_argument("--dataset", help="a copy of README's data instead of the hub's")
     args = parser.parse_args(argv)
-    result, bench = {}, Bench(args.cpu)
+    result, bench = {}, Bench(args.cpu, args.model, args.dataset)
     for name in args.only:
         try:
             over = {"skipped": f"{LIMIT} seconds were over"}

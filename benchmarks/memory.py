@@ -1,16 +1,17 @@
-"""Memory: log-prob and update passes against the vocabulary, and plumbing/speed/memory.py's estimate
-against peaks that a CPU measured and a simulated GPU counted.
+"""Memory: of log-prob and update passes against the size of the vocabulary; and the estimate of
+plumbing/speed/memory.py against peaks measured on a CPU and counted on a simulated GPU.
 
     python benchmarks/memory.py            # --quick: only the shortest response and one model
                                            # --script: only the updates of train.py
                                            # TRL's column needs pip install trl==1.16.0
 
-Measured peaks are the CPU allocator's, as torch's profiler records every allocation: what the pass
-added to what was there before it. The first table: a backbone of width 64, so that the logits are
-nearly everything, with Qwen's vocabulary of 151,936 tokens. `ours`: the LM head in row chunks whose
-backward computes them again. `at once`: the same code with all logits in one tensor.
-Simulated peaks: tests/gpu/simulate_memory.py, no GPU needed (g++, once). The script: updates inside
-`train.main`, from a checkpoint of random weights, with and without --gradient_checkpointing.
+Measured peaks come from the CPU allocator, because torch's profiler records every allocation: a
+peak is the memory that the pass added. The first table uses a backbone of width 64 with Qwen's
+vocabulary of 151,936 tokens, so that nearly all memory is for logits. `ours`: the LM head in chunks
+of rows, which the backward pass recomputes. `at once`: the same code with all logits in one tensor.
+Simulated peaks come from tests/gpu/simulate_memory.py, which needs no GPU but g++. --script
+measures the updates inside `train.main`, from a checkpoint of random weights, with and without
+--gradient_checkpointing.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from plumbing.speed.fast import response_logp  # noqa: E402
 from plumbing.speed.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
-from plumbing.data.tasks import builtin_tokenizer  # noqa: E402
+from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402
 import train  # noqa: E402
@@ -182,13 +183,13 @@ def through_the_script(shape=SCRIPT, flags=ONE_GROUP):
         for flag in ("", "--gradient_checkpointing"):
             seen = []
 
-            def watched(args, scorer, policy, optimizer, batch):
+            def watched(args, learner, mini):
                 stats, began = [], time.process_time()
 
                 def once():
-                    stats.append(update(args, scorer, policy, optimizer, batch))
+                    stats.append(update(args, learner, mini))
                 peak = peak_bytes(once) if len(seen) == 3 else once()
-                seen.append((peak, time.process_time() - began, int(batch.rollout.mask.sum())))
+                seen.append((peak, time.process_time() - began, int(mini.rollout.mask.sum())))
                 return stats[0]
             with patch.object(train, "update", watched), redirect_stdout(sys.stderr):
                 train.main(["--model_name_or_path", "model", "--dataset_name", "rows.jsonl",
@@ -247,13 +248,15 @@ def fits_table(error):
     lines = ["rows per micro-batch that fit: 8 queries x 8 responses, 512 + 512 tokens, bfloat16",
              "(GC: only with --gradient_checkpointing; -: not even one row). Computed, no GPU was",
              f"there; simulated peaks of these models differ by at most {error:.0%}.", "",
-             f"{'':14}{'':22}{'state':>9}" + "".join(f"{f'{gb} GB':>8}" for gb in sizes)]
+             f"{'':14}{'':26}{'state':>9}" + "".join(f"{f'{gb} GB':>8}" for gb in sizes)]
     for name in MODELS:
         config = named(name)
         parameters = parameters_of(config)
         for way, state in (("full fine-tuning", "full"), ("--use_peft", "lora"),
+                           ("--use_peft --load_in_4bit", "lora"),
                            ("--optimizer_offload", "offload")):
-            work = Work(8, 8, 512, 512, 32, bf16=True, state=state, max_logits=2 ** 26)
+            work = Work(8, 8, 512, 512, 32, bf16=True, state=state, max_logits=2 ** 26,
+                        four_bit="4bit" in way)
             again = Work(**{**vars(work), "gradient_checkpointing": True})
             held = footprint(config, parameters, work)["state"] / GB
             cells = []
@@ -261,7 +264,7 @@ def fits_table(error):
                 rows, most = (fits(config, parameters, w, gb * GB) for w in (work, again))
                 cells.append(str(rows) if rows else f"{most} GC" if most else "-")
             title = name if state == "full" else ""
-            lines.append(f"{title:14}{way:22}{held:6.1f} GB" + "".join(f"{c:>8}" for c in cells))
+            lines.append(f"{title:14}{way:26}{held:6.1f} GB" + "".join(f"{c:>8}" for c in cells))
     return lines
 
 
@@ -284,7 +287,8 @@ def main(argv=None):
     if args.script:
         kept = json.loads(Path(args.json).read_text()) if Path(args.json).exists() else {}
         return write_json(args.json, {**kept, "script": script})
-    result = {"script": script, "vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096)), "estimate": {}}
+    sizes = (256,) if args.quick else (256, 1024, 4096)
+    result = {"script": script, "vocabulary": vocabulary(sizes), "estimate": {}}
     print("peak memory in MB, one response of T tokens, vocabulary 151,936\n")
     print(f"{'T':>6}  {'log-probs:  ours':>16} {'at once':>8} {'TRL':>6}   {'update:  ours':>14} "
           f"{'at once':>8} {'TRL':>6}")

@@ -1,21 +1,24 @@
-"""TRL's GRPOTrainer and this project side by side on the same work: seconds, memory, share of the machine's limit.
+"""TRL's GRPOTrainer and this project on the same work: seconds, memory, share of the limit.
 
     pip install trl==1.16.0
-    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py            # --quick: smaller batches, a look in a minute
+    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py     # --quick: smaller batches, one minute
 
-Both sides run in this process and take turns (TRL, ours, TRL, ours ...) on the same weights, prompts, number of completions and new tokens,
-optimiser steps, loss (GSPO), dtype and threads. TRL's side is its own generation, log-prob and loss code under the configuration that
-`train.py --print_trl_config` prints; ours is train.collect, train.score and train.update. Where the length is forced, no end token exists on
-either side and rewards alternate, so that both compute every completion in every update; `default_run` is the built-in task from the same
-cold start as users run it: answers end by themselves, and both learn.
+Both sides run in this process and take turns (TRL, ours, TRL, ours ...) on the same weights,
+prompts, number of completions and new tokens, optimizer steps, loss (GSPO), dtype and threads.
+TRL's side is its own generation, log-prob and loss code under the configuration that `train.py
+--print_trl_config` prints; ours is train.collect, train.score and train.update. In cases with a
+forced length, neither side has an end token and rewards alternate, so both compute every completion
+in every update. `default_run` is the built-in task from the same cold start, as users run it:
+responses end by themselves, and both sides learn.
 
-A ratio is TRL's seconds divided by ours for the same batch. The limit is the matrix-multiply rate measured here; what it is compared with is
-the least arithmetic that does the work: what all prompts begin with once, each prompt once per group, the LM head on response positions only.
+A ratio is TRL's seconds divided by ours for the same batch. The limit is the matrix-multiply rate
+measured on this machine. The share of the limit counts only the least arithmetic that does the
+work: the prefix shared by all prompts once, each prompt once per group, and the LM head only on
+response positions.
 """
 
 import argparse
 import json
-import os
 import platform
 import sys
 import tempfile
@@ -34,10 +37,14 @@ import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[1] / "tests")]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from plumbing.loop import batches  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 import rollout  # noqa: E402
+from plumbing.data import running_sum
+from plumbing.data.datafiles import Problem  # noqa: E402
+from plumbing.data.task import Task  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 import train  # noqa: E402
@@ -48,14 +55,15 @@ from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
 from plumbing.run.metrics import Clock  # noqa: E402
 from moe import TinyMoE  # noqa: E402
-from plumbing.model.actor import Actor, make_optimizer  # noqa: E402
-from plumbing.model.policy import cold_start, load_policy, tiny_config  # noqa: E402
+from plumbing.model.actor import make_scorer  # noqa: E402
+from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
+from plumbing.model.policy import load_policy  # noqa: E402
 
-NEVER = 2 ** 31 - 1                                          # an end token that no model emits: every completion has its full length
+NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 PHASES = ("rollout", "logp", "update", "total")
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 
-#  name                 model      prompts  prompt tokens  G  new tokens  updates  rounds  flags of train.py
+#  name: (model, prompts, prompt tokens, G, new tokens, updates, rounds, flags of train.py)
 CPU_CASES = {
     "tiny_moe":         ("tiny_moe",   32, None, 8,  24, 4, 10, ""),
     "tiny_moe_sampler": ("tiny_moe",   32, None, 8,  24, 4, 10, "--old_logp sampler"),
@@ -72,65 +80,82 @@ CUDA_CASES = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------------- the two sides
+# ------------------------------------------------------------------------------------ the two sides
 
 class Ours:
-    """One rollout batch of the loop in train.py, by train.py's own functions."""
+    """One rollout batch of the loop in train.py, computed by train.py's own functions."""
 
     def __init__(self, args, task, folder, device):
         self.args, self.task, self.device = args, task, device
         self.policy, self.tokenizer = load_policy(args, task, device, folder)
-        self.actor = Actor(self.policy, args).to(device)
-        self.reference = Actor(load_policy(args, task, device, folder)[0], args) if args.beta else None
-        self.optimizer = make_optimizer(args, self.actor)
+        self.learner = learner = train.make_learner(replace(args, beta=0.0), task, self.policy,
+                                                    self.tokenizer, device)
+        reference = None
+        if args.beta:                                        # the reference is in `folder`, too
+            policy = load_policy(args, task, device, folder)[0]
+            reference = make_scorer(args, policy).requires_grad_(False)
+        learner.extras = train.make_extras(args, task, self.policy, reference)
+        learner.optimizer = train.make_optimizer(args, learner.actor)
+        learner.schedule = SimpleNamespace(step=lambda: None)  # a constant learning rate
 
     def batch(self, numbers, step):
-        """The task's problems of these numbers -> (seconds per phase, completion tokens, mean reward). Follows the loop of train.train."""
-        args, clock, old = self.args, Clock(self.device), None
-        stream = SimpleNamespace(next=lambda *_: numbers, record=lambda *_: None)
-        rollout, problems, parts = train.collect(args, self.actor, self.tokenizer, self.task, stream, step)
+        """One batch with the problems of these numbers -> (seconds per phase, completion tokens,
+        mean reward). Follows the loop of train.train."""
+        args, learner, clock = self.args, self.learner, Clock(self.device)
+        learner.stream = SimpleNamespace(next=lambda *_: numbers, resample=False)
+        rollout, problems, parts = train.collect(args, learner, self.task, step)
         clock.lap("rollout")
-        tensors = {"old_logp": rollout.sampler_logp}
+        old = train.Scores(rollout.sampler_logp, None, None)
         if args.old_logp == "recompute":
-            old = train.score(args, self.actor, self.policy, rollout)
-            tensors["old_logp"] = old.logp
-        if args.beta:
-            tensors["ref_logp"] = train.score(args, self.reference, self.reference.policy, rollout).logp
+            old = train.score(args, learner, rollout, replay=True)
+        batch = train.Batch(rollout, problems, parts, old.logp, routes=old.routes)
+        inputs = {}
+        if learner.extras:
+            inputs = learner.extras.before_updates(args, learner, batch, old, train.score)
         clock.lap("logp")
-        tensors |= train.estimate_advantages(args, parts.to(self.device), rollout, problems, self.task, tensors,
-                                             old and old.values)
-        batch = batches.Batch(rollout, tensors, old and old.routes)
-        for prompts in torch.randperm(len(problems)).chunk(args.steps_per_generation):
-            mini = batch.prompts(prompts)
-            train.update(args, self.actor, self.policy, self.optimizer, mini)
+        batch.rewards = self.task.total(batch.parts)
+        batch.advantages = train.estimate_advantages(
+            args.advantage, batch.rewards, args.num_generations, scale=args.scale_rewards, **inputs)
+        for index in torch.randperm(len(problems)).chunk(args.steps_per_generation):
+            mini = batch.groups(index)
+            train.update(args, learner, mini)
         clock.lap("update")
-        if args.natural:                                     # the metrics of a real run: the last mini-batch under the new policy
-            train.score(args, self.actor, self.policy, mini.rollout, entropy=True)
+        if args.natural:  # the metrics of a real run: the last mini-batch under the new policy
+            train.score(args, learner, mini.rollout, entropy=True)
             clock.lap("metrics")
-        return clock.laps | {"total": sum(clock.laps.values())}, int(rollout.mask.sum()), parts.mean().item()
+        seconds = clock.laps | {"total": sum(clock.laps.values())}
+        return seconds, int(rollout.mask.sum()), parts.mean().item()
 
 
 class Trl:
-    """One rollout batch of TRL's GRPOTrainer: its training_step generates, scores and differentiates; the rest is the trainer's loop."""
+    """One rollout batch of TRL's GRPOTrainer. Its training_step generates, scores and computes
+    gradients; the other calls are those of the trainer's loop."""
 
     def __init__(self, args, task, folder, device):
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
-        self.task, self.device, self.updates, self.laps = task, device, args.steps_per_generation, {}
+        self.task, self.device, self.laps = task, device, {}
+        self.updates = args.steps_per_generation
         ends = {} if args.natural else {"generation_kwargs": {"eos_token_id": NEVER}}
-        fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-                     use_cpu=device.type == "cpu", bf16=bool(args.bf16), router_aux_loss_coef=0.0, gradient_checkpointing=False, **ends)
+        fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no",
+                     logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu",
+                     bf16=bool(args.bf16), router_aux_loss_coef=0.0, gradient_checkpointing=False,
+                     **ends)
         fixed |= {"model_init_kwargs": {"dtype": "bfloat16" if args.bf16 else "float32"}}
-        recomputed = replace(args, old_logp="recompute")     # what TRL does anyway, and all that it is compared with
-        config = eval(trl_config(recomputed), {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
-        self.trainer = GRPOTrainer(folder, self.reward, config, Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
-                                   processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
+        recomputed = replace(args, old_logp="recompute")     # TRL always recomputes them
+        config = eval(trl_config(recomputed),
+                      {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
+        self.trainer = GRPOTrainer(
+            folder, self.reward, config,
+            Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
+            processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
         if not args.natural:
             self.trainer.eos_token_ids = [NEVER]
         self.trainer.create_optimizer_and_scheduler(10 ** 6)
         self.trainer.current_gradient_accumulation_steps = 1
         self.trainer._generate = self.timed(self.trainer._generate, "rollout")
-        self.trainer._get_per_token_logps_and_entropies = self.timed(self.trainer._get_per_token_logps_and_entropies, "logp")
+        self.trainer._get_per_token_logps_and_entropies = self.timed(
+            self.trainer._get_per_token_logps_and_entropies, "logp")
 
     def timed(self, function, name):
         def call(*args, **kwargs):
@@ -144,26 +169,30 @@ class Trl:
         return call
 
     def reward(self, completions, number, **_):
-        self.rewards = [self.task.verify(text, self.task.train[i]) for text, i in zip(completions, number)]
+        self.rewards = [self.task.verify(text, self.task.train[i])
+                        for text, i in zip(completions, number)]
         return self.rewards
 
     def batch(self, numbers, step):
         trainer, clock, self.laps = self.trainer, Clock(self.device), {"rollout": 0.0, "logp": 0.0}
-        rows = [{"prompt": self.task.train[i].prompt, "number": i} for i in numbers for _ in range(trainer.num_generations)]
+        rows = [{"prompt": self.task.train[i].prompt, "number": i} for i in numbers
+                for _ in range(trainer.num_generations)]
         for _ in range(self.updates):
             trainer.training_step(trainer.model, rows, None)
-            trainer.accelerator.clip_grad_norm_(trainer.model.parameters(), trainer.args.max_grad_norm)
+            trainer.accelerator.clip_grad_norm_(trainer.model.parameters(),
+                                                trainer.args.max_grad_norm)
             trainer.optimizer.step()
             trainer.lr_scheduler.step()
             trainer.model.zero_grad()
             trainer.state.global_step += 1
         clock.lap("total")
-        self.laps |= clock.laps | {"update": clock.laps["total"] - self.laps["rollout"] - self.laps["logp"]}
+        update = clock.laps["total"] - self.laps["rollout"] - self.laps["logp"]
+        self.laps |= clock.laps | {"update": update}
         tokens = sum(int(b["completion_mask"].sum()) for b in trainer._buffered_inputs)
         return self.laps, tokens, sum(self.rewards) / len(self.rewards)
 
 
-# --------------------------------------------------------------------------------------------------------------- a case
+# ------------------------------------------------------------------------------------------- a case
 
 def make_model(kind, folder, args, tokenizer):
     """Random weights as an ordinary checkpoint in `folder`."""
@@ -171,33 +200,39 @@ def make_model(kind, folder, args, tokenizer):
     if kind == "tiny_moe":
         model = TinyMoE(tiny_config(args, tokenizer))
     elif kind == "tiny_dense":                               # transformers' own code on both sides
-        model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, num_hidden_layers=4, num_attention_heads=4,
-                                             num_key_value_heads=4, head_dim=24, intermediate_size=192, tie_word_embeddings=False,
-                                             bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
+        model = Qwen3ForCausalLM(
+            Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, num_hidden_layers=4,
+                        num_attention_heads=4, num_key_value_heads=4, head_dim=24,
+                        intermediate_size=192, tie_word_embeddings=False, bos_token_id=None,
+                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
     else:                                                    # the shapes of Qwen2.5 0.5B and 1.5B
         shape = {"0.5b": (896, 24, 14, 4864), "1.5b": (1536, 28, 12, 8960)}[kind]
-        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
-                                             **dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"), shape))))
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        model = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id, **dict(zip(names, shape))))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 def digit_prompt(i, tokens):
-    """A prompt of so many tokens for tokenizers that cut digits one by one."""
+    """A prompt of `tokens` digits, for tokenizers that make one token of each digit."""
     return "".join(str((i * 7919 + k * k * 31) % 97 % 10) for k in range(tokens))
 
 
 def make_task(prompt_tokens, count):
-    """Problems whose rewards alternate, so that every group has a signal on both sides."""
+    """A task whose rewards alternate, so that every group has right and wrong responses."""
     if prompt_tokens is None:
-        problems = tasks.running_sum().train
+        problems = running_sum.running_sum().train
     elif prompt_tokens == "max":
-        rows = make_max_data(tempfile.mkdtemp())[0].read_text().splitlines()                       # four worked lines, the same for all, and a fifth
-        problems = [tasks.Problem(json.loads(row)["prompt"], "") for row in rows]
+        # four worked lines, the same for all prompts, and a fifth to complete
+        rows = make_max_data(tempfile.mkdtemp())[0].read_text().splitlines()
+        problems = [Problem(json.loads(row)["prompt"], "") for row in rows]
     else:
-        problems = [tasks.Problem(digit_prompt(i, prompt_tokens), "") for i in range(count * 8)]
+        problems = [Problem(digit_prompt(i, prompt_tokens), "") for i in range(count * 8)]
     coin = cycle([1.0, 0.0])
-    return tasks.Task("forced length", problems, problems[:1], lambda text, problem: next(coin), sizes=(len(problems),))
+    return Task("forced length", problems, problems[:1], lambda text, problem: next(coin),
+                sizes=(len(problems),))
 
 
 def prepare(name, case, device, quick, path):
@@ -206,7 +241,8 @@ def prepare(name, case, device, quick, path):
     if quick:
         prompts, T, rounds = max(updates, prompts // 4), T and min(T, 24), min(rounds, 3)
     natural, builtin = T is None, kind in ("tiny_moe", "tiny_dense", "cold_start")
-    flags = f"--prompts_per_step {prompts} --num_generations {G} --steps_per_generation {updates} {flags}".split()
+    flags = (f"--prompts_per_step {prompts} --num_generations {G} "
+             f"--steps_per_generation {updates} {flags}").split()
     flags += [] if natural else ["--max_completion_length", str(T)]
     flags += ["--use_cpu"] if device.type == "cpu" else []
     folder = path or {"smollm2": SMOLLM2}.get(kind) or tempfile.mkdtemp()
@@ -219,76 +255,101 @@ def prepare(name, case, device, quick, path):
         policy, tokenizer = cold_start(args, task, device)
         policy.save_pretrained(folder), tokenizer.save_pretrained(folder)
     elif not path and kind != "smollm2":
-        make_model(kind, folder, args, tasks.builtin_tokenizer())
+        make_model(kind, folder, args, running_sum.builtin_tokenizer())
     return args, task, folder, rounds
 
 
 def run_case(name, case, device, quick, limit, path=None):
-    """Both sides in turn; -> the case's record for the JSON file."""
-    rollout.end_tokens = ends_of                             # a cold start is evaluated in there
+    """Measure both sides in turn -> (the record of the case for the JSON file, sides, task)."""
+    rollout.end_tokens = ends_of                             # preparing evaluates a cold start
     args, task, folder, rounds = prepare(name, case, device, quick, path)
     if not args.natural:
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
-    sides, G = {"trl": Trl(args, task, folder, device), "ours": Ours(args, task, folder, device)}, args.num_generations
+    G, sides = args.num_generations, {"trl": Trl(args, task, folder, device),
+                                      "ours": Ours(args, task, folder, device)}
     stream, records, record = PromptStream(task.sizes), {"trl": [], "ours": []}, {}
-    for round in range(rounds + 1):                          # the first one warms up, and is the one whose memory is measured
+    for round in range(rounds + 1):                          # round 0: warm-up and peak memory
         numbers = stream.next(args.prompts_per_step)
         for side in sides:
             if round == 0:
-                record[side] = {"peak_mb": round_to(peak_bytes(lambda: sides[side].batch(numbers, 0), device) / 2 ** 20)}
+                peak = peak_bytes(lambda: sides[side].batch(numbers, 0), device)
+                record[side] = {"peak_mb": round_to(peak / 2 ** 20)}
             else:
                 began = time.process_time()
                 result = sides[side].batch(numbers, round)
                 records[side].append((*result, time.process_time() - began))
     if not args.natural:
         wanted = args.prompts_per_step * G * args.max_completion_length
-        assert all(tokens == wanted for side in records.values() for _, tokens, *_ in side), "both sides make exactly the same number of tokens"
+        made = {tokens for side in records.values() for _, tokens, *_ in side}
+        assert made == {wanted}, "both sides generate exactly the same number of tokens"
     for side, results in records.items():
-        record[side] |= {phase: {"min": round_to(min(r[0][phase] for r in results)), "median": round_to(median(r[0][phase] for r in results))}
-                         for phase in PHASES}
-        record[side] |= {"tokens": median(r[1] for r in results), "reward_first_last": [results[0][2], results[-1][2]]}
+        for phase in PHASES:
+            seconds = [r[0][phase] for r in results]
+            record[side][phase] = {"min": round_to(min(seconds)),
+                                   "median": round_to(median(seconds))}
+        record[side] |= {"tokens": median(r[1] for r in results),
+                         "reward_first_last": [results[0][2], results[-1][2]]}
     for phase in PHASES:
-        if min(o[0][phase] for o in records["ours"]) < 1e-3:                                       # the sampler's log-probs reused: no such phase
+        if min(o[0][phase] for o in records["ours"]) < 1e-3:  # --old_logp sampler: no such phase
             continue
         ratios = sorted(t[0][phase] / o[0][phase] for t, o in zip(records["trl"], records["ours"]))
-        record["ratio" if phase == "total" else f"ratio_{phase}"] = {"median": round_to(median(ratios)), "min": round_to(ratios[0]), "max": round_to(ratios[-1])}
+        record["ratio" if phase == "total" else f"ratio_{phase}"] = {
+            "median": round_to(median(ratios)), "min": round_to(ratios[0]),
+            "max": round_to(ratios[-1])}
     record["ratio_median"] = record["ratio"]["median"]
-    record["ratio_cpu_seconds"] = round_to(median(t[3] / o[3] for t, o in zip(records["trl"], records["ours"])))   # on a busy machine
-    record["work"] = {"prompts": args.prompts_per_step, "group": G, "new_tokens": args.max_completion_length, "updates": args.steps_per_generation,
-                      "rounds": rounds, "old_logp": args.old_logp, "natural_end": args.natural, "threads": torch.get_num_threads(),
-                      "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
+    record["ratio_cpu_seconds"] = round_to(
+        median(t[3] / o[3] for t, o in zip(records["trl"], records["ours"])))  # on a busy machine
+    record["work"] = {
+        "prompts": args.prompts_per_step, "group": G, "new_tokens": args.max_completion_length,
+        "updates": args.steps_per_generation, "rounds": rounds, "old_logp": args.old_logp,
+        "natural_end": args.natural, "threads": torch.get_num_threads(),
+        "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
     if not args.natural:
-        prompts = sides["ours"].tokenizer([p.prompt for p in task.train[:args.prompts_per_step]])["input_ids"]
+        texts = [p.prompt for p in task.train[:args.prompts_per_step]]
+        prompts = sides["ours"].tokenizer(texts)["input_ids"]
         P, prefix = max(map(len, prompts)), fast.common_prefix(prompts)
         passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
-        flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G, args.max_completion_length, prefix)
+        flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G,
+                                     args.max_completion_length, prefix)
         record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
         for side in sides:
-            record[side]["share_of_limit"] = round_to(flop / record[side]["total"]["median"] / limit["flops"])
+            seconds = record[side]["total"]["median"]
+            record[side]["share_of_limit"] = round_to(flop / seconds / limit["flops"])
         if "bandwidth" in limit:
-            moved = decode_bytes(sides["ours"].policy, args.prompts_per_step * G, P, args.max_completion_length, 2 if args.bf16 else 4)
+            moved = decode_bytes(sides["ours"].policy, args.prompts_per_step * G, P,
+                                 args.max_completion_length, 2 if args.bf16 else 4)
             for side in sides:
-                record[side]["decode_share_of_bandwidth"] = round_to(moved / record[side]["rollout"]["median"] / limit["bandwidth"])
+                share = moved / record[side]["rollout"]["median"] / limit["bandwidth"]
+                record[side]["decode_share_of_bandwidth"] = round_to(share)
     return record, sides, task
 
 
 ends_of = rollout.end_tokens
 
 
-# --------------------------------------------------------------------------------- what each technique of ours is worth
+# ------------------------------------------------------------- what each technique of ours is worth
 
 def contributions(ours, rounds):
-    """Total seconds of our batch with one technique off, divided by those with all on, on fixed weights: {technique: ratio}."""
-    args, never = ours.args, 10 ** 9
-    for group in ours.optimizer.param_groups:
+    """{technique: ratio}: the total seconds of our batch without this technique, divided by those
+    with all techniques, on fixed weights."""
+    args, learner, never = ours.args, ours.learner, 10 ** 9
+    for group in learner.optimizer.param_groups:
         group["lr"] = 0.0
     twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
+    sampler = train.make_sampler(replace(args, plain=True), learner.actor, ours.tokenizer,
+                                 ours.task)
+    plain = [(learner, "sampler", sampler), (args, "plain", True), (learner.actor, "plain", True)]
     rows = lambda every: (fast, "sample", partial(fast.sample, drop_every=every))
-    off = {"none": [], "all of them (--plain)": [(args, "plain", True), (ours.actor, "response_logp", rollout.response_logp)],
-           "what all prompts begin with": [(fast, "MIN_PREFIX", never)], "packed rows": [(fast, "MAX_PACKED", 0)],
-           "equal responses once": [rows(2), twice], "the same, and ended rows dropped": [rows(never), twice],
-           "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
-           "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler")]}
+    off = {
+        "none": [],
+        "all of them (--plain)": plain,
+        "what all prompts begin with": [(fast, "MIN_PREFIX", never)],
+        "packed rows": [(fast, "MAX_PACKED", 0)],
+        "equal responses once": [rows(2), twice],
+        "the same, and ended rows dropped": [rows(never), twice],
+        "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
+        "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler"),
+                                                            (learner, "has_routes", False)]}
     seconds, stream = {name: [] for name in off}, PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)
@@ -297,10 +358,12 @@ def contributions(ours, rounds):
                 for change in changes:
                     stack.enter_context(patch.object(*change))
                 seconds[name].append(ours.batch(numbers, step)[0]["total"])
-    return {name: round_to(median(a / b for a, b in zip(times, seconds["none"]))) for name, times in seconds.items() if name != "none"}
+    base = seconds.pop("none")
+    return {name: round_to(median(a / b for a, b in zip(times, base)))
+            for name, times in seconds.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------- the report
+# --------------------------------------------------------------------------------------- the report
 
 def round_to(x, digits=4):
     return float(f"{x:.{digits}g}")
@@ -309,27 +372,35 @@ def round_to(x, digits=4):
 def table_line(name, record):
     t, o = record["trl"], record["ours"]
     phases = "  ".join(f"{t[p]['median']:7.3f} {o[p]['median']:7.3f}" for p in PHASES)
-    share = f"{t['share_of_limit']:4.0%} {o['share_of_limit']:4.0%}" if "share_of_limit" in t else "   -    -"
-    return (f"{name:17} {phases}  {record['ratio']['median']:6.2f} [{record['ratio']['min']:.2f}, {record['ratio']['max']:.2f}] {record['ratio_cpu_seconds']:6.2f}  "
-            f"{t['peak_mb']:6.0f} {o['peak_mb']:6.0f}  {share}")
+    share = "   -    -"
+    if "share_of_limit" in t:
+        share = f"{t['share_of_limit']:4.0%} {o['share_of_limit']:4.0%}"
+    ratio = record["ratio"]
+    return (f"{name:17} {phases}  {ratio['median']:6.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}] "
+            f"{record['ratio_cpu_seconds']:6.2f}  {t['peak_mb']:6.0f} {o['peak_mb']:6.0f}  {share}")
 
 
 def save(path, device, records, limit, quick):
     """Add the cases measured so far to the file; other cases in it stay."""
     known = json.loads(path.read_text()) if path.is_file() else {"cpu": {}, "cuda": None}
-    known[device.type] = (known[device.type] or {}) | records | {"machine": {
-        "threads": torch.get_num_threads(), "limit_gflops": round_to(limit["flops"] / 1e9), "processor": platform.processor() or platform.machine(),
-        "torch": torch.__version__, "quick": quick, "time": time.strftime("%Y-%m-%d %H:%M")}}
+    machine = {"threads": torch.get_num_threads(), "limit_gflops": round_to(limit["flops"] / 1e9),
+               "processor": platform.processor() or platform.machine(),
+               "torch": torch.__version__, "quick": quick, "time": time.strftime("%Y-%m-%d %H:%M")}
+    known[device.type] = (known[device.type] or {}) | records | {"machine": machine}
     write_json(path, known)
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="smaller batches and three rounds: a look, not a measurement")
-    parser.add_argument("--model", help="folder or hub id of a causal LM: only this model, 64 prompt tokens and 64 new ones")
+    parser.add_argument("--quick", action="store_true",
+                        help="smaller batches and three rounds: a look, not a measurement")
+    parser.add_argument("--model", help="folder or hub id of a causal LM: measure only this model, "
+                                        "with 64 prompt tokens and 64 new ones")
     parser.add_argument("--cases", nargs="+", help="only these cases")
-    parser.add_argument("--use_cpu", action="store_true", help="stay on the CPU even if there is a GPU")
-    parser.add_argument("--json", default="results/versus_trl.json", help="where the numbers go (default: %(default)s)")
+    parser.add_argument("--use_cpu", action="store_true",
+                        help="stay on the CPU even if there is a GPU")
+    parser.add_argument("--json", default="results/versus_trl.json",
+                        help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -344,12 +415,15 @@ def main(argv=None):
         cases = {Path(args.model).name: (args.model, *CPU_CASES["smollm2"][1:])}
     unknown = set(args.cases or ()) - set(cases)
     if unknown:
-        parser.exit(2, f"versus_trl.py: --cases {', '.join(sorted(unknown))} unknown here; known: {', '.join(cases)}\n")
+        parser.exit(2, f"versus_trl.py: --cases {', '.join(sorted(unknown))} unknown here; "
+                       f"known: {', '.join(cases)}\n")
     limit, records = measure_limit(device), {}
-    print(f"TRL {trl.__version__} and ours, {device}, {torch.get_num_threads()} thread(s), limit {limit['flops'] / 1e9:.0f} GFLOP/s; "
-          "seconds per rollout batch, medians\n")
-    print(f"{'':17} {'rollout':^15}  {'log-probs':^15}  {'update':^15}  {'total':^15}  {'TRL / ours':^26}  {'peak MB':^13}  {'of limit':^9}")
-    print(f"{'':17} " + "  ".join(["    TRL    ours"] * 4) + "  median [min, max]    CPU     TRL   ours   TRL ours")
+    print(f"TRL {trl.__version__} and ours, {device}, {torch.get_num_threads()} thread(s), limit "
+          f"{limit['flops'] / 1e9:.0f} GFLOP/s; seconds per rollout batch, medians\n")
+    print(f"{'':17} {'rollout':^15}  {'log-probs':^15}  {'update':^15}  {'total':^15}  "
+          f"{'TRL / ours':^26}  {'peak MB':^13}  {'of limit':^9}")
+    print(f"{'':17} " + "  ".join(["    TRL    ours"] * 4) +
+          "  median [min, max]    CPU     TRL   ours   TRL ours")
     for name, case in cases.items():
         if args.cases and name not in args.cases:
             continue
@@ -359,13 +433,16 @@ def main(argv=None):
         records[name], sides, _ = run_case(name, case, device, args.quick, limit, args.model)
         print(table_line(name, records[name]), flush=True)
         if name in ("default_run", "smollm2_max"):
-            records[name]["one_off"] = contributions(sides["ours"], 2 if args.quick or name == "smollm2_max" else 6)
+            records[name]["one_off"] = contributions(
+                sides["ours"], 2 if args.quick or name == "smollm2_max" else 6)
         save(Path(args.json), device, records, limit, args.quick)
     switched = {name: record["one_off"] for name, record in records.items() if "one_off" in record}
     if switched:
-        print(f"\n{'one technique off, total seconds of ours relative to all on':60}" + "".join(f"{name:>14}" for name in switched))
+        print(f"\n{'one technique off, total seconds of ours relative to all on':60}" +
+              "".join(f"{name:>14}" for name in switched))
         for technique in next(iter(switched.values())):
-            print(f"  {technique:58}" + "".join(f"{ratios[technique]:14.2f}" for ratios in switched.values()))
+            values = "".join(f"{ratios[technique]:14.2f}" for ratios in switched.values())
+            print(f"  {technique:58}{values}")
     print(f"\nnumbers: {args.json}")
 
 

@@ -1,12 +1,12 @@
-"""Answers with tool output: the loss mask has holes where a calculator's results stand.
+"""Responses with tool output: the results of a calculator are not in the loss mask.
 
-    query      3+8+5=
+    prompt     3+8+5=
     response   sum(3,8)=11,sum(11,5)=16.
                          ^^           ^^   inserted by the loop: no loss token, in no ratio
 
-The policy never learns to add: the tool's tokens are masked in the cold start too. What it has to
-learn is what to ask. Its teacher asks for 8 where it should ask for 9, three times of five, and RL
-undoes that.
+The policy never learns to add, because the tool's tokens are masked in the cold start too. It has
+to learn what to ask. The teacher of the cold start asks for 8 instead of 9 three times out of five,
+and RL corrects this.
 
     python experiments/calculator.py     three seeds, a minute each -> results/calculator.json
 """
@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import train                                                                       # noqa: E402
 from plumbing.run.arguments import parse                                               # noqa: E402
-from plumbing.data.tasks import CHARACTERS, Problem, Task, longest_answer               # noqa: E402
+from plumbing.data.running_sum import longest_answer  # noqa: E402
+from plumbing.data.datafiles import Problem               # noqa: E402
+from plumbing.data.task import CHARACTERS, Task  # noqa: E402
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
 FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "
@@ -30,7 +32,7 @@ FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers
 
 
 def calculator(text):
-    """What is inserted after a response that ends in a call; else nothing."""
+    """The text to insert after a response that ends with a call; "" for any other response."""
     call = CALL.search(text)
     return str(int(call[1]) + int(call[2])) if call else ""
 
@@ -61,7 +63,7 @@ def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2
     rows = list(problems.values())
     return Task(f"sums of {low} to {high} terms with a calculator, habit {habit:g}",
                 rows[test_size:], rows[:test_size], verify, teacher=teacher, tool=tool,
-                sizes=(train_size,), characters=CHARACTERS + "sum()")
+                sizes=(train_size,), one_width=True, characters=CHARACTERS + "sum()")
 
 
 def run(seed, folder, *more):

@@ -21,18 +21,25 @@ RATIOS = {"none": "none", "token": "one per token", "log-token": "per token,\nth
 CLIPS = {"none": "no clip", "min": "PPO's clip: no gradient\noutside the band",
          "log-min": "the same, token by token,\nbefore the mean",
          "tv": "masked by the change\nof probability",
-         "kl": "masked by the change\nof probability", "weight": "weight cut,\nno token dropped",
+         "kl": "masked by the change\nof probability",
+         "tv-two-sided": "the same, whatever\nthe sign of A",
+         "two-sided": "no gradient outside the\nband, whatever the sign of A",
+         "square": "no clip, a square\npulls back", "weight": "weight cut,\nno token dropped",
          "sigmoid": "a smooth gate", "gamma": "a smooth weight"}
 
 
 def family_map():
     """Each objective in the cell of its ratio and its clip, as losses.OBJECTIVES has them."""
-    columns, rows = (list(dict.fromkeys(names.values())) for names in (RATIOS, CLIPS))
+    ratios, clips = ({**{x: x for x in found}, **names} for found, names in (
+        ([row.ratio for row in OBJECTIVES.values()], RATIOS),
+        ([row.clip for row in OBJECTIVES.values()], CLIPS)))     # a new one under its own name
+    columns, rows = (list(dict.fromkeys([*known.values(), *names.values()]))
+                     for known, names in ((RATIOS, ratios), (CLIPS, clips)))
     cells = {}
     for name, row in OBJECTIVES.items():
-        cell = columns.index(RATIOS[row.ratio]), rows.index(CLIPS[row.clip])
+        cell = columns.index(ratios[row.ratio]), rows.index(clips[row.clip])
         cells.setdefault(cell, []).append(name)
-    figure, axes = panels(1, 1, height=5.4, width=10)
+    figure, axes = panels(1, 1, height=0.6 * len(rows), width=10)
     for (x, y), names in cells.items():
         for place, name in enumerate(names):
             column, line = divmod(place, 3)

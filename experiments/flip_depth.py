@@ -26,19 +26,20 @@ from pathlib import Path
 
 import torch
 
-from shared import claim
-from shared import drift
+from shared import claim, drift, maps
 import expert_flips
-from shared import maps
 from moe import TinyMoE
+from plumbing.data import running_sum
 from plumbing.data import tasks
-from plumbing.model import policy
+from plumbing.model import cold_start
 from plumbing.run.arguments import parse
 from tools.style import LINES, label, panels
 
 ROW = dict(claim="Deeper mixtures flip more experts, and flips make their token ratios noisy",
            source="GSPO §5.3",
-           reported="about 10 % of experts per update in 48 layers, more in deeper models")
+           reported="about 10 % of experts per update in 48 layers, more in deeper models",
+           regime="width 64, 4 to 24 layers of 16 experts, about 20 tokens, 6 rollout batches "
+                  "of 128 answers")
 LAYERS, RATES = (4, 16, 24), (1e-4, 3e-4, 6e-4)
 GATE, FRESH = range(2), range(2, 10)
 OFTEN, MOST, BATCHES, TAUGHT = .05, .5, 6, 120
@@ -62,7 +63,7 @@ def make(c):
     began, layers = time.perf_counter(), c["arm"].split()[0]
     flags = [*SHAPE, "--num_hidden_layers", layers, "--learning_rate", f"{c['rate']:g}"]
     args = parse(["--seed", str(c["seed"]), *flags])
-    task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
+    task, tokenizer = tasks.from_arguments(args), running_sum.builtin_tokenizer()
     task.verify = drift.share_right
     lab = drift.Lab(c["seed"], *flags, loaded=(task, taught(args, task, tokenizer), tokenizer))
     found = expert_flips.follow(lab, BATCHES)
@@ -78,9 +79,9 @@ def taught(args, task, tokenizer):
     folder = Path(claim.RUNS) / f"depth-{args.num_hidden_layers}-{args.seed}"
     if not folder.is_dir():
         torch.manual_seed(args.seed)
-        model = TinyMoE(policy.tiny_config(args, tokenizer))
+        model = TinyMoE(cold_start.tiny_config(args, tokenizer))
         args.cold_start_steps, args.cold_start_learning_rate = TAUGHT, 1e-3
-        policy.supervise(model, tokenizer, task, args)
+        cold_start.supervise(model, tokenizer, task, args)
         model.save_pretrained(folder)
     return TinyMoE.from_pretrained(folder).eval()
 

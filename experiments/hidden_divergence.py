@@ -21,14 +21,14 @@ that move in opposite directions do at any length, their product being 1.
 
 import math
 
-from shared import claim
-from shared import drift
+from shared import claim, drift
 from tools.style import BLUE, GREY, ORANGE, label, panels
 from ratios import sequence_log_ratio, token_log_ratio
 
 ROW = dict(claim="Length normalisation hides a large move of a few tokens: s stays near 1",
            source="blog critique of GSPO and its worked example",
-           reported="s = 0.9995, 'comfortably inside' the band")
+           reported="s = 0.9995, 'comfortably inside' the band",
+           regime=("width 64, 2 layers, answers of 7 to 997 tokens, three updates off-policy"))
 BAND = math.log(1 - 3e-4), math.log(1 + 4e-4)
 LENGTHS = (7, 13, 25, 49, 97, 193, 259, 997)                 # the longest that an answer can be
 

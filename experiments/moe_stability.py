@@ -4,7 +4,7 @@ Source: GSPO (arXiv 2507.18071, section 5.3): in a 48-layer MoE about 10 % of a 
 change with one update, token ratios fluctuate, and GRPO converges only with routing replay; GSPO
 needs none. Here: train.py's own loop on its million-parameter policy (4 layers, 8 experts of width
 96, top-2), on 16 experts of width 192, top-1, and on a dense policy of equal active size (one
-expert of 192), at a constant learning rate, 16 optimiser steps of 8 answers per rollout batch. Seed
+expert of 192), at a constant learning rate, 16 optimizer steps of 8 answers per rollout batch. Seed
 s of the arms that are judged starts from cold start s, 8 of them; other arms share four.
 
 Written down before the runs that are counted: a collapse is a rollout batch's pass rate below half
@@ -37,15 +37,16 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from plumbing.data import running_sum
 from plumbing.data import tasks  # noqa: E402
 import train  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from eval import pass_at_1  # noqa: E402
-from experiments import claim  # noqa: E402
+from experiments.shared import claim  # noqa: E402
 from tools import style  # noqa: E402
-from plumbing.model.actor import Actor  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
-from plumbing.run.folder import Saver  # noqa: E402
+from plumbing.run.checkpoints import Saver  # noqa: E402
+from plumbing.run.metrics import Recorder  # noqa: E402
 
 RUNS, RESULT = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json")
 FIGURE = Path("docs/figures/moe_stability.png")
@@ -110,10 +111,11 @@ def watched(seen, optim):
         seen.append(dict(log_w_largest=log_w.abs().max().item(), w_negative=largest))
         return loss(name, logp, old_logp, advantages, mask, **options)
 
-    def watched_update(args, scorer, policy, *rest):
-        weights = lambda: torch.nn.utils.parameters_to_vector(policy.parameters()).detach()
+    def watched_update(args, learner, mini):
+        parameters = list(learner.policy.parameters())
+        weights = lambda: torch.nn.utils.parameters_to_vector(parameters).detach()
         before = weights()                                                           # [parameters]
-        stats = update(args, scorer, policy, *rest)
+        stats = update(args, learner, mini)
         seen[-1]["step"] = (weights() - before).norm().item()
         return stats
 
@@ -146,16 +148,19 @@ def one_run(c, done, batches=BATCHES):
     run = Path("runs/moe_stability") / "-".join(map(str, c.values()))
     task, device = tasks.from_arguments(args), torch.device("cpu")
     if c["answers"] == "long":                               # a habit of 0.6 would leave few right
-        task = tasks.running_sum(args.min_terms, args.max_terms, args.verbose_answers, habit=0.2)
+        task = running_sum.running_sum(args.min_terms, args.max_terms, args.verbose_answers,
+                                       habit=0.2)
     policy, tokenizer = load_policy(parse(f"{shape} --seed {cold}".split()), task, device)
-    actor = Actor(policy, args)
+    progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen, c["optim"]):
-        step, _ = train.train(args, Saver(args, run), actor, tokenizer, task, device, {})
+        learner = train.make_learner(args, task, policy, tokenizer, device, progress)
+        recorder = Recorder(args, run, task, learner, progress, device)
+        step = train.train(args, learner, task, recorder, Saver(args, run, learner, progress))
     if step < batches:                                       # Ctrl-C: train.py let the batch end
-        raise SystemExit("stopped; the same command goes on with this run's beginning")
-    answers = train.held_out(args, actor, tokenizer, task)["sampled"]
+        raise SystemExit("stopped; the same command continues and repeats this run")
+    answers = train.held_out(args, learner.actor, tokenizer, task)["sampled"]
     held_out = pass_at_1(answers["rewards"])[0]
     shutil.rmtree(run / "checkpoints")
     records = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
@@ -263,8 +268,7 @@ def gains(rows):
     ends = {(r["policy"], r["arm"]): dict(zip(r["seed"], r["held_out"])) for r in rows}
 
     def gain(arm, policy="top2"):
-        a, b = ends[policy, arm], ends[policy, "grpo"]
-        return dict(zip(sorted(a.keys() & b.keys()), claim.differences(a, b)))
+        return claim.paired(ends[policy, arm], ends[policy, "grpo"])
 
     moe, dense = gain("gspo"), gain("gspo", "dense")
     return {"GSPO prevents it": list(moe.values()),
@@ -272,6 +276,23 @@ def gains(rows):
             "flips cause it": claim.differences(moe, dense)}
 
 
+RATES = (LOWER, 5e-4, LR)                # of GRPO and GSPO, in the main setting otherwise
+
+
+def over_rates(rows):
+    """GSPO minus GRPO, held out, mean of the rates: one value per cold start that has them all."""
+    ends = {(r["arm"], r["lr"]): dict(zip(r["seed"], r["held_out"])) for r in rows
+            if (r["policy"], setting(r)) == ("top2", setting(cell(0, 0, lr=r["lr"])))}
+    seeds = set.intersection(*(set(ends[arm, lr]) for arm in ("grpo", "gspo") for lr in RATES))
+    return [mean([ends["gspo", lr][seed] - ends["grpo", lr][seed] for lr in RATES])
+            for seed in sorted(seeds)]
+
+
+def rounded(p):
+    return None if p is None else float(f"{p:.3g}")
+
+
+SHORT = {"GSPO prevents it": "", "replay repairs it": "replay: ", "flips cause it": "flips: "}
 BOUNDS = {"GSPO prevents it": ((0, 1), (-1, 0)), "replay repairs it": ((0, 1), (-1, .05)),
           "flips cause it": ((0, 2), (-2, 0))}
 
@@ -310,6 +331,10 @@ def write():
     shown = [f"{sentence}: {claim.number(values, '{:+.2f}')} pass@1, {answers[sentence]}"
              for sentence, values in found.items()]
     print("\n" + "\n".join(shown))
+    verdict, pooled = claim.all_of(*answers.values()), over_rates(rows)
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    shown.append(f"GSPO minus GRPO, mean of the rates {rates} per cold start: "
+                 f"{claim.number(pooled, '{:+.2f}')} ({len(pooled)} cold starts)")
     collapsed = [f"{name(r)} {r['collapsed']} of {r['runs']}" for r in main]
     result = {
         "claim": "GRPO collapses on a Mixture of Experts because experts flip; routing replay "
@@ -317,8 +342,12 @@ def write():
         "source": "GSPO, arXiv 2507.18071, section 5.3",
         "reported": "GRPO without routing replay does not converge on a 48-layer MoE, GSPO does",
         "measured": "; ".join(shown) + "; collapsed: " + ", ".join(collapsed),
-        "number": claim.number(found["GSPO prevents it"], "{:+.2f}", "pass@1, GSPO minus GRPO"),
-        "seeds": min(map(len, found.values())), "verdict": claim.all_of(*answers.values()),
+        "regime": "1 M parameters, 4 layers, answers of about 20 tokens, 16 rollout batches of 128 "
+                  "answers, rate 6e-4, 16 mini-batches",
+        "number": claim.number(found["GSPO prevents it"], "{:+.2f}", "pass@1, GSPO minus GRPO: "
+                               + "; ".join(f"{short}{answers[sentence].split(' (')[0]}"
+                                           for sentence, short in SHORT.items())),
+        "seeds": min(map(len, found.values())), "verdict": str(verdict), "p": rounded(verdict.p),
         "figure": str(FIGURE), "command": "python experiments/moe_stability.py",
         "seconds": round(sum(r["seconds"] for r in runs)), "table": rows, "runs": runs}
     RESULT.write_text(json.dumps(result, ensure_ascii=False) + "\n")

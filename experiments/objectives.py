@@ -11,6 +11,7 @@ Every curve and bar is autograd through losses.policy_loss or a function of rati
 is repeated here. The answers are made up, from a fixed seed.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def kept(name, **options):
     row = OBJECTIVES[name]
     if row.clip == "weight":
         return max(1 - row.epsilon, 0), 1 + row.epsilon_high
+    if "tau" in row.constants:                               # IPO's pull acts outside its band too
+        options["constants"] = {"tau": 0.0}
     above, below = (curves(name, A, **options)[1] == 0 for A in (1.0, -1.0))          # [x] bool
     low = RATIO[below & (RATIO < 1)].max().item() if (below & (RATIO < 1)).any() else None
     high = RATIO[above & (RATIO > 1)].min().item() if (above & (RATIO > 1)).any() else None
@@ -91,9 +94,11 @@ def zoom(axes, name, colour):
 
 def objectives():
     plt = style.pyplot()
-    figure = plt.figure(figsize=(8, 11.6), layout="none")
-    grid = figure.add_gridspec(5, 4, left=0.055, right=0.99, top=0.938, bottom=0.025, hspace=0.34,
-                               wspace=0.2)
+    figure = plt.figure(figsize=(8, 8), layout="none")
+    rows = math.ceil((len(OBJECTIVES) + 3) / 4)              # ppo is wide; dual clip, the legend
+    figure.set_figheight(0.3 + 2.26 * rows)
+    grid = figure.add_gridspec(rows, 4, left=0.055, right=0.99, top=0.948, bottom=0.02,
+                               hspace=0.34, wspace=0.2)
     top, bottom = draw_member(figure, grid[0, :2], "ppo", "ppo: the four corners of a clip",
                               style.GREY)
     corners = [(1.25, 1.45, "A > 0 and above the band:\nno gradient"),
@@ -105,13 +110,13 @@ def objectives():
     top.set_ylabel("surrogate", fontsize=8)
     bottom.set_ylabel("weight of ∇log π", fontsize=8)
     bottom.set_xlabel("ratio", fontsize=8, labelpad=1)
-    places = iter([grid[0, 2], grid[0, 3], *(grid[i, j] for i in range(1, 5) for j in range(4))])
+    places = iter([grid[0, 2], grid[0, 3], *(grid[i, j] for i in range(1, rows) for j in range(4))])
     draw_member(figure, next(places), "ppo", "ppo, dual_clip 2", style.GREY, dual_clip=2.0)
     for name, row in OBJECTIVES.items():
         if name == "ppo":
             continue
         note = {"log-shifted": f", γ̃ {SHIFT}", "none": ""}.get(row.ratio, "")
-        note = f", π_old {OLD}" if row.clip in ("tv", "kl") else note
+        note = f", π_old {OLD}" if row.clip in ("tv", "kl", "tv-two-sided") else note
         axes = draw_member(figure, next(places), name, f"{name}{note}\n{row.reduction}",
                            style.colour(name))[1]
         if row.epsilon_high and row.epsilon_high < 0.01 and row.clip not in AROUND_0:
@@ -123,8 +128,9 @@ def objectives():
     legend.fill_between([], [], color=style.GREY, alpha=0.25, label="the band")
     legend.legend(loc="upper left", fontsize=8)
     figure.suptitle("What a ratio is worth to each member (above) and how hard it still pushes "
-                    "(below)\nShifted to A at ratio 1. cispo, dppo and vespo stop a gradient: "
-                    "there the slope is not the weight.", fontsize=9.5, x=0.01, ha="left", y=0.993)
+                    "(below)\nShifted to A at ratio 1. cispo, dppo, rollout_is and vespo stop a "
+                    "gradient: there the slope is not the weight.", fontsize=9.5, x=0.01,
+                    ha="left", y=0.993)
     return figure
 
 
@@ -213,6 +219,8 @@ PAPERS = {                       # name: (arXiv id, lane or row of OBJECTIVES)
     "GRPO": ("2402.03300", "grpo"),
     "DAPO": ("2503.14476", "dapo"),
     "Dr. GRPO": ("2503.20783", "dr_grpo"),
+    "DRO": ("2405.19107", "dro"),
+    "on-policy\ndistillation": ("2306.13649", 1),
     "SRPO": ("2504.14286", 1),
     "80/20": ("2506.01939", 2),
     "CISPO": ("2506.13585", "cispo"),
@@ -225,6 +233,8 @@ PAPERS = {                       # name: (arXiv id, lane or row of OBJECTIVES)
     "GDPO": ("2601.05242", 1),
     "MaxRL": ("2602.02710", 1),
     "DPPO": ("2602.04879", "dppo"),
+    "GLM-5": ("2602.15763", "rollout_is"),
+    "IPO": ("2603.00000", "ipo"),                            # prime-rl's, no paper
     "LUSPO": ("2602.05261", "luspo"),
     "VESPO": ("2602.10693", "vespo"),
 }
@@ -241,14 +251,18 @@ def lane(row):
 def timeline():
     figure, axes = style.panels(1, 1, height=4.6)
     last = {}                                                # lane: (place of its last paper, side)
+    labels = {}                                              # (lane, side): its last place
     for name, (number, row) in sorted(PAPERS.items(), key=lambda paper: paper[1][0]):
         at, y = when(number), lane(row)
         before, side = last.get(y, (-99, 1))
         side = -side if at - before < 3 else 1               # neighbours take turns above and below
         last[y] = at, side
+        aside = 32 if at - labels.get((y, side), -99) < 1 else 0     # labels that would touch
+        labels[y, side] = at
         colour = style.colour(row) if isinstance(row, str) else style.GREY
         axes.plot(at, y, "o", color=colour, markersize=8)
-        axes.annotate(f"{name}\n{number}", (at, y), (0, 8 * side), textcoords="offset points",
+        said = number if number[5:] != "00000" else f"20{number[:2]}-{number[2:4]}"
+        axes.annotate(f"{name}\n{said}", (at, y), (aside, 8 * side), textcoords="offset points",
                       fontsize=7.5, ha="center", va="bottom" if side > 0 else "top", linespacing=1)
     years = {f"{year}01.00000": f"20{year}" for year in (17, 19, 21, 23)}
     months = {f"{year}{month:02}.00000": f"20{year}-{month:02}"

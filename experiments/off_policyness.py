@@ -14,12 +14,12 @@ gradient is not 0.
 
 import math
 
-from shared import claim
-from shared import drift
+from shared import claim, drift
 from tools.style import BLUE, ORANGE, band, label, panels
 
 ROW = dict(claim="Ratios spread from the first mini-batch to the fourth",
-           source="GSPO §3", reported="later mini-batches are off-policy (no figure given)")
+           source="GSPO §3", reported="later mini-batches are off-policy (no figure given)",
+           regime="1 M parameters, 4 layers, answers of about 20 tokens, 12 rollout batches")
 BANDS = {"log_s": (math.log(1 - 3e-4), math.log(1 + 4e-4)), "log_w": (math.log(.8), math.log(1.27))}
 
 

@@ -19,12 +19,12 @@ far it can fall is another matter than in a model that begins at 4.59: SmolLM2's
 import json
 import math
 
-from shared import claim
-from shared import drift
+from shared import claim, drift
 from tools.style import BLACK, GREY, band, label, panels
 
 ROW = dict(claim="Perplexity falls over a GSPO run", source="Rethinking GSPO, §5.4",
-           reported="perplexity 4.59 to 1.14, cross-entropy 0.698 to 0.128")
+           reported="perplexity 4.59 to 1.14, cross-entropy 0.698 to 0.128",
+           regime="1 M parameters, 4 layers, answers of about 20 tokens, 12 rollout batches")
 
 
 def measure(seeds, quick):

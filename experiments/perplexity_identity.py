@@ -17,8 +17,7 @@ import math
 
 import torch
 
-from shared import claim
-from shared import drift
+from shared import claim, drift
 from tools.style import BLACK, GREY, label, panels
 from ratios import cross_entropy, perplexity, sequence_ratio
 
@@ -53,10 +52,10 @@ def measure(seeds, quick):
     for seed in seeds:
         lab, differences = drift.Lab(seed, "--steps", "12"), {name: [] for name in NAMES}
         for step in range(1, 3 if quick else 7):
-            rollout, batch, _ = lab.rollout(step)
-            for mini, part, _ in lab.minibatches(step, rollout, batch):
-                lab.update(mini, part)
-            found = errors(lab.logp(rollout), batch["old_logp"], rollout.mask)
+            batch = lab.rollout(step)
+            for mini in lab.minibatches(step, batch):
+                lab.update(mini)
+            found = errors(lab.logp(batch.rollout), batch.old_logp, batch.rollout.mask)
             for name, values in found.items():
                 differences[name] += values
         for name, values in differences.items():

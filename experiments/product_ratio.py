@@ -21,14 +21,15 @@ gradient. Where the ratio goes, in the same answer through other answers' update
 
 import math
 
-from shared import claim
-from shared import drift
+from shared import claim, drift
 from tools.style import BLUE, GREY, ORANGE, colour, label, panels
 from ratios import token_log_ratio
 
 ROW = dict(claim="Clipping tokens leaves the product of ratios unbounded; clipping s bounds s",
            source="slides; Rethinking GSPO §4.1",
-           reported="product anywhere in [0.8^n, 1.2^n]; s directly bounded, Var[s] ≤ ε²")
+           reported="product anywhere in [0.8^n, 1.2^n]; s directly bounded, Var[s] ≤ ε²",
+           regime="slopes: width 64, 2 layers, answers of 7 to 259 tokens; shares: 1 M parameters, "
+                  "4 layers, about 20 tokens, 12 rollout batches")
 S_BAND, W_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4)), (math.log(.8), math.log(1.27))
 OUTSIDE = {"s": ("gspo", "log_s", S_BAND), "w": ("gspo", "log_w", W_BAND),
            "w_grpo": ("grpo", "log_w", W_BAND)}

@@ -2,9 +2,9 @@
 
     python experiments/readme.py
 
-What stands between `<!-- NAME -->` and `<!-- /NAME -->` is one of BLOCKS; a figure inside a
-sentence stands between `<!-- =NAME -->` and `<!-- / -->` and is one of FIGURES. A test keeps the
-documents and the results equal.
+The text between `<!-- NAME -->` and `<!-- /NAME -->` is written by a function of BLOCKS; a figure
+inside a sentence, between `<!-- =NAME -->` and `<!-- / -->`, by a function of FIGURES. A test
+checks that the documents agree with the results.
 """
 
 import ast
@@ -12,14 +12,16 @@ import json
 import math
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from experiments.shared.run_claims import GROUPS  # noqa: E402
+from experiments.shared import sentences, which                                         # noqa: E402
+from experiments.shared.run_claims import GROUPS, holm                                  # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
-from plumbing.run.arguments import PRESETS  # noqa: E402
+from plumbing.run.arguments import ALGORITHMS  # noqa: E402
 from tools.trl import TRL_LOSS                                                       # noqa: E402
 
 
@@ -29,6 +31,10 @@ def load(name):
 
 def data(name):
     return load(name)["data"]
+
+
+def docstring(file):
+    return ast.get_docstring(ast.parse(file.read_text()))
 
 
 def mean(values):
@@ -51,7 +57,8 @@ def perplexity_start(name):
 
 def at_4e4():
     """GSPO minus GRPO on fresh cold starts, both at 4e-4."""
-    found = re.search(r"both at 4e-4: (\S+ \[[^]]+\])", load("stability_map")["measured"])
+    measured = load("stability_map")["measured"]
+    found = re.search(r"minus GRPO, both at 4e-4: (\S+ \[[^]]+\])", measured)
     return found.group(1)
 
 
@@ -91,6 +98,12 @@ def smollm2(key):
     return mean(run[key] for run in load("reference_runs")["smollm2"]["runs"])
 
 
+def both_minus_verifier():
+    """Held-out pass@1 of teacher and verifier together minus that of the verifier alone."""
+    found = re.search(r"both minus verifier (\S+ \[[^]]+\])", load("distillation")["measured"])
+    return found.group(1)
+
+
 def bf16_error():
     """Of log s under autocast, after one step of 1e-6."""
     return load("bfloat16")["noise"]["steps"]["1"]["arms"]["bfloat16"]["error_rms"]
@@ -128,7 +141,10 @@ FIGURES = {
     "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
     "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
     "gspo_minus_grpo_4": lambda: at_4e4(),
-    "gspo_minus_grpo": lambda: load("stability_map")["number"].split(" (")[0],
+    "gspo_minus_grpo": lambda: load("stability_map")["number"].split(" against")[0],
+    "distilled": lambda: load("distillation")["number"].split(" pass@1")[0],
+    "distilled_both": lambda: both_minus_verifier(),
+    "distilled_self": lambda: f"{mean(data('distillation')['after']['self']):.2f}",
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
@@ -149,7 +165,7 @@ def result(name):
 def verdict(found):
     """A verdict in a word or two; a result with several says how many."""
     parts = found["verdict"].split("; ")
-    return found["verdict"] if len(parts) == 1 else f"{len(parts)} answers"
+    return found["verdict"].split(":")[0] if len(parts) == 1 else f"{len(parts)} answers"
 
 
 def claims():
@@ -160,12 +176,35 @@ def claims():
         found = result(name)
         link = f"[{verdict(found)}](docs/claims.md#{group.replace(' ', '-')})"
         rows.append((question, found["reported"].split(";")[0][:88], found["number"], link))
-    return table(("question", "the sources", "here", "verdict"), *rows)
+    return table(("question", "the sources", f"here: {regime()}", "verdict"), *rows)
+
+
+def regime():
+    """Where most claims are measured; the others say where in docs/claims.md."""
+    return Counter(found["regime"] for found in all_results()).most_common(1)[0][0]
+
+
+def all_results():
+    names = [name for _, names in GROUPS.values() for name in names]
+    return [found for name in names if (found := result(name))]
+
+
+def verdicts():
+    """Every claim's verdict with its p, alone and by Holm over all rows."""
+    found = all_results()
+    form = lambda p: "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
+    rows = [(r["claim"], r["number"], r["verdict"].split(":")[0], form(r["p"]), form(p))
+            for r, p in zip(found, holm([r["p"] for r in found]))]
+    return (f"Regime: {regime()}; a claim measured in another regime\nnames it below. p: the "
+            "chance of an interval that clears the rule's bar by as much, if the truth\nlay on the "
+            "bar; Holm: the same over all rows together. A verdict whose Holm p is above 0.05 may\n"
+            "be chance among so many. Verdicts on several doses or places have no p.\n\n"
+            + table(("claim", "number", "verdict", "p", "Holm"), *rows))
 
 
 def rule(name):
     """What the experiment's docstring said beforehand: its indented lines."""
-    doc = ast.get_docstring(ast.parse((ROOT / f"experiments/{name}.py").read_text()))
+    doc = docstring(ROOT / f"experiments/{name}.py")
     after = doc[re.search("beforehand|before the", doc).start():]
     lines = [line for line in after.splitlines() if line.startswith("  ")]
     return "\n".join(line[2:] for line in lines)
@@ -185,7 +224,8 @@ def one_claim(name, r):
     seeds = "" if "seed" in r["verdict"] else f" ({r['seeds']} cold starts)"
     return (f"### {r['claim']}\n\n"
             f"**{r['number']}.** Verdict: **{r['verdict']}**{seeds}. "
-            f"In the source ({r['source']}): {r['reported']}.{takeaway}\n\n"
+            f"In the source ({r['source']}): {r['reported']}. Measured with: {r['regime']}."
+            f"{takeaway}\n\n"
             f"![{r['claim']}]({r['figure'].removeprefix('docs/')})\n\n"
             f"<details><summary>the rule, written beforehand, and the measurement</summary>\n\n"
             f"```\n{rule(name)}\n```\n\n"
@@ -195,34 +235,44 @@ def one_claim(name, r):
 
 # ------------------------------------------------------------- the family, the reference runs
 
-PAPERS = {
-    "reinforce": "Williams 1992", "ppo": "1707.06347 eq. 7, with GAE and a critic",
-    "grpo": "2402.03300 eq. 3", "dr_grpo": "2503.20783, advantages without std",
-    "dapo": "2503.14476, as implemented everywhere", "dapo_paper": "2503.14476 eq. 8, as printed",
-    "gspo": "2507.18071 eq. 5, 7", "gspo_token": "2507.18071 eq. 13, 14", "gmpo": "2507.20673",
-    "rspo": "2510.23027 v2", "cispo": "2506.13585 eq. 4, 5", "sapo": "2511.20347",
-    "luspo": "2602.05261", "vespo": "2602.10693", "sequence_is": "textbook importance sampling",
-    "dppo": "2602.04879", "dppo_tv": "2602.04879", "dppo_kl": "2602.04879", "minirl": "2512.01374",
+# What the table says beside an objective's arXiv id.
+REMARKS = {
+    "ppo": " eq. 7, with GAE and a critic", "grpo": " eq. 3",
+    "dr_grpo": ", advantages without std", "dapo": ", as implemented everywhere",
+    "dapo_paper": " eq. 8, as printed", "gspo": " eq. 5, 7", "gspo_token": " eq. 13, 14",
+    "rspo": " v2", "cispo": " eq. 4, 5", "sequence_is": " importance sampling",
+    "ipo": " #2798 (2026-06)", "rollout_is": " (GLM-5)", "dro": ", as in verl #7245",
+}
+# Where an objective is implemented: of TRL, verl, slime, prime-rl, SkyRL, NeMo-RL and ms-swift.
+IMPLEMENTED = {
+    "reinforce": "NeMo-RL", "ppo": "verl", "grpo": "TRL, verl, slime, NeMo-RL, ms-swift",
+    "dr_grpo": "TRL, verl, ms-swift", "dapo": "TRL, verl, NeMo-RL, ms-swift",
+    "gspo": "TRL, verl, slime, NeMo-RL, ms-swift", "gspo_token": "verl, ms-swift",
+    "gmpo": "TRL, verl", "cispo": "TRL, verl, slime, SkyRL, NeMo-RL, ms-swift",
+    "dppo": "verl, slime, SkyRL", "dppo_kl": "verl", "ipo": "prime-rl", "rollout_is": "SkyRL",
+    "dro": "verl, Tinker", "sapo": "TRL, verl, ms-swift", "luspo": "TRL", "vespo": "TRL",
 }
 SHOWN_AS = {"GSPO": "gspo", "GRPO": "grpo", "GMPO": "gmpo", "RSPO": "rspo", "DAPO": "dapo",
             "Dr. GRPO": "dr_grpo", "CISPO": "cispo", "SAPO": "sapo", "PPO": "ppo",
-            "REINFORCE": "reinforce", "RLOO": "rloo", "REINFORCE++": "reinforce_plus_plus",
+            "REINFORCE, one step": "reinforce", "RLOO, one step": "rloo",
+            "REINFORCE++": "reinforce_plus_plus",
             "LUSPO": "luspo", "VESPO": "vespo", "SRPO": "srpo", "sequence IS": "sequence_is",
             "DPPO": "dppo", "DPPO, KL": "dppo_kl", "MaxRL": "maxrl", "ScaleRL": "scalerl",
-            "MiniRL": "minirl"}
-TOLD_OTHERWISE = {"sapo": "τ 1, 1.05", "vespo": "(k, λ) (2, 3), (3, 2)"}
+            "MiniRL": "minirl", "IPO": "ipo", "rollout IS": "rollout_is", "IcePop": "icepop",
+            "DRO": "dro"}
 
 
 def family():
-    """One row per objective: its choices, the paper, TRL's name."""
+    """One row per objective: its choices, the paper, the frameworks that have it, TRL's name."""
     rows = []
     for name, row in OBJECTIVES.items():
-        if name not in PAPERS:
-            raise ValueError(f"objective {name} has no paper in experiments/readme.py PAPERS")
         band = "–" if row.epsilon is None else f"{row.epsilon:g}, {row.epsilon_high:g}"
-        rows.append((f"`{name}`", row.ratio, row.clip, TOLD_OTHERWISE.get(name, band),
-                     row.reduction, PAPERS[name], trl_name(name)))
-    return table(("name", "ratio", "clip", "ε low, high", "reduction", "paper", "TRL 1.16"), *rows)
+        constants = ", ".join(f"`{key}={x:g}`" for key, x in row.constants.items()) or "–"
+        paper = row.source + REMARKS.get(name, "") or "–"
+        rows.append((f"`{name}`", row.ratio, row.clip, band, constants, row.reduction, paper,
+                     IMPLEMENTED.get(name, "–"), trl_name(name)))
+    return table(("name", "ratio", "clip", "ε low, high", "constants", "reduction", "paper",
+                  "where it is implemented", "TRL 1.16"), *rows)
 
 
 def trl_name(name):
@@ -246,7 +296,7 @@ def presets():
     after = {SHOWN_AS[name]: f"{mean(values):.3f} ({len(values)})"
              for name, values in (found["after"] | found["later"]).items() if name in SHOWN_AS}
     rows = [(f"`{name}`", f"`{row['objective']}`", flags(row), after.get(name, "–"))
-            for name, row in PRESETS.items()]
+            for name, row in ALGORITHMS.items()]
     return table(("--algorithm", "objective", "fills in",
                   f"pass@1 after {found['steps']} batches (seeds)"), *rows)
 
@@ -254,7 +304,7 @@ def presets():
 def headline():
     runs = load("reference_runs")["default"]
     after = mean(r["pass_at_1_after"] for r in runs["runs"])
-    head = ("held-out pass@1 before", "after 50 rollout batches", "greedy after", "time, all in")
+    head = ("held-out pass@1 before", "after 50 rollout batches", "greedy after", "total time")
     row = (FIGURES["default_before"](), f"**{after:.3f}**", FIGURES["default_greedy"](),
            f"**{FIGURES['default_seconds']()}**")
     return (table(head, row)
@@ -264,8 +314,8 @@ def headline():
 # ------------------------------------------------------------------------ speed, memory, scaling
 
 CASES = {"tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed", 2),
-         "tiny_moe_sampler": ("the same, log-probs of sampling reused", 2.5),
-         "default_run": ("the default run, natural ends", 3),
+         "tiny_moe_sampler": ("tiny MoE, 256 × 24, log-probs of sampling reused", 2.5),
+         "default_run": ("the default run, responses end by themselves", 3),
          "tiny_moe_long": ("tiny MoE, 256 × 128", "–"),
          "tiny_dense": ("tiny dense, 256 × 24", "–"),
          "smollm2_max": ("SmolLM2-135M, 4-shot `max`, 64 answers", 8),
@@ -318,7 +368,7 @@ def checkpointing():
     found = load("memory")["script"]
     (_, (peak, seconds)), (flag, (lower, longer)) = found["ways"].items()
     head = (f"an update, {found['layers']} layers, {found['tokens']:,} tokens", "peak memory")
-    return table(head, ("as it is", f"{peak} MB"), (f"`{flag}`", f"{lower} MB, "
+    return table(head, ("no checkpointing", f"{peak} MB"), (f"`{flag}`", f"{lower} MB, "
                  f"{longer / seconds:.1f} times the CPU time"))
 
 
@@ -368,7 +418,7 @@ def simulated():
                                   for phase in ("token step", "update")
                                   for what, digits in (("syncs", 1), ("launches", 0))))
             for r in load("simulated")]
-    return table(("simulated, no GPU was there", "waits per token step", "kernels",
+    return table(("simulated without a GPU", "waits per token step", "kernels",
                   "waits per update", "kernels"), *rows)
 
 
@@ -396,15 +446,45 @@ def stability():
                      "{:.2f}–{:.2f}".format(*r["interval"]), f"{mean(r['last']):.2f}",
                      f"{mean(r['held_out']):.2f}", flips or "–", f"{r['w_negative']:.3g}",
                      f"{r['grad_norm']:.3g}"))
-    return table(("policy", "answers", "optimiser, rate", "mini-batches", "arm", "collapsed",
+    return table(("policy", "answers", "optimizer, rate", "mini-batches", "arm", "collapsed",
                   "95 %", "pass rate, last 4", "held out", "flips per layer (%)", "max w, A < 0",
                   "max |g|"), *rows)
 
 
-BLOCKS = {"headline": headline, "claims": claims, "all claims": all_claims, "family": family,
+def stranger():
+    """Tasks of a reader's own on SmolLM2, one command line each."""
+    form = lambda r, key: f"{r[key + '_before']:.3f} → {r[key + '_after']:.3f}"
+    rows = [(f"`{name}`: {r['what']}", r["steps"], form(r, "pass_at_1"), form(r, "reward"),
+             f"{r['processor_seconds']:.0f}") for name, r in load("stranger").items()]
+    return table(("task", "rollout batches", "held-out pass@1", "held-out mean reward",
+                  "processor seconds"), *rows)
+
+
+def read_off():
+    """Sentences of the sources that the runs of the stability map speak to."""
+    return table(("sentence", "computed from the map's runs", "mean", "cold starts"),
+                 *sentences.rows())
+
+
+def rooms():
+    """Every file that a first reader can skip, with the first sentences of its docstring."""
+    parts = []
+    for room in ("plumbing/data", "plumbing/model", "plumbing/loop", "plumbing/speed",
+                 "plumbing/run", "tools", "experiments/shared"):
+        rows = []
+        for file in sorted((ROOT / room).glob("[!_]*.py")):
+            about = docstring(file).split("\n\n")[0]
+            rows.append((f"[`{file.name}`](../{room}/{file.name})", " ".join(about.split())))
+        parts.append(table((f"`{room}/`", ""), *rows))
+    return "\n\n".join(parts)
+
+
+BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
+          "headline": headline, "claims": claims, "verdicts": verdicts,
+          "all claims": all_claims, "family": family,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "simulated": simulated,
-          "stability": stability}
+          "stability": stability, "which": which.page, "which in short": which.short}
 
 
 # --------------------------------------------------------------------------------- the documents

@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from plumbing.run.folder import write_text  # noqa: E402
+from plumbing.run.checkpoints import write_text  # noqa: E402
 from tools.style import BLUE, GREY, band, label, panels, save  # noqa: E402
 
 RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")

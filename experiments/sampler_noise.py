@@ -33,17 +33,17 @@ import time
 
 import torch
 
-from shared import claim
-from shared import drift
-from shared import maps
-from plumbing.loop import batches
-from plumbing.model.actor import Actor, sampling_copy
-from plumbing.speed.cutting import response_routes
+from shared import claim, drift, maps
+import train
+from plumbing.model.actor import Actor
+from plumbing.speed.samplers import sampling_copy
 from tools.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate
 
 ROW = dict(claim="GSPO tolerates the sampler's numerics, so old log-probs need no recomputation",
-           source="GSPO §5.4", reported="no figure")
+           source="GSPO §5.4", reported="no figure",
+           regime="1 M parameters, 4 layers, answers of about 20 tokens, 16 rollout batches, "
+                  "rate 4e-4")
 GRPO, GSPO = " ".join(drift.GRPO), "--algorithm gspo"
 WAYS = {"_trusted": "--old_logp sampler", "": "", "_tis": " ".join(drift.TIS),
         "_r3": "--routing_replay rollout", "_r2": " ".join(drift.REPLAY)}
@@ -84,12 +84,13 @@ def measure_dose(c):
     """How far the sampler is from the trainer, on the first rollout batch of a cold start."""
     began, shape = time.perf_counter(), maps.POLICIES[c["policy"]].split()
     lab = drift.Lab(c["seed"], "--sampler_dtype", c["bits"], *shape)
-    rollout, batch, routes = lab.rollout(1, routes=True)
-    error = (batch["old_logp"] - rollout.sampler_logp)[rollout.mask]                 # [loss tokens]
+    batch = lab.rollout(1, routes=True)
+    rollout, mask = batch.rollout, batch.rollout.mask                                # [B, T]
+    error = (batch.old_logp - rollout.sampler_logp)[mask]                            # [loss tokens]
     copied = Actor(sampling_copy(lab.policy, c["bits"]).float(), lab.args)
-    theirs = batches.score(lab.args, copied, copied.policy, rollout, record=True).routes
-    indices = [response_routes(r, rollout).indices for r in (routes, theirs)]
-    flips = flip_rate(*indices, rollout.mask).mean().item() if c["policy"] == "moe" else None
+    theirs = train.score(lab.args, lab.learner, rollout, scorer=copied).routes
+    indices = [r.indices for r in (batch.routes, theirs)]                            # [L, B, T, K]
+    flips = flip_rate(*indices, mask).mean().item() if c["policy"] == "moe" else None
     kl = (torch.expm1(error) - error).mean().item()          # the estimator that is never negative
     return c | {"after": kl, "kl": kl, "sigma_w": error.std().item(), "flips": flips,
                 "seconds": time.perf_counter() - began}
@@ -179,7 +180,7 @@ def takeaway(runs):
 
 
 def number(values):
-    return f"{claim.number(values, '{:+.2f}')} ({len(values)})"
+    return claim.counted(values, "{:+.2f}")
 
 
 LOOK = {"grpo_trusted": ("GRPO, trusted", ORANGE, "o", ":"),

@@ -18,11 +18,12 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 import train  # noqa: E402
+from plumbing.data import running_sum
 from plumbing.data import tasks  # noqa: E402
-from plumbing.model import policy  # noqa: E402
+from plumbing.model import cold_start  # noqa: E402
 from plumbing.speed import processes  # noqa: E402
 
-made = functools.cache(tasks.running_sum)
+made = functools.cache(running_sum.running_sum)
 
 
 def sums(*args):
@@ -41,16 +42,16 @@ def run(folder, flags):
     """One run of the script. AssertionError with what it printed if it does not end well."""
     gradients, out, update = [], io.StringIO(), train.update
 
-    def watched(args, scorer, *rest):
-        stats = update(args, scorer, *rest)
+    def watched(args, learner, mini):
+        stats = update(args, learner, mini)
         gradients.append(torch.cat([
             (torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten()
             if not hasattr(p, "full_tensor") else p.grad.full_tensor().flatten()
-            for p in scorer.parameters()]))
+            for p in learner.scorer.parameters()]))
         return stats
     with (patch.object(train, "update", watched), patch.object(tasks, "running_sum", sums),
           patch.object(train, "make_optimizer", descent),
-          patch.object(policy, "MUST_PASS", 0.0), redirect_stdout(out), redirect_stderr(out)):
+          patch.object(cold_start, "MUST_PASS", 0.0), redirect_stdout(out), redirect_stderr(out)):
         try:
             train.main([*flags, "--output_dir", str(folder)])
         except SystemExit as stop:

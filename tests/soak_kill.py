@@ -21,8 +21,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).
 
 import torch  # noqa: E402
 
-from plumbing.run import folder as checkpoint  # noqa: E402
-from plumbing.model import policy  # noqa: E402
+from plumbing.run import checkpoints as checkpoint  # noqa: E402
+from plumbing.model import cold_start  # noqa: E402
 import train  # noqa: E402
 from moe import TinyMoE  # noqa: E402
 from tiny_run import TINY, differences  # noqa: E402
@@ -93,7 +93,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    policy.MUST_PASS = 0.0
+    cold_start.MUST_PASS = 0.0
     for owner, name, phase in ((train, "train", "between"), (train, "collect", "rollout"), (train, "score", "log-probs"), (train, "update", "update"),
                                (checkpoint, "save", "renaming, pruning"), (TinyMoE, "save_pretrained", "writing the model"),
                                (torch, "save", "writing state.pt"), (checkpoint, "sync", "flushing to disk")):

@@ -1,51 +1,71 @@
-"""A run in pictures: one page of panels from metrics.jsonl, each saying what healthy looks like."""
+"""The curves of a run: eight panels from metrics.jsonl and summary.json.
+
+Every panel says what is usual; docs/metrics.md says for which models this is true.
+"""
+
+import json
 
 from tools import style
 
-PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what healthy looks like
-    ("pass rate of the rollouts", "share", "pass_rate", False, "rises; flat: look at the groups"),
-    ("clipped tokens", "share", "clip_low+clip_high", True, "GSPO .1 to .5, GRPO under .01"),
+PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what is usual
+    ("right answers: rollouts, held-out (dots)", "share", "pass_rate pass_at_1/0", False,
+     "rises; if flat, see the groups without signal"),
+    ("reward and its parts, held-out (dots)", "mean", "reward held_out_reward/0", False,
+     "rises, and so do the parts"),
+    ("clipped tokens", "share", "clip_low+clip_high", True,
+     "follows the learning rate; near 1: the rate is too high"),
     ("log-ratio spread, last mini-batch", "variance", "log_w_var log_s_var", True,
-     "1e-4 to 1e-2; log s about 1/length of log w"),
+     "1e-4 to 1e-2; log s about log w / length"),
     ("length", "tokens", "length", False, "steady; a fall to a few tokens is a collapse"),
-    ("entropy", "nats per token", "entropy", False, "falls slowly; 0 early: nothing is explored"),
-    ("gradient norm, before its clip", "", "grad_norm", True, ".05 to 1; a spike: see ratio_max"),
-    ("perplexity under the old policy", "", "perplexity_old", False, "falls slowly towards 1"),
-    ("experts flipped by the updates", "share", "flip_rate", False, "under .03; .1: a large step"),
-    ("groups without signal", "share", "dead_groups", False, "below .5, rising towards the end"),
-    ("seconds per rollout batch", "s", "seconds_rollout seconds_logp seconds_update", False,
-     "steady"),
+    ("entropy", "nats per token", "entropy", False, "falls slowly; early 0: no exploration"),
+    ("gradient norm, before its clip", "", "grad_norm", True,
+     "steady; a spike: see ratio_max in metrics.jsonl"),
+    ("groups without signal, experts flipped", "share", "dead_groups flip_rate", False,
+     "groups below .5 until the end, experts below .03"),
 ]
-PARTS = ("parts of the reward", "mean", "each rises, or stays where it should")
 
 
 def curve(records, metric):
-    """[(step, value)] of the records that have it; a + sums, reward_parts/x looks inside."""
+    """[(step, value)] of the records that have the metric. "a+b" is the sum of two metrics, "a/b"
+    an entry of a dict or list."""
     def value(record, name):
         for key in name.split("/"):
-            record = (record or {}).get(key)
+            record = record[int(key)] if isinstance(record, list) else (record or {}).get(key)
         return record
 
     rows = [(r["step"], [value(r, name) for name in metric.split("+")]) for r in records]
     return [(step, sum(values)) for step, values in rows if None not in values]
 
 
+def with_held_out(folder, records):
+    """The records of a run with the held-out scores of summary.json: those before training as batch
+    0, those after training in the last batch."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):                            # the run has not finished
+        return records
+
+    def scores(when):
+        names = {"pass_at_1": f"pass_at_1_{when}", "held_out_reward": f"reward_{when}"}
+        return {name: [summary[key]] for name, key in names.items() if key in summary}
+    return [{"step": 0, **scores("before")}, *records[:-1], records[-1] | scores("after")]
+
+
 def draw(runs):
-    """The figure of {run: metrics records}: a colour per run, a line style per metric."""
+    """The figure of {run: metrics records}, with a color per run and a line style per metric."""
     every = [record for records in runs.values() for record in records]
-    named = sorted({part for record in every for part in record.get("reward_parts") or ()})
-    title, unit, healthy = PARTS
-    metrics = " ".join(f"reward_parts/{part}" for part in named)
-    chosen = PANELS + [(title, unit, metrics, False, healthy)] * bool(named)
-    rows = -(-len(chosen) // 2)
+    parts = sorted({part for record in every for part in record.get("reward_parts") or ()})
+    rows = len(PANELS) // 2
     figure, axes = style.panels(rows, 2, height=2.7 * rows, width=9)
-    for place in axes.flat[len(chosen):]:
-        place.remove()
-    for place, (title, unit, metrics, log, healthy) in zip(axes.flat, chosen):
-        fill(place, runs, metrics.split(), log)
+    for place, (title, unit, metrics, log, usual) in zip(axes.flat, PANELS):
+        metrics = metrics.split()
+        if "reward" in metrics and len(parts) > 1:
+            metrics += [f"reward_parts/{part}" for part in parts]
+        fill(place, runs, metrics, log)
         style.label(place, title, "rollout batch", unit)
         place.set_title(title, pad=16)                       # room for the line below it
-        place.text(0, 1.02, f"healthy: {healthy}", transform=place.transAxes, fontsize=8,
+        place.xaxis.get_major_locator().set_params(integer=True)     # there is no batch 2.5
+        place.text(0, 1.02, f"usual: {usual}", transform=place.transAxes, fontsize=8,
                    color=style.GREY)
     line = style.pyplot().Line2D
     handles = [line([], [], color=colour, label=str(run)[-60:])
@@ -54,25 +74,40 @@ def draw(runs):
     return figure
 
 
+def named(metric):
+    """A metric's name in a legend."""
+    if metric in ("pass_at_1/0", "held_out_reward/0"):
+        return "held-out"
+    return {"pass_rate": "rollouts", "dead_groups": "groups", "flip_rate": "experts"}.get(
+        metric, metric.removeprefix("reward_parts/"))
+
+
 def fill(place, runs, metrics, log):
-    """One panel's curves. A logarithmic axis turns linear below its smallest value: 0 is drawn."""
-    values = []
+    """Draw the curves of one panel. A logarithmic axis is linear below the smallest positive value,
+    so that 0 can be drawn."""
+    values, told = [], set()
+    present = [m for m in metrics if any(curve(records, m) for records in runs.values())]
+    lines = [m for m in present if not m.endswith("/0")]
     for colour, records in zip(style.COLOURS * len(runs), runs.values()):
-        for line, metric in zip(style.LINES * len(metrics), metrics):
-            if points := curve(records, metric):
-                name = metric.removeprefix("seconds_").removeprefix("reward_parts/")
-                named = len(metrics) > 1 and records is next(iter(runs.values()))
-                place.plot(*zip(*points), line, color=colour, label=name if named else None,
-                           marker="o" if len(points) == 1 else None)
-                values += [y for _, y in points]
+        for metric in present:
+            points = curve(records, metric)
+            if not points:
+                continue
+            dots = metric.endswith("/0")                     # held-out: not measured in every batch
+            look = ":" if dots else style.LINES[lines.index(metric) % len(style.LINES)]
+            place.plot(*zip(*points), look, color=colour,
+                       label=named(metric) if len(present) > 1 and metric not in told else None,
+                       marker="o" if dots or len(points) == 1 else None, markersize=4)
+            values += [y for _, y in points]
+            told.add(metric)
     positive = [v for v in values if v > 0]
     if not values:
         place.text(.5, .5, "not measured in these runs", ha="center", transform=place.transAxes,
                    color=style.GREY)
     elif log and positive and min(values) == 0:
-        place.set_yscale("symlog", linthresh=min(positive), linscale=0.3)
+        place.set_yscale("symlog", linthresh=min(positive), linscale=0.7)
         place.set_ylim(bottom=-min(positive) / 4)
     elif log and positive:
         place.set_yscale("log")
-    if len(metrics) > 1 and values:
+    if len(present) > 1:
         place.legend()

@@ -1,7 +1,7 @@
-"""The look of every figure: one palette, one colour per algorithm, one page width.
+"""The style of every figure: one palette, one color per algorithm, one page width.
 
-The colours are Okabe and Ito's, which colour-blind readers can tell apart; no curve is told by its
-colour alone. An algorithm has the same colour everywhere: GSPO is blue and GRPO orange.
+The colors are Okabe and Ito's, which color-blind readers can tell apart. Curves also differ in
+marker or line style. An algorithm has the same color everywhere: GSPO is blue and GRPO orange.
 """
 
 from functools import lru_cache
@@ -11,10 +11,10 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PINK, SKY, YELLOW, GREY, BLACK = "#CC79A7", "#56B4E9", "#F0E442", "#666666", "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
 LINES = ["-", "--", "-.", ":"]
-GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # of what is no algorithm: a layer, a seed, a mean
+GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # for a layer, a seed or a mean
 
-# What is not named here is grey. A variant (another band, replay, a dual clip) keeps its
-# algorithm's colour and takes another line or marker.
+# Algorithms that are not listed are grey. A variant (another clip range, replay, a dual clip) has
+# the color of its algorithm and another line style or marker.
 ALGORITHM = {
     "gspo": BLUE, "gspo_token": SKY, "grpo": ORANGE, "gmpo": GREEN, "rspo": "#44AA99",
     "cispo": PINK, "dapo": RED, "dppo": "#AA4499", "reinforce": BLACK, "sequence_is": "#882255",
@@ -30,7 +30,7 @@ STYLE = {
 
 @lru_cache(maxsize=1)
 def pyplot():
-    """matplotlib's, loaded when something is drawn: training does not wait for it."""
+    """matplotlib.pyplot, imported only when something is drawn, so that training starts faster."""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -39,18 +39,18 @@ def pyplot():
 
 
 def colour(algorithm):
-    """The colour of an algorithm, by its name in any spelling: GSPO-token, Dr. GRPO, gspo_token."""
+    """The color of an algorithm, by its name in any spelling: GSPO-token, Dr. GRPO, gspo_token."""
     name = algorithm.lower().replace("-", "_").replace(" ", "_").replace(".", "")
     return ALGORITHM.get(name, GREY)
 
 
 def panels(rows=1, columns=2, height=3.4, width=8.0, **options):
-    """(figure, axes), 8 inches wide unless told: about the width of a page on GitHub."""
+    """(figure, axes). The default width of 8 inches is about that of a page on GitHub."""
     return pyplot().subplots(rows, columns, figsize=(width, height), **options)
 
 
 def save(figure, file):
-    """Write a figure as PNG, making its folder."""
+    """Write a figure as PNG and create its folder if needed."""
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
     pyplot().close(figure)
@@ -63,7 +63,8 @@ def label(axes, title, x, y):
 
 
 def band(axes, x, rows, name, colour, marker=None, line="-"):
-    """A mean over seeds as a line, every seed as a thin one. rows: one sequence per seed."""
+    """Draw the mean over seeds as a line and every seed as a thin line. rows: one sequence per
+    seed."""
     for row in rows if len(rows) > 1 else ():
         axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
     means = [sum(column) / len(column) for column in zip(*rows)]

@@ -1,55 +1,81 @@
-"""What TRL 1.16 calls the same thing: the trl.GRPOConfig that equals a run, or why there is none.
+"""The trl.GRPOConfig (TRL 1.16) that is equivalent to a run, or the reasons why there is none.
 
-tests/concepts/test_losses_against_trl.py feeds what is printed to TRL's own loss: same value, same
-gradient.
-What a config cannot say stands beside it as a comment.
+tests/concepts/test_losses_against_trl.py gives the printed config to TRL and compares the losses.
+Settings that are not fields of the config are printed as comments.
 """
+
+from dataclasses import MISSING, fields
+
+import torch
 
 from losses import OBJECTIVES
 from plumbing.data.tasks import from_arguments
+from plumbing.run import band
 
-# objective: (loss_type, importance_sampling_level), with the objective's own reduction
+# {objective: (loss_type, importance_sampling_level)}, with the objective's own reduction
 TRL_LOSS = {"grpo": ("grpo", "token"), "ppo": ("grpo", "token"), "dr_grpo": ("dr_grpo", "token"),
             "dapo": ("dapo", "token"), "gspo": ("grpo", "sequence"), "cispo": ("cispo", "token"),
             "sapo": ("sapo", "token"), "luspo": ("luspo", "sequence"), "vespo": ("vespo", "token")}
-# where the clip is PPO's, TRL can average differently; bnpo's tokens are those of the mini-batch
+# reductions that TRL has for objectives with PPO's clip; bnpo averages over the tokens of the
+# mini-batch
 TRL_REDUCTION = {"sequence-mean": "grpo", "token-mean": "bnpo", "constant": "dr_grpo",
                  "sequence-sum": "luspo"}
-TRL_LEVEL = {"token": "token", "seq": "sequence"}             # of mismatch weights
+TRL_CONSTANTS = {"sapo tau_positive": "sapo_temperature_pos",
+                 "sapo tau_negative": "sapo_temperature_neg", "vespo k_positive": "vespo_k_pos",
+                 "vespo lambda_positive": "vespo_lambda_pos", "vespo k_negative": "vespo_k_neg",
+                 "vespo lambda_negative": "vespo_lambda_neg"}
+TRL_LEVEL = {"token": "token", "seq": "sequence"}             # level of the mismatch weights
+# flags that the config expresses, or that have no effect in a run that `missing` accepts
+IN_CONFIG = set(
+    "algorithm epsilon epsilon_high objective_constants teacher_model_name_or_path "
+    "self_distillation hint_template distillation_coef "
+    "reduction advantage scale_rewards dual_clip off_policy_mask "
+    "entropy_quantile beta kl_estimator entropy_coef dynamic_sampling overlong_cache stage2_step "
+    "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
+    "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
+    "steps_per_generation max_completion_length temperature learning_rate lr_scheduler_type "
+    "warmup_steps max_grad_norm gradient_checkpointing bf16 fp16 device use_cpu "
+    "seed save_tokens print_trl_config".split())
+LORA = set("use_peft lora_r lora_alpha lora_target_modules".split())     # GRPOTrainer(peft_config=)
 
 
 def missing(args):
-    """What this run has and trl.GRPOConfig has not: a list of words."""
+    """The settings of this run that trl.GRPOConfig does not have, as a list of names."""
     row = OBJECTIVES[args.objective]
     reductions = TRL_REDUCTION if row.clip == "min" else (row.reduction,)
     sequence = row.ratio == "sequence"
     return [name for name, on in (
         (f"objective {args.objective}", args.objective not in TRL_LOSS),
+        ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
         (f"advantage {args.advantage}", args.advantage != "group"),
         (f"reduction {args.reduction} for {args.objective}", args.reduction not in reductions),
         ("lower bound on CISPO's weight", row.clip == "weight" and args.epsilon < 1),
-        ("dual clip inside the band", args.dual_clip and args.dual_clip < 1 + args.epsilon_high),
+        ("dual clip inside the clip range",
+         args.dual_clip and args.dual_clip < 1 + args.epsilon_high),
         (f"KL estimator {args.kl_estimator}", args.beta and (
             args.kl_estimator not in ("k3", "k3_is") or sequence and args.kl_estimator == "k3_is")),
+        ("distillation beside another advantage (DistillationTrainer has it alone)",
+         args.distillation_coef),
         ("overlong penalty (it is a reward function: trl.rewards)", args.overlong_cache),
         ("dynamic sampling", args.dynamic_sampling),
         ("history resampling", args.history_resampling),
         ("second stage", args.stage2_step),
         ("sampler's log-probs as old ones", args.old_logp == "sampler"),
-        ("rounded sampler", args.sampler_dtype != ("bfloat16" if args.bf16 else "float32")),
-        ("such mismatch weights", (args.mismatch or args.mismatch_mask) and not vllm_options(args)),
+        ("rounded sampler", args.sampler_dtype != str(args.half or torch.float32)[6:]),
+        ("mismatch weights of this kind",
+         (args.mismatch or args.mismatch_mask) and not vllm_options(args)),
         ("routing replay", args.routing_replay != "none"),
         ("advantages over the mean", args.scale_rewards == "mean"),
         ("quantile of the rollout batch's entropies (top_entropy_quantile is the micro-batch's)",
          args.entropy_quantile),
         ("off-policy mask against recomputed log-probs beside mismatch weights",
          args.off_policy_mask and (args.mismatch or args.mismatch_mask)),
-        ("load-balancing loss over answers alone", args.router_aux_loss_coef),
+        ("load-balancing loss over responses alone", args.router_aux_loss_coef),
     ) if on]
 
 
 def vllm_options(args):
-    """TRL corrects for a sampler that is not the trainer under vLLM alone: {} if not as we do."""
+    """The fields for mismatch weights, which TRL has only with vLLM; {} without an equivalent."""
     level, _, _ = (args.mismatch or "").partition("_")
     if level not in TRL_LEVEL or args.objective == "vespo":  # TRL's enters VESPO's own weight
         return {}
@@ -63,13 +89,37 @@ def vllm_options(args):
             f"{prefix}_clip_max": high}
 
 
+def beside(args):
+    """Lines about settings of this run that are not fields of GRPOConfig."""
+    notes = []
+    if args.use_peft:
+        targets = args.lora_target_modules or "all-linear"
+        notes.append(f"beside it: GRPOTrainer(peft_config=peft.LoraConfig(r={args.lora_r}, "
+                     f"lora_alpha={args.lora_alpha}, target_modules={targets!r}, lora_dropout=0.0, "
+                     "task_type='CAUSAL_LM'))")
+    if args.stop:
+        notes.append(f"stop strings {args.stop!r}: under vLLM generation_kwargs={{'stop': ...}}; "
+                     "transformers' generate would need the tokenizer, which TRL does not give it")
+    if args.reward_weights:
+        notes.append("reward_weights: one for each of GRPOTrainer(reward_funcs=[...]), in the "
+                     "order of the parts here")
+    known = IN_CONFIG | (LORA if args.use_peft else set()) | {"stop"}
+    others = [f"--{f.name} {getattr(args, f.name)!r}" for f in fields(args)
+              if f.name not in known and getattr(args, f.name) != default_of(f)]
+    return notes + ([f"not in GRPOConfig: {' '.join(others)}"] if others else [])
+
+
+def default_of(f):
+    return f.default_factory() if f.default is MISSING else f.default
+
+
 def trl_config(args):
     """The equivalent `trl.GRPOConfig(...)` as text, or one line that says why there is none."""
     lacks = missing(args)
     if lacks:
         return f"no equivalent in trl.GRPOConfig: it has no {', no '.join(lacks)}"
     if args.max_completion_length is None and args.dataset_name is None:
-        from_arguments(args)                                 # fills it in
+        from_arguments(args)                                 # sets max_completion_length
     loss_type, level = TRL_LOSS[args.objective]
     if OBJECTIVES[args.objective].clip == "min":
         loss_type = TRL_REDUCTION[args.reduction]
@@ -87,18 +137,22 @@ def trl_config(args):
         optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.95,
         steps_per_generation=args.steps_per_generation,
         per_device_train_batch_size=rows, gradient_accumulation_steps=1,
-        max_steps=args.steps * args.steps_per_generation, bf16=args.bf16,
+        max_steps=args.steps * args.steps_per_generation, bf16=args.bf16, fp16=args.fp16,
+        reward_weights=args.reward_weights or None,
         gradient_checkpointing=args.gradient_checkpointing, seed=args.seed)
+    config |= {TRL_CONSTANTS[f"{args.objective} {name}"]: value
+               for name, value in args.constants.items()}
     if args.objective == "cispo":
         config["epsilon_high"] = 1 + args.epsilon_high       # TRL's cap is absolute
     config |= vllm_options(args)
     notes = []
     if args.scale_rewards != "none":
-        notes.append("TRL divides by the deviation with G - 1: its advantages are a little smaller")
+        notes.append("TRL divides by the standard deviation with G - 1: its advantages are smaller")
     if loss_type in ("cispo", "vespo") and args.steps_per_generation > 1:
         notes.append("TRL divides by the rollout batch's mean number of tokens in a mini-batch")
     if args.warmup_steps:
-        notes.append("TRL's warm-up begins at 0, ours one step further")
+        notes.append("TRL's warm-up starts at learning rate 0, ours one step later")
+    notes += beside(args)
     lines = [f"{key}={value!r}," for key, value in config.items() if value is not None]
     text = "\n".join(f"    {line}" for line in [*lines, *(f"# {note}" for note in notes)])
     return f"trl.GRPOConfig(\n{text}\n)"

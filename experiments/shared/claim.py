@@ -1,22 +1,27 @@
-"""What every experiment shares: rules of evidence, command line, result file, runs made once.
+"""What every claim shares: rules of evidence, command line, result file, cached training runs.
 
     python experiments/NAME.py            measure: results/NAME.json and docs/figures/NAME.png
-    python experiments/NAME.py --quick    one seed, smaller, kept apart: runs/quick/NAME.json, .png
-    python experiments/NAME.py --draw     verdict and figure anew, from the result file's data
+    python experiments/NAME.py --quick    one seed, smaller, into runs/quick/NAME.json and .png
+    python experiments/NAME.py --draw     verdict and figure again, from the data in the result file
 
 An experiment is ROW (claim, source, what the source reports) and three functions:
 `measure(seeds, quick) -> data`, `judge(data) -> (measured, number, verdict)`, `draw(data) ->
-figure`. Training runs and drifted policies are kept under runs/claims/, named by all that made
-them: claims share them, and a stopped measurement goes on with them.
+figure`. Training runs and drifted policies are cached under runs/claims/; their names contain all
+settings. Claims share them, and an interrupted measurement continues with them.
 
 Rules of evidence, for all of them:
-  A verdict is on the source's sentence, and its 95 % interval over cold starts must clear the bar
-  that the file's docstring names. A seed is a cold start of its own: other weights, other data.
-  held, refuted            the interval lies within the bounds named for it
-  depends on X             it holds in one place of a map and is refuted in another
+  A verdict is about the source's sentence. The 95 % interval over cold starts must lie on one side
+  of the bound that the docstring of the experiment names. Every seed is a separate cold start, with
+  other weights and other data.
+  held, refuted            the interval lies within the bounds named for this verdict
+  depends on X             the sentence holds for some settings of a map and is refuted for others
   undecided (n seeds)      the interval covers a bound, or there are fewer than LEAST seeds
-  cannot be tested here    only for a limit of size, which is named
-  Choices (a rate, a band) are made on seeds 0 to 3; what is reported of them is from fresh seeds.
+  cannot be tested here    the effect that the sentence is about does not occur in these settings
+  Every verdict has a p: the probability of an interval at least as far from the bound, if the true
+  value were on the bound. For all rows together, Holm's p is used.
+  The unit of a timing is a session on a machine, not a cold start: repetitions within a session
+  only show how steady that session was.
+  Choices (a rate, a clip range) are made on seeds 0 to 3 and reported on other seeds.
   The endpoint of training is held-out pass@1 after the last rollout batch, EVAL answers.
 """
 
@@ -32,20 +37,20 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+from transformers.utils import logging
 
-from transformers.utils import logging                                                  # noqa: E402
+import train
+from plumbing.run import checkpoints
+from tools import style
 
-import train                                                                            # noqa: E402
-from plumbing.run import folder as checkpoint  # noqa: E402
-from tools import style                                                              # noqa: E402
+from . import ROOT
 
 HELD, REFUTED, CANNOT = "held", "refuted", "cannot be tested here"
 LEAST = 8                                                    # cold starts a verdict needs
 EVAL = "--eval_prompts 128 --eval_samples 4"                 # a standard error of 0.01 to 0.02
-FIELDS = ("claim", "source", "reported", "measured", "number", "seeds", "verdict", "takeaway",
-          "figure", "command", "seconds", "data")            # of a result file; takeaway: of a map
+FIELDS = ("claim", "source", "reported", "regime", "measured", "number", "seeds", "verdict", "p",
+          "takeaway", "figure", "command", "seconds", "data")     # of a result file
+REGIME = "1 M parameters, 4 layers, answers of about 20 tokens, 10 rollout batches"
 RUNS = Path("runs/claims")
 # Student's t, 97.5 %, by degrees of freedom.
 T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262,
@@ -54,27 +59,75 @@ T95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 
 
 # ------------------------------------------------------------------------------ rules of evidence
 
+class Verdict(str):
+    """A verdict that knows its p, None where there is none."""
+
+    def __new__(cls, text, p=None):
+        self = super().__new__(cls, text)
+        self.p = p
+        return self
+
+
 def verdict(values, held, refuted=None, least=LEAST):
     """HELD, REFUTED or undecided by the 95 % interval of the mean of `values`, one per cold start.
 
     held, refuted: the bounds (low, high) within which the whole interval must lie; refuted None:
     the interval must lie wholly outside those of `held`.
     """
+    values = list(values)
     _, low, high = interval(values)
     if len(values) < least:
         return undecided(len(values))
+    yes = p_within(values, held)
+    no = p_outside(values, held) if refuted is None else p_within(values, refuted)
     if held[0] <= low and high <= held[1]:
-        return HELD
+        return Verdict(HELD, yes)
     outside = high < held[0] or low > held[1]
     if outside if refuted is None else refuted[0] <= low and high <= refuted[1]:
-        return REFUTED
-    return undecided(len(values))
+        return Verdict(REFUTED, no)
+    return Verdict(undecided(len(values)), min(yes, no))
+
+
+def p_within(values, bounds):
+    """The p of "the mean lies within bounds": two-sided, of the nearer finite bound."""
+    return max([p_beyond(values, bounds[0], 1)] * math.isfinite(bounds[0])
+               + [p_beyond(values, bounds[1], -1)] * math.isfinite(bounds[1]))
+
+
+def p_outside(values, bounds):
+    return min([p_beyond(values, bounds[0], -1)] * math.isfinite(bounds[0])
+               + [p_beyond(values, bounds[1], 1)] * math.isfinite(bounds[1]))
+
+
+def p_beyond(values, bound, side):
+    """Twice the one-sided p of "the mean is above (side 1) or below (-1) the bound", at most 1: it
+    is below 0.05 where the 95 % interval clears the bound."""
+    n, middle = len(values), mean(values)
+    error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
+    if error == 0:
+        return 0.0 if side * (middle - bound) > 0 else 1.0
+    return min(1.0, 2 * t_tail(side * (middle - bound) / error, n - 1))
+
+
+def t_tail(t, df, steps=2000):
+    """P(T > t) of Student's t: with T = sqrt(df)·tan(a) the density is cos(a)^(df-1); Simpson."""
+    def area(low, high):
+        h = (high - low) / steps
+        f = lambda i: max(math.cos(low + i * h), 0.0) ** (df - 1)
+        return h / 3 * sum((1 if i in (0, steps) else 4 if i % 2 else 2) * f(i)
+                           for i in range(steps + 1))
+    return area(math.atan(t / math.sqrt(df)), math.pi / 2) / area(-math.pi / 2, math.pi / 2)
 
 
 def all_of(*verdicts):
-    """The verdict on several sentences joined by 'and'."""
+    """The verdict on several sentences joined by 'and'. Its p: held, the largest of theirs;
+    refuted, the smallest times their number, as any of them would do."""
     unsure = [v for v in verdicts if v not in (HELD, REFUTED)]
-    return REFUTED if REFUTED in verdicts else unsure[0] if unsure else HELD
+    ps = [p for v in verdicts if (p := getattr(v, "p", None)) is not None]
+    if REFUTED in verdicts:
+        no = [v.p for v in verdicts if v == REFUTED and getattr(v, "p", None) is not None]
+        return Verdict(REFUTED, min(1.0, min(no) * len(verdicts)) if no else None)
+    return Verdict(unsure[0] if unsure else HELD, max(ps, default=None))
 
 
 def undecided(seeds):
@@ -87,7 +140,8 @@ def depends(on):
 
 def is_verdict(text):
     """Whether a result file may say so."""
-    return bool(text in (HELD, REFUTED) or re.fullmatch(r"undecided \(\d+ seeds?\)", text)
+    return bool(text in (HELD, REFUTED)
+                or re.fullmatch(r"undecided \(\d+ (seed|session)s?\)", text)
                 or re.fullmatch(rf"depends on .+|{CANNOT}: .+", text))
 
 
@@ -107,6 +161,11 @@ def number(values, form="{:.3g}", what=""):
     middle, low, high = (form.format(x) for x in interval(values))
     shown = f"{middle} [{low}, {high}]" if len(list(values)) > 1 else middle
     return f"{shown} {what}".strip()
+
+
+def counted(values, form="{:+.3f}"):
+    """'+0.12 [+0.10, +0.14] (8)': a mean, its interval and how many values it is of."""
+    return f"{number(values, form)} ({len(list(values))})"
 
 
 def log_number(values, form="{:.3g}", what=""):
@@ -148,12 +207,15 @@ def write(name, row, judged, seeds, seconds, data, draw, quick=False):
     result_file, figure_file = places(name, quick)
     measured, one, answer = judged
     command = f"python experiments/{name}.py" + " --quick" * quick
-    result = row | dict(measured=measured, number=one, seeds=seeds, verdict=answer,
+    p = getattr(answer, "p", None)
+    result = dict(regime=REGIME) | row | dict(
+                        measured=measured, number=one, seeds=seeds, verdict=str(answer),
+                        p=None if p is None else float(f"{p:.3g}"),
                         figure=str(figure_file), command=command, seconds=seconds, data=data)
     result = {field: result[field] for field in FIELDS if field in result}
     result_file.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, separators=(", ", ": "), ensure_ascii=False)
-    checkpoint.write_text(result_file, text + "\n")
+    checkpoints.write_text(result_file, text + "\n")
     style.save(draw(data), figure_file)
     print(f"{row['claim']}\n  reported  {row['reported']}\n  measured  {measured}\n"
           f"  number    {one}\n  verdict   {answer}   ({result_file}, {figure_file})")
@@ -232,9 +294,14 @@ def median(values):
     return values[len(values) // 2]
 
 
+def paired(a, b):
+    """{seed: a - b} of {seed: value}, over the seeds that both have, in their order."""
+    return {seed: a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())}
+
+
 def differences(a, b):
     """Paired differences a - b of {seed: value}, over the seeds that both have, in their order."""
-    return [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+    return list(paired(a, b).values())
 
 
 def slope(x, y):

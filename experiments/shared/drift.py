@@ -1,7 +1,7 @@
 """Rollouts and off-policy updates to measure on: train.py's own steps, taken one at a time.
 
-    Lab         a policy, its optimiser and its task; rollout(), minibatches(), update(), logp();
-                twin() to branch off
+    Lab         a policy, its optimizer and its task; rollout(), minibatches(), update(), score(),
+                logp(); twin() to branch off
     journey()   GSPO's training for some rollout batches, with GRPO's updates from the same policies
                 on the same mini-batches
     lengths()   answers of 7 to 997 tokens, under the policy that wrote them and after three updates
@@ -21,17 +21,15 @@ import torch
 
 import train
 from advantages import group_advantages
-from shared.claim import RUNS, say
+from .claim import RUNS, say
 from moe import TinyMoE
+from plumbing.data import running_sum
 from plumbing.data import tasks
+from plumbing.model import cold_start
 from plumbing.model import policy
-from plumbing.loop import batches
-from plumbing.run import folder as checkpoint
-from plumbing.model.actor import Actor, make_optimizer, make_schedule
+from plumbing.run import checkpoints
 from plumbing.run.arguments import parse
-from plumbing.loop.batches import Batch
 from plumbing.speed.fast import response_logp, sample
-from plumbing.data.stream import PromptStream
 from ratios import cross_entropy
 from rollout import Rollout
 
@@ -46,7 +44,7 @@ LONG = ("--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 "
 
 
 class Lab:
-    """One run of train.py between two of its lines.
+    """The state of one run of train.py, whose steps can be called one at a time.
 
     flags: train.py's; loaded: (task, policy, tokenizer) instead of the built-in ones.
     """
@@ -58,68 +56,65 @@ class Lab:
         cpu = torch.device("cpu")
         loaded = loaded[1:] if loaded else policy.load_policy(self.args, self.task, cpu)
         self.policy, self.tokenizer = loaded
-        self.actor = Actor(self.policy, self.args)
-        self.stream = PromptStream(self.task.sizes, seed)
         self.start()
 
     def start(self):
-        args = self.args
-        self.optimizer = make_optimizer(args, self.actor)
-        self.schedule = make_schedule(args, self.optimizer)
+        """Make a new learner (optimizer, schedule, stream) for the policy."""
+        self.learner = train.make_learner(self.args, self.task, self.policy, self.tokenizer,
+                                          torch.device("cpu"))
 
     def twin(self, *flags):
-        """The same policy, optimiser and schedule with some flags changed.
+        """A copy of the policy, the optimizer and the schedule, with some flags changed.
 
         What the twin does changes nothing here.
         """
         other = copy.copy(self)
         other.args = parse([*self.flags, *flags])
         other.args.max_completion_length = self.args.max_completion_length
-        other.actor = copy.deepcopy(self.actor)
-        other.policy = other.actor.policy
+        other.policy = copy.deepcopy(self.policy)
         other.start()
-        other.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
-        other.schedule.load_state_dict(self.schedule.state_dict())
+        mine, theirs = self.learner, other.learner
+        theirs.optimizer.load_state_dict(copy.deepcopy(mine.optimizer.state_dict()))
+        theirs.schedule.load_state_dict(mine.schedule.state_dict())
         return other
 
     def rollout(self, step, routes=False):
-        """One batch, sampled, verified and scored.
-
-        -> (rollout, {"old_logp" [B, T], "advantages" [B]}, Routes or None)
-        """
-        rollout, problems, parts = train.collect(self.args, self.actor, self.tokenizer, self.task,
-                                                 self.stream, step)
-        old = batches.score(self.args, self.actor, self.policy, rollout, record=routes)
+        """One batch, sampled, verified and scored -> train.Batch with advantages. routes: keep what
+        the routers chose, too."""
+        learner = self.learner
+        rollout, problems, parts = train.collect(self.args, learner, self.task, step)
+        old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
-        return rollout, {"old_logp": old.logp, "advantages": advantages}, old.routes
+        return train.Batch(rollout, problems, parts, old.logp, advantages=advantages,
+                           routes=old.routes, passes=getattr(old, "passes", None))
 
-    def minibatches(self, step, rollout, batch, routes=None):
-        """The batch as train.py cuts it: (rollout, batch, routes) of whole groups."""
+    def minibatches(self, step, batch):
+        """The batch as train.py cuts it: train.Batch of whole groups."""
         generator = train.generator_for(self.args, step)
-        order = torch.randperm(len(rollout.prompt_ids), generator=generator)
-        for prompts in order.chunk(self.args.steps_per_generation):
-            mini = Batch(rollout, batch, routes).prompts(prompts)
-            yield mini.rollout, mini.tensors, mini.routes
+        order = torch.randperm(len(batch.problems), generator=generator)
+        for index in order.chunk(self.args.steps_per_generation):
+            yield batch.groups(index)
 
-    def update(self, rollout, batch, routes=None):
-        """One optimiser step. -> its stats: clip shares and ratios as they were before it."""
-        stats = train.update(self.args, self.actor, self.policy, self.optimizer,
-                             Batch(rollout, batch, routes))
-        self.schedule.step()
-        return stats
+    def update(self, mini):
+        """One optimizer step. -> its stats: clip shares and ratios as they were before it."""
+        return train.update(self.args, self.learner, mini)
 
-    def logp(self, rollout, routes=False):
-        """log π [B, T] as the policy is now, with routes=True also its Routes."""
-        found = batches.score(self.args, self.actor, self.policy, rollout, record=routes)
-        return (found.logp, found.routes) if routes else found.logp
+    def score(self, rollout, routes=False):
+        """Scores of a rollout as the policy is now. routes: keep what the routers chose, too."""
+        self.learner.has_routes = routes
+        return train.score(self.args, self.learner, rollout)
+
+    def logp(self, rollout):
+        """log π [B, T] as the policy is now."""
+        return self.score(rollout).logp
 
 
 STATS = ("clip_low", "clip_high", "clip_signal", "log_w_var", "log_s_var", "ratio_max")
 
 
 def journey(seed, batches):
-    """GSPO's training, and at every rollout batch GRPO's four updates from the same policy,
-    optimiser state and mini-batches.
+    """Train with GSPO. At every rollout batch also make GRPO's four updates from the same policy,
+    optimizer state and mini-batches.
 
     -> a list of {step, cross_entropy [B], signal (share of rows with A != 0), gspo and grpo (stats
     per mini-batch), last: {name: log w of the last mini-batch's tokens, log s of its answers,
@@ -130,24 +125,25 @@ def journey(seed, batches):
         return json.loads(file.read_text())
     lab, records = Lab(seed, "--steps", str(batches)), []
     for step in range(1, batches + 1):
-        rollout, batch, _ = lab.rollout(step)
+        batch = lab.rollout(step)
         labs = {"grpo": lab.twin(*GRPO), "gspo": lab}
-        record = dict(step=step, last={}, signal=(batch["advantages"] != 0).float().mean().item(),
-                      cross_entropy=cross_entropy(batch["old_logp"], rollout.mask).tolist())
+        record = dict(step=step, last={}, signal=(batch.advantages != 0).float().mean().item(),
+                      cross_entropy=cross_entropy(batch.old_logp, batch.rollout.mask).tolist())
         for name, one in labs.items():
             stats = []
-            for mini, part, _ in one.minibatches(step, rollout, batch):
+            for mini in one.minibatches(step, batch):
                 if len(stats) == one.args.steps_per_generation - 1:
-                    log_w = one.logp(mini) - part["old_logp"]                        # [B, T]
-                    log_s = log_w.sum(-1) / mini.mask.sum(-1)                        # [B]
-                    record["last"][name] = dict(log_w=log_w[mini.mask].tolist(),
+                    mask = mini.rollout.mask                                         # [B, T]
+                    log_w = one.logp(mini.rollout) - mini.old_logp                   # [B, T]
+                    log_s = log_w.sum(-1) / mask.sum(-1)                             # [B]
+                    record["last"][name] = dict(log_w=log_w[mask].tolist(),
                                                 log_s=log_s.tolist())
-                found = one.update(mini, part)
+                found = one.update(mini)
                 stats.append({key: found[key] for key in STATS})
             record[name] = stats
         records.append(record)
     RUNS.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(file, json.dumps(records))
+    checkpoints.write_text(file, json.dumps(records))
     say(f"seed {seed}: {batches} rollout batches followed")
     return records
 
@@ -160,8 +156,8 @@ def lengths(seed, longest=False):
     -> (old policy, new policy, {terms: (Rollout, batch)})
 
     batch: old_logp, new_logp [B, T], advantages [B]. The new policy has taken three updates on
-    other answers, the state in which a fourth mini-batch would find it; two rollout batches before
-    that have warmed up the optimiser.
+    other responses, which is the state before a fourth mini-batch. Two rollout batches before that
+    have warmed up the optimizer.
     """
     folder = RUNS / f"lengths-{LONGEST}-{seed}"
     if not (folder / "answers.pt").is_file():
@@ -173,24 +169,24 @@ def lengths(seed, longest=False):
 
 
 def with_texts(tensors):
-    """A kept rollout; its texts are not kept, and nobody reads them."""
+    """A cached rollout. Its texts were not saved and are not needed."""
     return Rollout(**tensors, texts=[""] * len(tensors["mask"]), group_size=8)
 
 
 @torch.enable_grad()                     # whoever asks may be measuring without gradients
 def make_lengths(seed, folder):
     args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
-    task, tokenizer = tasks.from_arguments(args), tasks.builtin_tokenizer()
+    task, tokenizer = tasks.from_arguments(args), running_sum.builtin_tokenizer()
     terms = lambda problem: sum(c.isdigit() for c in problem.prompt)
     by_length = {n: [p for p in task.train if terms(p) == n] for n in TERMS}
     task.train = [p for found in by_length.values() for p in (found * 200)[:200]]    # each as often
     task.verify = share_right
     task.sizes = (len(task.train),)
     torch.manual_seed(seed)
-    cold = TinyMoE(policy.tiny_config(args, tokenizer))
-    before, policy.BATCH = policy.BATCH, 8
-    policy.supervise(cold, tokenizer, task, args)
-    policy.BATCH = before
+    cold = TinyMoE(cold_start.tiny_config(args, tokenizer))
+    before, cold_start.BATCH = cold_start.BATCH, 8
+    cold_start.supervise(cold, tokenizer, task, args)
+    cold_start.BATCH = before
     say(f"seed {seed}: a policy for long answers")
 
     flags = ("--prompts_per_step 16 --steps 40 --lr_scheduler_type constant_with_warmup "
@@ -199,11 +195,10 @@ def make_lengths(seed, folder):
     for step in (1, 2, 3):
         if step == 3:
             old = copy.deepcopy(lab.policy)
-        rollout, batch, _ = lab.rollout(step)
-        minis = list(lab.minibatches(step, rollout, batch))
-        for mini, part, _ in minis[:3] if step == 3 else minis:
-            lab.update(mini, part)
-    by_length[LONGEST] = tasks.running_sum(LONGEST, LONGEST, verbose=True).train
+        minis = list(lab.minibatches(step, lab.rollout(step)))
+        for mini in minis[:3] if step == 3 else minis:
+            lab.update(mini)
+    by_length[LONGEST] = running_sum.running_sum(LONGEST, LONGEST, verbose=True).train
     answers = {n: measured(lab, old, (found * GROUPS)[:GROUPS], seed)
                for n, found in by_length.items()}
     partial = folder.with_name(f".partial-{folder.name}")
@@ -218,7 +213,7 @@ def make_lengths(seed, folder):
 
 @torch.no_grad()
 def measured(lab, old, problems, seed):
-    """Eight answers of the old policy to each problem, and what the new one thinks of them."""
+    """Eight responses of the old policy to each problem, with log-probs under both policies."""
     width = 1 + len(problems[0].answer)
     uniforms = torch.rand(len(problems) * 8, width, generator=torch.Generator().manual_seed(seed))
     rollout = sample(old, lab.tokenizer, [p.prompt for p in problems], 8, width, uniforms=uniforms)
@@ -232,7 +227,7 @@ def measured(lab, old, problems, seed):
 
 
 def share_right(response, problem):
-    """The share of an answer's characters that stand where they should, at most 1."""
+    """The share of the characters of a response that are right, at most 1."""
     right = sum(a == b for a, b in zip(response, problem.answer))
     return right / max(len(problem.answer), len(response))
 

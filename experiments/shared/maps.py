@@ -1,13 +1,13 @@
-"""The runner of the maps: many short training runs, each one line of a JSON-lines file, made once.
+"""The runner of the maps: many short training runs, each saved as one line of a JSON-lines file.
 
-    python experiments/NAME.py               makes what results/NAME_runs.jsonl does not hold yet
+    python experiments/NAME.py               make the runs that results/NAME_runs.jsonl lacks
     python experiments/NAME.py --full        the whole grid, not only the part that is reported
-    python experiments/NAME.py --part 0/2    every second run, for two processes at once
-    python experiments/NAME.py --draw        makes no runs: result and figure from those in the file
+    python experiments/NAME.py --part 0/2    every second run, for two processes at the same time
+    python experiments/NAME.py --draw        make no runs: result and figure from those in the file
 
-A run is a cell, what was asked (arm, policy, bits, rate, mini-batches, rollout batches, seed), the
-flags of train.py that follow from it, and what came of it. Stopping loses only the run under way.
-A result says how many cold starts it rests on, whatever is in the file.
+The record of a run has its cell (arm, policy, bits, rate, mini-batches, rollout batches, seed), the
+flags of train.py that follow from it, and its outcome. An interruption loses only the current run.
+Every result says on how many cold starts it is based.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import time
 import zlib
 from pathlib import Path
 
-from shared import claim
+from . import claim
 import train
 
 KEY = ("arm", "policy", "bits", "rate", "minibatches", "batches", "seed")
@@ -38,7 +38,7 @@ def key(c):
 
 
 def read(file):
-    """The finished runs of a map. A line that was cut off does not count: it is made again."""
+    """The finished runs of a map. An incomplete line is ignored, and its run is made again."""
     runs = []
     for line in Path(file).read_text().splitlines() if Path(file).exists() else []:
         try:
@@ -49,7 +49,7 @@ def read(file):
 
 
 def run_all(file, cells, make, part=(0, 1)):
-    """Make the cells that the file does not hold. make(cell) -> record.
+    """Make the runs of the cells that are not in the file. make(cell) -> record.
 
     Cells are asked for one by one, as later ones may depend on what earlier ones found.
     """
@@ -64,7 +64,7 @@ def run_all(file, cells, make, part=(0, 1)):
 
 
 def trained(arms):
-    """The maker of a training run. arms: {arm: train.py's flags}."""
+    """The function that makes a training run of a cell. arms: {arm: flags of train.py}."""
     return lambda c: one_run(c, arms[c["arm"]])
 
 
@@ -86,7 +86,7 @@ def one_run(c, flags):
     shutil.rmtree(folder)
 
     def median(name):
-        found = [m[name] for m in metrics if m[name] is not None]
+        found = [m[name] for m in metrics if m.get(name) is not None]
         return statistics.median(found) if found else None
 
     return c | {"flags": " ".join(words),
@@ -97,14 +97,15 @@ def one_run(c, flags):
                 "clipped": claim.mean(m["clip_low"] + m["clip_high"] for m in metrics),
                 "mismatch_kl": metrics[0]["mismatch_kl"], "flips": median("flip_rate"),
                 "kl": median("log_w_var") / 2,               # KL(old || new), to second order
-                "log_s_var": median("log_s_var"), "entropy": metrics[-1]["entropy"],
+                "log_s_var": median("log_s_var"),
+                "epsilon_over_std": median("epsilon_over_std"), "entropy": metrics[-1]["entropy"],
                 "seconds": time.perf_counter() - began}
 
 
 # ------------------------------------------------------------------------------- what was found
 
 def values(runs, name="after", seeds=None, **wanted):
-    """{seed: value} of the runs with these coordinates whose record holds it."""
+    """{seed: value} of the runs of a cell whose record has this value."""
     chosen = [r for r in runs if name in r and all(r[k] == v for k, v in wanted.items())
               and (seeds is None or r["seed"] in seeds)]
     return {r["seed"]: r[name] for r in chosen}

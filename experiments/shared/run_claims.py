@@ -1,11 +1,11 @@
-"""Runs the experiments that are not measured yet, each in a process of its own, and tabulates them.
+"""Runs the experiments that are not measured yet, each in its own process, and tabulates them.
 
-    python eval.py claims                    all claims, resumable: Ctrl-C, the same command goes on
+    python eval.py claims                    all claims; after Ctrl-C the same command continues
     python eval.py claims --quick            one seed, smaller measurements, under runs/quick/
-    python eval.py claims --maps             the maps too: hours
-    python eval.py claims --table            no measurement: the table and results/claims.json
+    python eval.py claims --maps             also the maps, which take hours
+    python eval.py claims --table            no measurement: only the table and results/claims.json
 
-The rules of the verdicts stand in experiments/shared/claim.py and in each experiment's docstring.
+The rules of the verdicts are in experiments/shared/claim.py and in each experiment's docstring.
 """
 
 import argparse
@@ -25,8 +25,10 @@ from tqdm import tqdm
 CLAIMS = ["family_rewards", "gradient_noise", "clipped_tokens", "expert_flips", "token_credit",
           "perplexity_identity", "variance_length", "off_policyness", "perplexity_dynamics",
           "product_ratio", "replay_cost", "length_band", "hidden_divergence", "irreversible"]
-MAPS = ["sampler_noise", "stability_map", "flip_depth", "moe_stability"]
+MAPS = ["sampler_noise", "band_dose", "stale_sampler", "stability_map", "band_law", "flip_depth",
+        "moe_stability"]
 
+# family_rewards is a table, no claim: stability_map judges it, on some of the same cold starts.
 # The table of claims: six groups, each with its question and its claims, the leading one first.
 GROUPS = {
     "identity": ("Is GSPO's s a ratio of perplexities?",
@@ -38,25 +40,26 @@ GROUPS = {
     "mixtures of experts": ("Does GRPO collapse on a MoE, as experts flip?",
                             ["moe_stability", "irreversible", "expert_flips", "flip_depth"]),
     "infrastructure": ("May GSPO trust the sampler's log-probs?",
-                       ["sampler_noise", "replay_cost"]),
+                       ["sampler_noise", "band_dose", "stale_sampler", "replay_cost"]),
     "speed of learning": ("Does GSPO learn faster than GRPO?",
-                          ["stability_map", "family_rewards", "token_credit"]),
+                          ["stability_map", "band_law", "token_credit", "distillation"]),
 }
-COLUMNS = ("claim", "source", "reported", "measured", "number", "seeds", "verdict", "figure",
-           "command")
+COLUMNS = ("claim", "source", "reported", "regime", "measured", "number", "seeds", "verdict", "p",
+           "figure", "command")
 
 
 def parse(argv):
     """The command line, checked. Raises ValueError with one line."""
     parser = argparse.ArgumentParser(prog="eval.py claims", allow_abbrev=False,
                                      description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(CLAIMS)}")
-    parser.add_argument("--quick", action="store_true", help="one seed, smaller, under runs/quick/")
-    parser.add_argument("--maps", action="store_true", help=f"also {', '.join(MAPS)}: hours")
-    parser.add_argument("--seeds", type=int, help="how many seeds (default: the experiment's own)")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="at once")
-    parser.add_argument("--again", action="store_true", help="also what was measured here before")
-    parser.add_argument("--table", action="store_true", help="measure nothing, only tabulate")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help=f"claims to measure: {', '.join(CLAIMS)}")
+    parser.add_argument("--quick", action="store_true", help="one seed, smaller; in runs/quick/")
+    parser.add_argument("--maps", action="store_true", help=f"also {', '.join(MAPS)} (hours)")
+    parser.add_argument("--seeds", type=int, help="number of seeds (default: the experiment's own)")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--again", action="store_true", help="also repeat what was measured before")
+    parser.add_argument("--table", action="store_true", help="only tabulate, measure nothing")
 
     def refuse(message):
         raise ValueError(message)
@@ -126,7 +129,7 @@ def run_experiments(pending, args, finished):
                 bar.write(f"{name:20} {what} in {time.perf_counter() - began:.0f} s")
                 failed.append(name) if process.returncode else finished(name)
     except KeyboardInterrupt:
-        raise SystemExit("\nstopped; the same command goes on from here")
+        raise SystemExit("\nstopped; the same command continues from here")
     finally:
         for process, _ in running.values():
             process.terminate()
@@ -148,6 +151,17 @@ def write(file, data):
     os.replace(partial, file)
 
 
+def holm(ps):
+    """Holm's p of each of several tests, None where there is none: how likely a p as small as this
+    is for any of the rows that are not smaller, if nothing were there."""
+    places = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])
+    found, worst = [None] * len(ps), 0.0
+    for rank, i in enumerate(places):
+        worst = max(worst, min(1.0, (len(places) - rank) * ps[i]))
+        found[i] = worst
+    return found
+
+
 def tabulate(folder):
     """Print each claim and its verdict; returns the rows of claims.json, in the table's order."""
     rows, missing = [], []
@@ -158,9 +172,11 @@ def tabulate(folder):
             rows.append({column: found[column] for column in COLUMNS})
         else:
             missing.append(name)
-    for row in rows:
+    for row, corrected in zip(rows, holm([row["p"] for row in rows])):
+        chance = "" if corrected is None else f", p {row['p']:.2g}, by Holm {corrected:.2g}"
         print(f"\n{row['claim']}   ({row['source']})\n"
-              f"  {row['verdict'].upper()}, {row['seeds']} cold start(s)\n"
+              f"  {row['verdict'].upper()}, {row['seeds']} cold start(s){chance}\n"
+              f"  regime    {row['regime']}\n"
               f"  reported  {row['reported']}\n  measured  {row['measured']}\n"
               f"  number    {row['number']}")
     counts = Counter(row["verdict"].split(":")[0] for row in rows).most_common()

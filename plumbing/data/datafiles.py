@@ -1,15 +1,18 @@
 """Data files: a file, a hub dataset or a problem generator -> checked (prompt, answer, where).
 
-Every refusal is one line that names the file and the line or row: a null in row 7,412 of somebody
-else's file is found now, or after a night of training. Unicode and control characters pass through.
-Knows nothing of tasks, models or losses.
+All rows are checked before training begins. Every error is one line that names the file and the
+line or row. Unicode and control characters are kept. This file does not depend on tasks, models or
+losses.
 """
 
 import csv
+import dataclasses
 import difflib
 import io
+import itertools
 import json
 import math
+import re
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -25,17 +28,20 @@ class Problem(NamedTuple):
 
 
 def load_problems(name, test_name, config, prompt_column, answer_column, size, seed):
-    """(train, test, {problem: its row}, notes) of a data file, a hub id, or `reasoning_gym:NAME`,
-    `size` problems made with `seed`.
+    """(train, test, {problem: its row}, notes) from a data file, a hub id or `reasoning_gym:NAME`
+    (`size` problems of each generator, made with `seed`; see gym_generators).
 
-    Columns: prompt, question or problem; answer or solution; or as named. Numbers become text; of
-    an answer with `####` only what follows counts (gsm8k). Only the first row of a prompt is kept.
-    Test split: test_name, else the hub's own (test, or validation), and its prompts leave train;
-    else the tenth of the prompts with the smallest CRC-32, 1 to 512 of them; of a single problem,
-    that problem. Raises ValueError or FileNotFoundError that names the file and the line.
+    Columns: prompt, question or problem; answer or solution; or the columns named by the arguments.
+    Numbers become text. If an answer contains `####`, only the text after it is used (gsm8k). If a
+    prompt occurs in several rows, only the first row is kept.
+
+    Test split: test_name, or else the hub's own (test or validation); its prompts are removed from
+    the train split. Without either, the test split is the tenth of the prompts with the smallest
+    CRC-32, at least 1 and at most 512 of them. A single problem is in both splits. Raises
+    ValueError or FileNotFoundError that names the file and the line.
     """
     if name.startswith("reasoning_gym:"):
-        rows, own_test = gym_rows(name.partition(":")[2], size, seed), []
+        rows, own_test = gym_rows(gym_generators(name, size, seed)), []
         prompt_column = answer_column = None
     else:
         rows, own_test = file_or_hub_rows(name, config)
@@ -69,7 +75,7 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
 
 
 def problems_of(rows, source, prompt_column, answer_column):
-    """{prompt: (Problem, row)}, the first row of each prompt."""
+    """{prompt: (Problem, row)}, with the first row of each prompt."""
     problems = {}
     for triple, (_, row) in zip(checked_rows(rows, source, prompt_column, answer_column), rows):
         problems.setdefault(triple[0], (Problem(*triple), row))
@@ -77,8 +83,8 @@ def problems_of(rows, source, prompt_column, answer_column):
 
 
 def file_or_hub_rows(name, config):
-    """(train rows, test rows): a data file if it ends like one, is there or looks like a path; else
-    a hub id."""
+    """(train rows, test rows) of a data file or a hub dataset. The name is taken as a file if it
+    has the extension of a data file, exists or looks like a path; otherwise as a hub id."""
     known = Path(name).suffix.lower() in DATA_FILES or Path(name).exists()
     if known or name.startswith((".", "/", "~")):
         return read_rows(name), []
@@ -86,7 +92,7 @@ def file_or_hub_rows(name, config):
 
 
 def read_rows(path):
-    """Rows of a data file as (where, row) pairs; `where` names file and line.
+    """The rows of a data file as (where, row) pairs; `where` names the file and the line.
 
     Raises FileNotFoundError or ValueError.
     """
@@ -141,8 +147,8 @@ def parquet_rows(path):
 
 
 def hub_rows(name, config):
-    """(train rows, test rows) of a dataset on the Hugging Face hub; no test rows if it has no such
-    split. Raises ValueError."""
+    """(train rows, test rows) of a dataset on the Hugging Face hub; without a test split there are
+    no test rows. Raises ValueError if the dataset cannot be loaded."""
     import datasets
     try:
         splits = datasets.load_dataset(name, config or ("main" if name == "openai/gsm8k" else None))
@@ -156,27 +162,57 @@ def hub_rows(name, config):
                  for split in (train, test))
 
 
-def gym_rows(name, size, seed):
-    """`size` problems of reasoning_gym's generator `name`, as read_rows gives them; `row` is the
-    number by which its verifier knows them. Raises ValueError."""
+def gym_generators(text, size, seed):
+    """reasoning_gym:NAME?option=value&option=value,NAME… -> a list of (name, options), one pair for
+    each generator. `size` and `seed` are added to the options. A value is JSON (2, true, [1, 2]) or
+    a word.
+
+    Raises ValueError for an unknown generator or option and suggests the nearest names.
+    """
     try:
         import reasoning_gym
     except ImportError:
-        raise ValueError(f"dataset reasoning_gym:{name}: the package is not installed: "
-                         "pip install reasoning-gym")
-    known = list(reasoning_gym.factory.DATASETS)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 3, cutoff=0)
-        raise ValueError(f"dataset reasoning_gym:{name}: there is no generator {name!r}; the "
-                         f"nearest are {', '.join(near)}")
-    try:
-        data = reasoning_gym.create_dataset(name, seed=seed, size=size)
-        problems = [data[i] for i in range(size)]
-    except Exception as error:
-        raise ValueError(f"dataset reasoning_gym:{name}: the generator fails: {first_line(error)}")
-    return [(f"reasoning_gym:{name} row {i + 1}",
-             {"prompt": row["question"], "answer": str(row["answer"] or "any that fits"), "row": i})
-            for i, row in enumerate(problems)]
+        raise ValueError(f"dataset {text}: the package is not installed: pip install reasoning-gym")
+    known, found = reasoning_gym.factory.DATASETS, []
+    for one in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
+        name, _, given = one.strip().removeprefix("reasoning_gym:").partition("?")
+        if name not in known:
+            raise ValueError(f"dataset {text}: there is no generator {name!r}; the nearest are "
+                             f"{', '.join(difflib.get_close_matches(name, known, 3, cutoff=0))}")
+        takes = [f.name for f in dataclasses.fields(known[name][1]) if f.name != "seed"]
+        options = {"seed": seed, "size": size}
+        for pair in filter(None, given.split("&")):
+            option, equals, value = pair.partition("=")
+            if option not in takes or not equals:
+                why = "the seed is --seed" if option == "seed" else f"it has {', '.join(takes)}"
+                raise ValueError(f"dataset {text}: {name} has no option {pair!r}; {why}")
+            try:
+                options[option] = json.loads(value)
+            except ValueError:
+                options[option] = value
+        found.append((name, options))
+    return found
+
+
+def gym_rows(generators):
+    """The problems of reasoning_gym's generators in the form of read_rows, alternating between the
+    generators. The verifier finds a problem by its `generator` and `row` numbers. Raises ValueError
+    if a generator fails."""
+    import reasoning_gym
+    sources = []
+    for number, (name, options) in enumerate(generators):
+        try:
+            data = reasoning_gym.create_dataset(name, **options)
+            problems = [data[i] for i in range(len(data))]
+        except Exception as error:
+            said = f"the generator fails: {first_line(error)}"
+            raise ValueError(f"dataset reasoning_gym:{name}: {said}")
+        sources.append([
+            (f"reasoning_gym:{name} row {i + 1}",
+             {"prompt": row["question"], "answer": str(row["answer"] or "any that fits"), "row": i,
+              "generator": number}) for i, row in enumerate(problems)])
+    rounds = itertools.zip_longest(*sources)
+    return [row for one_of_each in rounds for row in one_of_each if row is not None]
 
 
 def first_line(error):
@@ -184,10 +220,10 @@ def first_line(error):
 
 
 def checked_rows(rows, source, prompt_column=None, answer_column=None):
-    """(where, row) pairs -> (prompt, answer, where) triples of text, one per row, in their order.
+    """(where, row) pairs -> (prompt, answer, where) triples of text, one per row, in this order.
 
-    Of an answer with `####` only what follows counts. Raises ValueError naming the bad row, or the
-    columns.
+    If an answer contains `####`, only the text after it is used. Raises ValueError that names the
+    invalid row or the missing columns.
     """
     if not rows:
         raise ValueError(f"{source}: is empty: it holds no rows")
@@ -213,7 +249,7 @@ def checked_rows(rows, source, prompt_column=None, answer_column=None):
 
 
 def checked_text(where, value, column):
-    """A cell as text. Raises ValueError if it is neither text nor a finite number, or is empty."""
+    """A cell as text. Raises ValueError if it is empty or neither text nor a finite number."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
         what = f"holds a {type(value).__name__}"
         raise ValueError(f"{where}: {column} {what}: text or a number is needed")

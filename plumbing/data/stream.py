@@ -1,16 +1,18 @@
-"""Data position: which queries come next, and SRPO's two stages and history resampling."""
+"""Data position: the order of the prompts, with SRPO's two stages and history resampling."""
 
 import random
 
 
 class PromptStream:
-    """An endless shuffled sequence of problem numbers, epoch by epoch; state_dict() is its place.
+    """An endless shuffled sequence of problem numbers, epoch by epoch. state_dict() returns the
+    current position.
 
-    sizes: problems per source (Task.sizes). SRPO (2504.14286) adds two things. stage2_step, its two
-    stages: only the first source in so many rollout batches, then a new epoch with all of them; 0:
-    all from the start. resample, its history resampling: at an epoch's end, problems whose
-    last responses were all correct leave for good; mixed and all-wrong ones stay. say: called with
-    a line of text when a stage begins or nothing is left. Raises ValueError for impossible sizes.
+    sizes: the number of problems of each source (Task.sizes). Two options are from SRPO
+    (2504.14286). stage2_step, its two stages: the first stage2_step rollout batches use only the
+    first source; then a new epoch begins with all sources; 0: all sources from the start. resample,
+    its history resampling: at the end of an epoch, problems whose last responses were all correct
+    are removed for good; problems with mixed or only wrong responses stay. say: called with a line
+    of text when stage 2 begins and when no problem is left. Raises ValueError for invalid sizes.
     """
 
     def __init__(self, sizes, seed=0, stage2_step=0, resample=False, say=print):
@@ -42,8 +44,8 @@ class PromptStream:
         self.shuffle()
 
     def next(self, n, step=1):
-        """The next n problem numbers, for rollout batch `step` (from 1 on); an epoch that ends in
-        between is followed by the next one."""
+        """The next n problem numbers, for rollout batch `step` (counted from 1). If the epoch ends
+        before n numbers are drawn, the next epoch provides the rest."""
         if self.stage == 1 and step > self.stage2_step:
             self.stage = 2
             self.say(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
@@ -59,7 +61,8 @@ class PromptStream:
         return numbers
 
     def record(self, numbers, all_correct):
-        """For history resampling: whether all responses were correct, for each problem drawn."""
+        """Record for history resampling, for each problem drawn, whether all its responses were
+        correct."""
         for number, correct in zip(numbers, all_correct, strict=True):
             (self.solved.add if correct else self.solved.discard)(number)
 

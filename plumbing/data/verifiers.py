@@ -1,12 +1,12 @@
 """Verifiers: the reward r(x, y) of untrusted model output.
 
-A response is data and never code: nothing here evaluates it, and `guard_rail` holds back what some
-library evaluates. A maths verifier can hang (`9^{9^{9^9}}`), run out of memory or crash on what a
-language model writes, and a user's own function can do anything. So all but the exact match work in
-processes of their own with a time limit per answer; an answer that breaks its verifier gets reward
-0, is counted, and the run goes on.
+A response is data, never code. Nothing in this file evaluates it, and `guard_rail` limits what
+libraries that do evaluate it can reach. A math verifier can hang (`9^{9^{9^9}}`), run out of memory
+or crash on text that a language model wrote, and a user's function can do anything. Therefore every
+verifier except the exact match runs in a process of its own, with a time limit per response. A
+response that makes its verifier fail gets reward 0 and is counted, and the run continues.
 
-Knows nothing of tasks, models or losses.
+This file does not depend on tasks, models or losses.
 """
 
 import functools
@@ -25,21 +25,25 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-MEMORY = 4 * 2 ** 30             # bytes for a library's verifier: 9^{9^{9^9}} wants more
+MEMORY = 4 * 2 ** 30             # memory limit of a library's verifier, in bytes
 
 
 class Verifier:
     r"""r(x, y) of one kind, called with (response, answer) -> float, the sum of its parts.
 
     kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact"
-    (equal but for white space at the ends), "reasoning_gym:NAME:SEED:SIZE" (that package's own), or
-    "file.py:function": your own function of (response, answer), which returns a number or a dict of
-    named numbers, the same names every time. If it has a parameter `problem`, it gets the data row.
+    (equal except for white space at the ends), "reasoning_gym:GENERATORS" (that package's own
+    verifier; GENERATORS is the JSON of datafiles.gym_generators), or "file.py:function": your own
+    function of (response, answer), which returns a number or a dict of named numbers, with the same
+    names every time. If it has a parameter `problem`, it gets the data row.
 
-    A response never makes it raise or hang: one that breaks the verifier, or takes longer than
-    `time_limit` seconds, gets 0 and is counted in `errors`. Threads may call it at the same time,
-    each gets a worker of its own. ValueError or FileNotFoundError: there is no such verifier.
+    A response cannot make a Verifier raise or hang: if the verifier fails on it or takes longer
+    than `time_limit` seconds, the reward is 0 and the error is counted in `errors`. Several threads
+    may call it at the same time; each gets its own worker process. Raises ValueError or
+    FileNotFoundError if there is no such verifier.
     """
+
+    whole = False                # judges one response at a time; a RewardFunction judges a batch
 
     def __init__(self, kind, time_limit=3.0):
         if not (time_limit > 0 and math.isfinite(time_limit)):
@@ -52,7 +56,7 @@ class Verifier:
         elif not Path(path).is_file():
             raise FileNotFoundError(f"verifier {kind!r}: there is no file {path}")
         else:
-            self.name, self.names = function, None           # known from the first reply on
+            self.name, self.names = function, None           # names: set by the first reply
         self.kind, self.time_limit, self.errors = kind, time_limit, Counter()
         self.own, self.wants_problem = path.endswith(".py"), False
         self.complaint, self.complained = None, False        # what first went wrong; is it said
@@ -62,7 +66,8 @@ class Verifier:
         return sum(self.parts(response, answer, problem).values())
 
     def parts(self, response, answer, problem=None):
-        """The named parts of the reward, {name: float}: 0 where an answer broke the verifier."""
+        """The named parts of the reward, {name: float}; all 0 if the verifier failed on this
+        response."""
         if self.kind == "exact":
             return {"exact": float(response.strip() == answer.strip())}
         worker, began = self.worker(), time.monotonic()
@@ -86,21 +91,25 @@ class Verifier:
         self.complaint = self.complaint or f"{self.kind}: {reply}, for {response[:40]!r}"
         return dict.fromkeys(self.names or [self.name], 0.0)
 
-    def try_on(self, answers):
-        """Ask about right answers [(response, answer, problem)] before there are others: then the
-        parts have their names. Returns a note if none of them is right or can be judged."""
-        note = None
-        if self.kind == "math" and not any(self(*answer) for answer in answers):
-            note = (f"math-verify reads answers like {answers[0][1][:40]!r} only in $…$ or "
-                    r"\boxed{…}: perhaps the verifier exact is meant")
-        if self.own and not any(self.parts(*answer) and self.names for answer in answers):
-            note = f"verifier {self.complaint}: it cannot judge the first right answers"
+    def try_on(self, problems, rows):
+        """Judge the reference answers of some problems (rows: their data rows) before training, so
+        that the names of the parts are known. Returns (note, error): a note if no reference answer
+        is judged right, an error if the verifier failed on all of them, "" otherwise."""
+        note = failed = ""
+        if self.kind == "math" or self.own:
+            right = [self(p.answer, p.answer, row) for p, row in zip(problems, rows)]
+            if sum(self.errors.values()) == len(problems):
+                failed = self.complaint
+            elif self.kind == "math" and not any(right):
+                first = problems[0].answer[:40]
+                note = (f"math-verify reads answers like {first!r} only in $…$ or "
+                        r"\boxed{…}: perhaps the verifier exact is meant")
         self.errors.clear()
         self.complaint = None
-        return note
+        return note, failed
 
     def complain(self):
-        """Say what first went wrong in a user's own function, once, on stderr."""
+        """Print the first error of a user's function, once, on stderr."""
         if self.complaint and self.own and not self.complained:
             self.complained = True
             sys.stderr.write(f"train.py: warning: verifier {self.complaint}: the reward is 0, and "
@@ -108,7 +117,7 @@ class Verifier:
 
     def worker(self):
         worker = None
-        while worker is None or worker.poll() is not None:   # somebody may have killed an idle one
+        while worker is None or worker.poll() is not None:   # an idle worker may have been killed
             try:
                 worker = self.idle.pop()
             except IndexError:
@@ -119,7 +128,7 @@ class Verifier:
         worker = subprocess.Popen(
             [sys.executable, "-u", __file__, self.kind, str(self.time_limit)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        # once loaded it says whether it wants the data row, or what is wrong
+        # once loaded, it reports whether it needs the data row, or an error
         reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
         if isinstance(reply, str):
             self.end(worker)
@@ -128,7 +137,8 @@ class Verifier:
         return worker
 
     def ask(self, worker, question, limit):
-        """A JSON line in, one out; b"" if the worker died, or was killed after `limit` seconds."""
+        """Send a JSON line and return the reply line; b"" if the worker died or was killed after
+        `limit` seconds."""
         timer = threading.Timer(limit, worker.kill)
         timer.start()
         try:
@@ -150,8 +160,8 @@ class Verifier:
 
 
 def in_parallel(call, *arguments, workers=None):
-    """[call(*a) for a in zip(*arguments)] in that order, on so many threads; None: one per core of
-    this process (of torchrun's), at most 8."""
+    """[call(*a) for a in zip(*arguments)], in that order, on `workers` threads. None: one thread
+    per core available to this process (torchrun's processes share the cores), at most 8."""
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(workers or min(max(cores, 1), 8)) as pool:
         return list(pool.map(call, *arguments))
@@ -164,11 +174,11 @@ def load_verifier(kind):
     if kind == "math":
         import math_verify
         logging.disable()
-        # its own time limits are signals; ours kills the process
+        # math-verify's own time limits use signals; ours kills the process
         parse = functools.partial(math_verify.parse, parsing_timeout=None)
 
         @functools.lru_cache
-        def gold(answer):                                    # bare LaTeX is read between $ only
+        def gold(answer):                                    # LaTeX is recognized only between $
             if "$" in answer or "boxed" in answer:
                 return parse(answer)
             return parse(f"${answer}$") or parse(answer)
@@ -176,15 +186,16 @@ def load_verifier(kind):
             math_verify.verify(gold(answer), parse(response), timeout_seconds=None))
     if kind.startswith("reasoning_gym:"):
         import reasoning_gym
-        _, name, seed, size = kind.split(":")
-        data = reasoning_gym.create_dataset(name, seed=int(seed), size=int(size))
-        entry = functools.lru_cache(data.__getitem__)
+        data = [reasoning_gym.create_dataset(name, **options)
+                for name, options in json.loads(kind.partition(":")[2])]
+        entry = functools.lru_cache(lambda generator, row: data[generator][row])
         extract = reasoning_gym.utils.extract_answer
-        return lambda response, answer, problem: data.score_answer(
-            extract(response) or response, entry(problem["row"]))
+        return lambda response, answer, problem: data[problem["generator"]].score_answer(
+            extract(response) or response, entry(problem["generator"], problem["row"]))
     path, _, function = kind.rpartition(":")
-    spec = importlib.util.spec_from_file_location("verifier", path)
+    spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module                          # dataclasses look their module up
     sys.path.insert(0, str(Path(path).resolve().parent))
     spec.loader.exec_module(module)
     return getattr(module, function)
@@ -198,7 +209,7 @@ def takes_problem(check):
 
 
 def checked(reward):
-    """A verifier's result as a float or as {name: float}; a text if there is something wrong."""
+    """The result of a verifier as a float or as {name: float}; an error text if it is invalid."""
     parts = reward if isinstance(reward, dict) else {"": reward}
     for name, value in parts.items():
         try:
@@ -213,10 +224,11 @@ def checked(reward):
 
 
 def guard_rail(event, arguments):
-    """Audit hook: no verifier has to write files, start programs or open sockets. Not a sandbox.
+    """Audit hook: raises PermissionError if a verifier writes files, starts programs or opens
+    sockets. It is not a sandbox.
 
-    sympy's parser is built on eval. math-verify gives it only digits and operators, but some of
-    reasoning_gym's checkers give it the whole response: `__import__('os').system('…')` would run.
+    sympy's parser uses eval. math-verify passes only digits and operators to it, but some of
+    reasoning_gym's checkers pass the whole response: `__import__('os').system('…')` would run.
     """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
     writes = event == "open" and arguments[2] & writing
@@ -226,7 +238,7 @@ def guard_rail(event, arguments):
 
 
 def verifier_worker(kind, time_limit):
-    """JSON lines [response, answer, problem] in, rewards out, or a text that says what is wrong."""
+    """The worker: reads JSON lines [response, answer, problem], writes rewards or error texts."""
     questions, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     # a verifier that reads or prints, or a program it starts, must not touch questions and replies
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -249,13 +261,13 @@ def verifier_worker(kind, time_limit):
         if sys.platform == "linux":
             import resource
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    questions.readline()                                     # the greeting
+    questions.readline()                                     # the first message, without a question
     with_problem = takes_problem(check)
     say(with_problem)
     alarm = getattr(signal, "alarm", lambda seconds: None)   # Windows has none
     for line in questions:
         *texts, problem = json.loads(line)
-        alarm(math.ceil(time_limit) + 1)                     # ends this process if the run is gone
+        alarm(math.ceil(time_limit) + 1)                     # ends this process if the run has died
         try:
             reply = checked(check(*texts, **({"problem": problem} if with_problem else {})))
         except BaseException as error:

@@ -1,27 +1,27 @@
-"""Rollout routing replay (R3, arXiv 2510.11370): the trainer takes the experts the sampler took.
+"""Rollout routing replay (R3, arXiv 2510.11370): the trainer uses the experts that the sampler's
+routers chose.
 
-What the sampler's routers chose is kept beside the rollout, a row per response, whatever the
-sampler did to be quick. A forward of the trainer then gets the part that belongs to it.
+The sampler's choices are stored with the rollout, one row per response, even if the sampler
+computed several responses in one row. Each forward of the trainer then gets its part of them.
 """
 
-from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
-from plumbing.speed import fast
 from plumbing.speed.caches import copies_rows
-from routes import Pass, Routes, record_routes, replay_routes
+from plumbing.speed.rollouts import FastRollout
+from routes import Pass, Routes
 
 
-def sample_with_routes(sample, model, *inputs, **options):
-    """`sample`, and in rollout.routes two passes: the choices at the prompts [L, Q, P, K], laid out
-    as prompt_ids are, and at the responses but for their last token [L, B, T-1, K]; -1: none."""
-    reads = []
-    if sample is fast.sample:
-        options["reads"] = reads
-    with record_routes(model) as recorded:
-        rollout = sample(model, *inputs, **options)
-    first = 2 if rollout.prefix else 1   # forwards over prompts; the others are token steps
+def with_sampled_routes(rollout, recorded, reads=None):
+    """The rollout as a FastRollout with `sampled`, the experts that the sampler's routers chose, in
+    two passes: at the prompts [L, Q, P, K], laid out like prompt_ids, and at the responses without
+    their last token [L, B, T-1, K]; -1: none. recorded: the Routes of the sampler's forwards.
+    reads: if responses shared rows, (responses [b], rows that they read [b]) for each token step.
+    """
+    rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
+    first = 2 if rollout.prefix else 1   # forwards over prompts; the later ones are token steps
     found = []
     for tensors, fill in zip(zip(*recorded.passes), (-1, 0.0)):  # indices, then logits
         *prefix, prompts = tensors[:first]                          # [L, Q or B, P, n]
@@ -34,13 +34,12 @@ def sample_with_routes(sample, model, *inputs, **options):
             live, rows = reads[t] if reads else (slice(None), slice(None))
             responses[:, live, t] = step[:, rows, 0]
         found.append((prompts, responses))
-    rollout.routes = Routes(Pass(*pair) for pair in zip(*found))
-    return rollout
+    return replace(rollout, sampled=Routes(Pass(*pair) for pair in zip(*found)))
 
 
 def at_their_places(rollout, prefix, rest, fill):
-    """The shared prefix [L, 1, prefix, n] and the rest [L, Q, P-prefix, n] of the prompts, computed
-    apart, as one [L, Q, P, n] that is padded on the left."""
+    """Join the shared prefix [L, 1, prefix, n] and the rest of the prompts [L, Q, P-prefix, n],
+    which were computed separately, into one tensor [L, Q, P, n] padded on the left."""
     mask = rollout.prompt_mask                                                      # [Q, P]
     whole = rest.new_full((len(rest), *mask.shape, rest.shape[-1]), fill)           # [L, Q, P, n]
     whole[:, :, rollout.prefix:] = rest
@@ -50,8 +49,8 @@ def at_their_places(rollout, prefix, rest, fill):
 
 
 def sampler_routes(args, policy, rollout):
-    """The sampler's routes as the forwards that score this rollout will ask for them."""
-    (prompts, responses), G, prefix = rollout.routes.passes, rollout.group_size, rollout.prefix
+    """The sampler's routes, arranged for the forwards that will score this rollout."""
+    (prompts, responses), G, prefix = rollout.sampled.passes, rollout.group_size, rollout.prefix
     alone = G == 1 and not prefix or not copies_rows(policy.config)
     if args.plain or args.gradient_checkpointing or alone:          # one forward for both
         return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
@@ -62,11 +61,10 @@ def sampler_routes(args, policy, rollout):
     return Routes(passes + [responses] * (rollout.mask.shape[1] > 1))
 
 
-def replayed(args, policy, rollout, routes=None):
-    """The context in which a rollout is computed with replay: R2 takes the routes of the old
-    policy's recomputation (None while it recomputes), R3 those of the sampler."""
-    if args.routing_replay == "rollout" and routes is None:
-        routes = sampler_routes(args, policy, rollout)
-    if args.routing_replay == "none" or routes is None:
-        return nullcontext()
-    return replay_routes(policy, routes)
+def forced_routes(args, policy, rollout, passes=None):
+    """The Routes that a forward over this rollout must use, or None. R2 replays `passes`, the
+    routes of the old policy's recomputation (None during the recomputation itself); R3 replays the
+    sampler's routes."""
+    if args.routing_replay == "rollout" and passes is None:
+        return sampler_routes(args, policy, rollout)
+    return None if args.routing_replay == "none" else passes

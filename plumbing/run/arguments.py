@@ -1,60 +1,62 @@
-"""Arguments: what a run is. One dataclass field per flag, one row of presets per algorithm, one
-refusal per impossible value.
+"""Arguments: the flags of train.py. One dataclass field per flag, one row of presets per algorithm.
+plumbing/run/checks.py refuses values and combinations that cannot run.
 
 The order of precedence is: a flag on the command line, then the algorithm's row in PRESETS, then
 the defaults for the kind of policy (the built-in tiny MoE, or a Hugging Face checkpoint), then the
-field's own default. `config.json` in the run folder shows the result. Flags that mean what they
-mean in TRL or transformers carry their names.
+field's own default. `config.json` in the run folder shows the result. A flag with the same meaning
+as one of TRL or transformers has the same name.
 """
 
 import argparse
+import math
+import os
 import re
+import sys
 from dataclasses import MISSING, dataclass, field, fields
 from types import NoneType
 from typing import get_args, get_origin
 
 import torch
-from transformers.hf_argparser import string_to_bool
 
 from losses import OBJECTIVES
+from plumbing.run import band
+from plumbing.speed import devices
 from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
 from plumbing.run.trackers import TRACKERS
 
 
-# A preset is data: its objective carries ratio, clip, band and reduction (losses.OBJECTIVES), the
-# rest fills in flags that were not given.
+# Every row of losses.OBJECTIVES is an algorithm. A preset is an algorithm that also sets flags that
+# were not given; without an `objective`, its objective is the row of the same name.
 PRESETS = {
-    "reinforce": dict(objective="reinforce", scale_rewards="none"),
-    "rloo": dict(objective="reinforce", reduction="sequence-sum", advantage="leave_one_out"),
+    "reinforce": dict(scale_rewards="none", steps_per_generation=1),
+    "rloo": dict(objective="reinforce", reduction="sequence-sum", advantage="leave_one_out",
+                 steps_per_generation=1),
     "reinforce_plus_plus": dict(objective="ppo", reduction="token-mean",
                                 advantage="reinforce_plus_plus"),
-    "ppo": dict(objective="ppo", advantage="gae"),
-    "grpo": dict(objective="grpo"),
-    "dr_grpo": dict(objective="dr_grpo", scale_rewards="none"),
-    "dapo": dict(objective="dapo", dynamic_sampling=True, overlong_cache=0.2),
-    "dapo_paper": dict(objective="dapo_paper", dynamic_sampling=True, overlong_cache=0.2),
-    "gspo": dict(objective="gspo"),
-    "gspo_token": dict(objective="gspo_token"),
-    "gmpo": dict(objective="gmpo"),
-    "rspo": dict(objective="rspo"),
-    "cispo": dict(objective="cispo"),
+    "ppo": dict(advantage="gae"),
+    "dr_grpo": dict(scale_rewards="none"),
+    "dapo": dict(dynamic_sampling=True, overlong_cache=0.2),
+    "dapo_paper": dict(dynamic_sampling=True, overlong_cache=0.2),
+    "dppo": dict(old_logp="sampler"),
+    "dppo_kl": dict(old_logp="sampler"),
+    "ipo": dict(old_logp="sampler"),
+    "rollout_is": dict(old_logp="sampler"),
+    "icepop": dict(objective="rollout_is", epsilon=0.5, epsilon_high=4.0, old_logp="sampler"),
+    "dro": dict(old_logp="sampler"),
     "scalerl": dict(objective="cispo", epsilon_high=4.0, reduction="group-token-mean",
                     scale_rewards="batch", old_logp="sampler"),
     "minirl": dict(objective="grpo", epsilon_high=0.27, reduction="sequence-sum",
                    scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0),
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
-    "dppo": dict(objective="dppo", old_logp="sampler"),
-    "dppo_kl": dict(objective="dppo_kl", old_logp="sampler"),
-    "sapo": dict(objective="sapo"),
-    "luspo": dict(objective="luspo"),
-    "vespo": dict(objective="vespo"),
     "srpo": dict(objective="dapo", stage2_step=20),
-    "sequence_is": dict(objective="sequence_is"),
 }
+ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
+              for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
 def arg(default, help, **limits):
-    """A flag. limits: choices, at_least, above; section: the heading of --help that it begins."""
+    """A flag. limits: choices, at_least, above; unset: the text that --help shows as the default if
+    `default` is None or empty; section: the heading of --help that begins with this flag."""
     several = isinstance(default, list)
     default = {"default_factory": default.copy} if several else {"default": default}
     return field(**default, metadata={"help": help, **limits})
@@ -62,161 +64,303 @@ def arg(default, help, **limits):
 
 @dataclass
 class Arguments:
-    algorithm: str = arg("gspo", "row of PRESETS: fills in what is not given",
-                         section="the algorithm", choices=PRESETS)
-    epsilon: float | None = arg(None, "lower edge of the band, 1 - epsilon; none: the paper's")
-    epsilon_high: float | None = arg(None, "upper edge, 1 + epsilon_high; none: the paper's")
-    reduction: str | None = arg(None, "how tokens are averaged; none: the objective's own",
+    algorithm: str = arg("gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that "
+                         "also sets other flags (docs/family.md)",
+                         section="the algorithm", choices=ALGORITHMS)
+    epsilon: float | str | None = arg(
+        None, "lower end of the clip range, 1 - epsilon; for gspo also auto or auto:C: both ends "
+        "of the clip range are C standard deviations of log s, measured during the run (auto: C=2)",
+        unset="the value of the algorithm's paper", kind=band.edge)
+    epsilon_high: float | None = arg(None, "upper end of the clip range, 1 + epsilon_high",
+                                     unset="the value of the algorithm's paper")
+    reduction: str | None = arg(None, "how the loss is averaged over tokens",
+                                unset="that of the algorithm's paper",
                                 choices=("sequence-mean", "token-mean", "group-token-mean",
                                         "constant", "sequence-sum"))
-    advantage: str = arg("group", "how rewards become advantages; token_credit: as group, but only "
-                         "what follows the first wrong step is to blame (built-in task)",
+    objective_constants: list[str] = arg([], "constants of the objective as NAME=NUMBER, for "
+                                         "example tau_negative=1.1",
+                                         unset="the values in losses.OBJECTIVES")
+    advantage: str = arg("group", "how advantages are computed from rewards; token_credit "
+                         "(built-in task only) is group, with no blame for tokens before the first "
+                         "wrong step",
                          choices=("group", "gdpo", "leave_one_out", "reinforce_plus_plus",
-                                  "reinforce_plus_plus_baseline", "gae", "token_credit"))
-    scale_rewards: str = arg("group", "whose deviation divides group advantages, or their mean",
-                             choices=("group", "batch", "none", "mean"))
-    dual_clip: float | None = arg(None, "no gradient for A < 0 at token ratios above this", above=0)
-    off_policy_mask: float | None = arg(None, "drop answers with A < 0 whose mean log-prob fell by "
-                                        "more than this", above=0)
-    entropy_quantile: float = arg(0.0, "learn from tokens of entropy at or above this quantile of "
-                                  "the batch; 0: from all", at_least=0)
-    beta: float = arg(0.0, "coefficient of the KL to the starting policy; 0: keep no reference",
-                      at_least=0)
-    kl_estimator: str = arg("k3", "how that KL is estimated",
+                                  "reinforce_plus_plus_baseline", "gae", "token_credit",
+                                  "distillation"))
+    teacher_model_name_or_path: str | None = arg(
+        None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
+        "must have the same tokenizer as the policy", unset="no teacher")
+    self_distillation: bool = arg(False, "use the policy itself as the teacher, with the right "
+                                  "answer before the prompt (--hint_template)")
+    hint_template: str = arg("{answer} {prompt}", "prompt that the teacher of --self_distillation "
+                             "reads; {answer} and {prompt} are filled in")
+    distillation_coef: float = arg(0.0, "coefficient of log π_teacher - log π_old, which is added "
+                                   "to the advantage of each token; 0: nothing is added",
+                                   at_least=0)
+    scale_rewards: str = arg("group", "divide advantages by the group's std, the batch's std, the "
+                             "group's mean, or nothing",
+                             choices=("group", "batch", "mean", "none"))
+    dual_clip: float | None = arg(None, "drop the gradient of tokens with a negative advantage "
+                                  "whose token ratio is above this value", unset="off", above=0)
+    off_policy_mask: float | None = arg(None, "drop responses with a negative advantage whose mean "
+                                        "log-prob fell by more than this many nats", unset="off",
+                                        above=0)
+    entropy_quantile: float = arg(0.0, "train only on tokens whose entropy is at or above this "
+                                  "quantile of the rollout batch; 0: train on all tokens",
+                                  at_least=0)
+    beta: float = arg(0.0, "coefficient of the KL to the reference policy, which is the starting "
+                      "policy; 0: no KL and no reference policy", at_least=0)
+    kl_estimator: str = arg("k3", "estimator of the KL of --beta",
                             choices=("k1", "k2", "k3", "k3_is", "k3_st"))
     entropy_coef: float = arg(0.0, "coefficient of the entropy bonus", at_least=0)
-    dynamic_sampling: bool = arg(False, "sample until every group is mixed, right and wrong (DAPO)")
-    overlong_cache: float = arg(0.0, "last share of the length where a penalty grows to -1 (DAPO)",
-                                at_least=0)
-    stage2_dataset_name: str | None = arg(None, "second source of problems; none: longer sums")
-    stage2_step: int = arg(0, "rollout batch at which the second source joins (SRPO); 0: never",
-                           at_least=0)
+    dynamic_sampling: bool = arg(False, "DAPO: sample until every group has right and wrong "
+                                 "responses")
+    overlong_cache: float = arg(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
+                                "last share of --max_completion_length; 0: no penalty", at_least=0)
+    stage2_dataset_name: str | None = arg(None, "SRPO: second source of problems, used after "
+                                          "--stage2_step rollout batches",
+                                          unset="for the built-in task, longer sums")
+    stage2_step: int = arg(0, "SRPO: number of rollout batches before the second source of "
+                           "problems is used; 0: one source only", at_least=0)
 
-    old_logp: str = arg("recompute", "score the rollout again, or reuse what sampling recorded",
+    old_logp: str = arg("recompute", "recompute the old log-probs with a forward pass, or use "
+                        "the log-probs that the sampler recorded",
                         section="the sampler and the routers", choices=("recompute", "sampler"))
-    sampler_dtype: str | None = arg(None, "the copy that samples is rounded to; none: as trained",
-                                    choices=("float32", "bfloat16", "float8", "int8", "int6",
-                                             "int5", "int4", "int3"))
-    mismatch: str | None = arg(None, "weigh by trainer over sampler probability, from 0 to a cap",
+    sampler: str | None = arg(None, "FILE.py:CLASS: your own class that samples the rollouts "
+                              "(docs/data.md#another-sampler)", unset="the built-in sampler")
+    sampler_dtype: str | None = arg(None, "number format of the sampler's copy of the weights",
+                                    unset="the format of --bf16 or --fp16, else float32",
+                                    choices=("float32", "bfloat16", "float16", "float8", "int8",
+                                             "int6", "int5", "int4", "int3"))
+    mismatch: str | None = arg(None, "weight the loss by the ratio of trainer to sampler "
+                               "probability, at most --mismatch_high; the ratio is per token, or "
+                               "per response as a product (seq) or geometric mean (geo)",
+                               unset="no weights",
                                choices=("token_truncate", "seq_truncate", "geo_truncate"))
-    mismatch_high: float = arg(2.0, "that cap", above=0)
-    mismatch_mask: str | None = arg(None, "reject tokens or answers whose ratio is out of bounds",
+    mismatch_high: float = arg(2.0, "upper limit of the --mismatch weights", above=0)
+    mismatch_mask: str | None = arg(None, "drop tokens or responses whose ratio of trainer to "
+                                    "sampler probability is outside --mismatch_mask_bounds; the "
+                                    "ratio is defined as for --mismatch", unset="drop nothing",
                                     choices=("token", "seq", "geo"))
-    mismatch_mask_bounds: list[float] = arg([0.5, 5.0], "these: the lower and the upper one")
-    routing_replay: str = arg("none", "routers take the experts that the old policy took, or the "
-                              "sampler (MoE)", choices=("none", "old", "rollout"))
-    router_aux_loss_coef: float = arg(0.0, "coefficient of the load-balancing loss (MoE)",
+    mismatch_mask_bounds: list[float] = arg([0.5, 5.0], "lower and upper bound of the ratio for "
+                                            "--mismatch_mask")
+    routing_replay: str = arg("none", "MoE: routers reuse the experts that were chosen while the "
+                              "old log-probs were computed (old) or while the responses were "
+                              "sampled (rollout)",
+                              choices=("none", "old", "rollout"))
+    router_aux_loss_coef: float = arg(0.0, "MoE: coefficient of the load-balancing loss",
                                       at_least=0)
 
-    model_name_or_path: str | None = arg(None, "hub id or folder of a causal LM; none: a tiny MoE",
-                                         section="the policy")
-    hidden_size: int = arg(96, "tiny MoE: width", at_least=1)
-    num_hidden_layers: int = arg(4, "tiny MoE: layers", at_least=1)
+    model_name_or_path: str | None = arg(None, "hub id or folder of a pretrained causal language "
+                                         "model", unset="a tiny MoE", section="the policy")
+    hidden_size: int = arg(96, "tiny MoE: width of the hidden states", at_least=1)
+    num_hidden_layers: int = arg(4, "tiny MoE: number of layers", at_least=1)
     num_experts: int = arg(8, "tiny MoE: experts per layer", at_least=1)
-    num_experts_per_tok: int = arg(2, "tiny MoE: experts per token", at_least=1)
-    cold_start_steps: int = arg(320, "tiny MoE: supervised steps before RL", at_least=0)
-    cold_start_learning_rate: float = arg(3e-3, "tiny MoE: their learning rate", above=0)
+    num_experts_per_tok: int = arg(2, "tiny MoE: experts used per token", at_least=1)
+    cold_start_steps: int = arg(320, "tiny MoE: optimizer steps of the supervised warm-up before "
+                                "RL", at_least=0)
+    cold_start_learning_rate: float = arg(3e-3, "tiny MoE: learning rate of the supervised "
+                                          "warm-up", above=0)
 
-    use_peft: bool = arg(False, "train LoRA adapters beside frozen weights (pip install peft)",
-                         section="adapters")
-    lora_r: int = arg(16, "their rank", at_least=1)
-    lora_alpha: int = arg(32, "their product counts lora_alpha / lora_r", at_least=1)
-    lora_target_modules: list[str] = arg([], "modules that get one; none: every linear layer")
-    merge: bool = arg(False, "at the end write output_dir/merged, a plain checkpoint")
+    use_peft: bool = arg(False, "train LoRA adapters and freeze the weights of the model (needs "
+                         "pip install peft)", section="adapters")
+    load_in_4bit: bool = arg(False, "store the frozen weights in 4 bits each (needs pip install "
+                             "bitsandbytes)")
+    lora_r: int = arg(16, "LoRA rank", at_least=1)
+    lora_alpha: int = arg(32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
+    lora_target_modules: list[str] = arg([], "modules that get a LoRA adapter",
+                                         unset="every linear layer")
+    merge: bool = arg(False, "after training, add the LoRA adapters to the weights and write a "
+                      "plain checkpoint to output_dir/merged")
 
-    dataset_name: str | None = arg(None, "hub id, .jsonl, .json, .csv or .parquet file or "
-                                   "reasoning_gym:NAME; none: a running sum", section="the task")
-    test_dataset_name: str | None = arg(None, "held-out problems; none: the dataset's own split")
-    columns: list[str] = arg([], "of query and answer; none: prompt, question or problem, and "
-                                 "answer or solution")
-    verifier: list[str] = arg(["math"], "math (math-verify), exact or file.py:function; of several "
-                                        "the rewards are parts of one")
-    reward_weights: list[float] = arg([], "of the parts, in their order; none: 1 each")
+    dataset_name: str | None = arg(None, "problems: a hub id, a .jsonl, .json, .csv or .parquet "
+                                   "file, or reasoning_gym:NAME?option=value&…,NAME…",
+                                   unset="running sums", section="the task")
+    test_dataset_name: str | None = arg(None, "held-out problems",
+                                        unset="the test split of the dataset, or a part of it")
+    columns: list[str] = arg([], "names of the prompt column and of the answer column",
+                             unset="prompt, question or problem; answer or solution")
+    verifier: list[str] = arg([], "what computes the reward: math (math-verify), exact or "
+                              "FILE.py:FUNCTION; the rewards of several verifiers are added",
+                              unset="math; for reasoning_gym its own score")
+    verifier_timeout: float | None = arg(None, "time limit of a verifier in seconds, per response; "
+                                         "for a function of a whole batch, per batch",
+                                         unset="3 per response, no limit per batch", above=0)
+    reward_weights: list[float] = arg([], "weights of the parts of the reward, in their order",
+                                      unset="1 each")
     chat_template: bool = arg(True, "use the tokenizer's chat template if it has one")
-    stop: list[str] = arg([], "strings that end an answer; \\n stands for a line break")
-    min_terms: int = arg(8, "running sum: fewest terms", at_least=1)
-    max_terms: int = arg(12, "running sum: most terms")
-    verbose_answers: bool = arg(False, "running sum: write a+b=c for every step")
+    system_prompt: str | None = arg(None, "system message before every prompt, or @FILE; without a "
+                                    "chat template its text is put above the prompt", unset="none")
+    prompt_template: str | None = arg(None, "text around every prompt, or @FILE, with {prompt} "
+                                      "where the prompt goes: instructions, worked examples",
+                                      unset="the prompt alone")
+    stop: list[str] = arg([], "strings that end a response; \\n stands for a line break",
+                          unset="only the end-of-sequence token")
+    tool: str | None = arg(None, "FILE.py:FUNCTION, called with the text of the response so far "
+                           "after each --tool_stop; its result is inserted into the response",
+                           unset="no tool")
+    tool_stop: str | None = arg(None, "string with which the policy calls the --tool",
+                                unset="</tool>")
+    min_terms: int = arg(8, "built-in task: smallest number of terms of a sum", at_least=1)
+    max_terms: int = arg(12, "built-in task: largest number of terms of a sum")
+    verbose_answers: bool = arg(False, "built-in task: answers write every step as a+b=c")
 
-    steps: int = arg(50, "rollout batches", section="the rollout batch", at_least=1)
-    prompts_per_step: int = arg(32, "queries per rollout batch", at_least=1)
-    num_generations: int = arg(8, "G: responses per query", at_least=1)
-    steps_per_generation: int = arg(4, "mini-batches (optimiser steps) per rollout batch",
+    steps: int = arg(50, "number of rollout batches", section="the rollout batch", at_least=1)
+    prompts_per_step: int = arg(32, "prompts per rollout batch", at_least=1)
+    num_generations: int = arg(8, "group size G: responses per prompt", at_least=1)
+    steps_per_generation: int = arg(4, "mini-batches per rollout batch, one optimizer step each",
                                     at_least=1)
     max_prompt_length: int = arg(1024, "longest prompt in tokens", at_least=1)
-    max_completion_length: int | None = arg(None, "longest response in tokens; none: what the "
-                                                  "running sum needs, else 256", at_least=1)
-    temperature: float = arg(1.0, "of sampling and of log-probs alike", above=0)
+    max_completion_length: int | None = arg(None, "longest response in tokens",
+                                            unset="256; for the built-in task, its "
+                                                               "longest answer", at_least=1)
+    temperature: float = arg(1.0, "temperature of sampling and of all log-probs", above=0)
 
-    learning_rate: float = arg(4e-4, "the highest; for a checkpoint 1e-6", section="the optimiser",
-                               above=0)
-    lr_scheduler_type: str = arg("cosine", "how it falls after the warm-up",
+    learning_rate: float = arg(4e-4, "peak learning rate", section="the optimizer", above=0)
+    lr_scheduler_type: str = arg("cosine", "learning-rate schedule after warm-up",
                                  choices=("linear", "cosine", "constant_with_warmup"))
-    warmup_steps: int = arg(10, "optimiser steps of linear warm-up", at_least=0)
-    max_grad_norm: float = arg(1.0, "clip the gradient's norm; 0: do not", at_least=0)
+    warmup_steps: int = arg(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
+    max_grad_norm: float = arg(1.0, "clip the gradient norm at this value; 0: no clipping",
+                               at_least=0)
 
-    micro_batch_size: int | None = arg(None, "rows per forward and backward; none: the mini-batch",
-                                       section="the machine", at_least=1)
-    gradient_checkpointing: bool = arg(False, "recompute activations; takes the plain path")
-    plain: bool = arg(False, "a row per response, nothing shared: to read and to compare with")
-    bf16: bool | None = arg(None, "bfloat16 autocast; none: for a checkpoint on CUDA")
-    torch_compile: bool = arg(False, "compile the token step of sampling")
-    optimizer_offload: bool = arg(False, "AdamW's numbers and float32 masters on the host")
-    use_cpu: bool = arg(False, "stay on the CPU even if there is a GPU")
-    shard: bool = arg(False, "with torchrun: FSDP2 instead of a replica per process")
+    micro_batch_size: int | None = arg(None, "responses per forward and backward pass",
+                                       unset="the whole mini-batch", section="the machine",
+                                       at_least=1)
+    gradient_checkpointing: bool = arg(False, "save memory by recomputing activations in the "
+                                       "backward pass; responses then share no computation")
+    plain: bool = arg(False, "use the plain implementation, for reading and for comparison: one "
+                      "row per response and no shared computation")
+    bf16: bool | None = arg(None, "bfloat16 autocast; weights stay float32",
+                            unset="on for a checkpoint on a GPU that has bfloat16")
+    fp16: bool | None = arg(None, "float16 autocast with a gradient scaler; weights stay float32",
+                            unset="on for a checkpoint on a GPU without bfloat16")
+    device: str = arg("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
+                      "CPU; mps (Apple GPUs) has not been tested on real hardware",
+                      choices=devices.KINDS)
+    torch_compile: bool = arg(False, "compile the token step of sampling with torch.compile")
+    optimizer_offload: bool = arg(False, "keep AdamW's state and the float32 master weights in CPU "
+                                  "memory")
+    use_cpu: bool = arg(False, "same as --device cpu")
+    shard: bool = arg(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
+                      "copy in every process")
 
-    output_dir: str | None = arg(None, "run folder; none: runs/<algorithm>, numbered",
-                                 section="the run")
-    overwrite_output_dir: bool = arg(False, "replace the run that is in output_dir")
-    resume: bool = arg(False, "go on with the run in output_dir")
-    save_steps: int = arg(0, "checkpoint every so many rollout batches, keep two; 0: only the last",
-                          at_least=0)
-    save_tokens: bool | None = arg(None, "save a group's tokens per batch, for eval.py view; none: "
-                                   "for the built-in task")
-    eval_steps: int = arg(0, "evaluate every so many rollout batches; 0: only before and after",
-                          at_least=0)
-    eval_prompts: int = arg(256, "held-out queries of an evaluation", at_least=1)
-    eval_samples: int = arg(4, "answers sampled per query; 0: no evaluation at all", at_least=0)
-    seed: int = arg(0, "of everything", at_least=0)
-    report_to: str | None = arg(None, "send the metrics there as well", choices=TRACKERS)
-    print_trl_config: bool = arg(False, "print the equivalent trl.GRPOConfig and stop")
+    output_dir: str | None = arg(None, "run folder", section="the run",
+                                 unset="runs/<algorithm>, numbered if it exists")
+    overwrite_output_dir: bool = arg(False, "replace the run in --output_dir")
+    resume: bool = arg(False, "continue the run in --output_dir from its last checkpoint")
+    save_steps: int = arg(0, "number of rollout batches between checkpoints, of which the last "
+                          "two are kept; 0: save only at the end", at_least=0)
+    save_tokens: bool | None = arg(None, "save one group's tokens per rollout batch for `eval.py "
+                                   "view`", unset="only for the built-in task")
+    eval_steps: int = arg(0, "number of rollout batches between evaluations; 0: evaluate only "
+                          "before and after training", at_least=0)
+    eval_prompts: int = arg(256, "held-out prompts per evaluation", at_least=1)
+    eval_samples: int = arg(4, "responses sampled per held-out prompt; 0: no evaluation",
+                            at_least=0)
+    seed: int = arg(0, "random seed", at_least=0)
+    report_to: str | None = arg(None, "also send the metrics to this tracker", unset="none",
+                                choices=TRACKERS)
+    print_trl_config: bool = arg(False, "print the equivalent trl.GRPOConfig and exit")
 
     @property
     def objective(self):
         """Row of losses.OBJECTIVES: ratio, clip and reduction."""
-        return PRESETS[self.algorithm]["objective"]
+        return ALGORITHMS[self.algorithm]["objective"]
+
+    @property
+    def router_shift(self):
+        """Whether the objective's ratio contains RSPO's router shift."""
+        return OBJECTIVES[self.objective].ratio == "log-shifted"
+
+    @property
+    def constants(self):
+        """objective_constants as {name: number}."""
+        return read_constants(self.objective_constants)
+
+    @property
+    def half(self):
+        """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
+        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
 
     @property
     def history_resampling(self):
-        """Whether an epoch's end drops the prompts whose answers were all right (SRPO)."""
+        """Whether prompts with only right responses are dropped at the end of an epoch (SRPO)."""
         return self.algorithm == "srpo"
 
 
-# What --help shows first.
+# The flags that --help shows first.
 FIRST = ("algorithm", "model_name_or_path", "dataset_name", "verifier", "steps", "learning_rate",
          "num_generations", "max_completion_length", "output_dir", "seed")
 
-# What a checkpoint needs different from the tiny MoE: a smaller step, smaller batches.
+# Defaults for a checkpoint that differ from those of the tiny MoE: a smaller learning rate, smaller
+# batches, a shorter warm-up.
 CHECKPOINT_DEFAULTS = dict(learning_rate=1e-6, prompts_per_step=8, steps_per_generation=2,
                            warmup_steps=5)
+
+
+# Names that other programs use for the same setting: {other name: our flag}.
+MEANT = {
+    **dict.fromkeys(("lr", "learningrate", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(("epochs", "num_train_epochs", "num_epochs", "max_steps", "iterations",
+                     "total_steps", "total_episodes"), "steps"),
+    **dict.fromkeys(("batch_size", "bs", "train_batch_size", "per_device_train_batch_size",
+                     "rollout_batch_size"), "prompts_per_step"),
+    **dict.fromkeys(("mini_batch_size", "num_minibatches", "ppo_mini_batch_size", "ppo_epochs",
+                     "num_iterations", "mu"), "steps_per_generation"),
+    **dict.fromkeys(("gradient_accumulation_steps", "ppo_micro_batch_size"), "micro_batch_size"),
+    **dict.fromkeys(("kl_coef", "kl_beta", "kl", "init_kl_coef", "kl_loss_coef", "kl_weight"),
+                    "beta"),
+    **dict.fromkeys(("clip", "clip_range", "cliprange", "clip_ratio", "clip_eps", "clip_ratio_low",
+                     "eps"), "epsilon"),
+    **dict.fromkeys(("clip_ratio_high", "clip_high", "eps_high"), "epsilon_high"),
+    **dict.fromkeys(("group_size", "num_samples", "n", "n_samples", "num_rollouts",
+                     "samples_per_prompt"), "num_generations"),
+    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_length", "max_response_length",
+                     "response_length"), "max_completion_length"),
+    **dict.fromkeys(("model", "model_name", "model_path", "model_id", "pretrained", "checkpoint"),
+                    "model_name_or_path"),
+    **dict.fromkeys(("dataset", "data", "train_file", "data_path", "train_data", "task"),
+                    "dataset_name"),
+    **dict.fromkeys(("eval_dataset", "eval_data", "test_file", "validation_file"),
+                    "test_dataset_name"),
+    **dict.fromkeys(("reward", "reward_fn", "reward_func", "reward_funcs", "reward_function",
+                     "reward_model"), "verifier"),
+    **dict.fromkeys(("loss", "loss_type", "objective", "algo", "method", "preset"), "algorithm"),
+    **dict.fromkeys(("out", "output", "out_dir", "save_dir", "run_name"), "output_dir"),
+    **dict.fromkeys(("grad_clip", "clip_grad", "max_norm", "gradient_clipping"), "max_grad_norm"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule"), "lr_scheduler_type"),
+    **dict.fromkeys(("warmup", "warmup_ratio", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("entropy", "ent_coef", "entropy_coeff", "entropy_bonus"), "entropy_coef"),
+    **dict.fromkeys(("lora", "peft", "qlora"), "use_peft"),
+    **dict.fromkeys(("lora_rank", "rank", "r"), "lora_r"),
+    **dict.fromkeys(("temp", "sampling_temperature"), "temperature"),
+    **dict.fromkeys(("wandb", "log_with", "tracker", "logger"), "report_to"),
+    **dict.fromkeys(("eval_every", "eval_interval", "eval_freq", "test_freq"), "eval_steps"),
+    **dict.fromkeys(("save_every", "save_interval", "save_freq"), "save_steps"),
+    **dict.fromkeys(("resume_from_checkpoint", "continue"), "resume"),
+    **dict.fromkeys(("overwrite", "force"), "overwrite_output_dir"),
+    **dict.fromkeys(("cpu", "no_cuda"), "use_cpu"),
+    **dict.fromkeys(("compile",), "torch_compile"),
+    **dict.fromkeys(("fsdp", "fsdp2", "deepspeed"), "shard"),
+    **dict.fromkeys(("random_seed",), "seed"),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "eos"), "stop"),
+}
 
 
 # ------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    """Command line -> Arguments, resolved and checked.
+    """Command line -> Arguments, with all defaults filled in and all values checked.
 
-    Raises ValueError with one line that names the flag and what would be right.
+    Raises ValueError with one line that names the flag and says which values are allowed.
     """
-    parser = make_parser()
-    argv = [re.sub("^--[^=]*", lambda name: name[0].replace("-", "_").replace("__", "--", 1), a)
-            for a in argv]                                   # --learning-rate is --learning_rate
+    parser, argv = make_parser(), underscored(argv)
     known, unknown = parser.parse_known_args(argv)
     if unknown:
-        near = nearest(unknown[0].split("=")[0], [f"--{f.name}" for f in fields(Arguments)])
-        raise ValueError(f"unknown argument {unknown[0]}{near}; train.py --help lists all")
-    check_choice(known, "algorithm", PRESETS)
-    preset = {key: value for key, value in PRESETS[known.algorithm].items() if key != "objective"}
+        raise ValueError(f"unknown argument {unknown[0]}{near_flag(unknown[0])}; train.py --help "
+                         "lists all flags")
+    check_choice(known, "algorithm", ALGORITHMS)
+    preset = ALGORITHMS[known.algorithm].items()
+    preset = {key: value for key, value in preset if key != "objective"}
     parser.set_defaults(**(CHECKPOINT_DEFAULTS if known.model_name_or_path else {}) | preset)
     args = Arguments(**vars(parser.parse_args(argv)))
     args.stop = [s.replace("\\n", "\n") for s in args.stop]
@@ -224,29 +368,86 @@ def parse(argv):
     check_combinations(args)
     objective = OBJECTIVES[args.objective]
     args.epsilon = objective.epsilon if args.epsilon is None else args.epsilon
+    if band.is_auto(args):
+        args.epsilon_high = args.epsilon
     args.epsilon_high = objective.epsilon_high if args.epsilon_high is None else args.epsilon_high
     args.reduction = args.reduction or objective.reduction
-    if args.bf16 is None:
-        args.bf16 = bool(args.model_name_or_path) and torch.cuda.is_available() and not args.use_cpu
+    constants = objective.constants | args.constants
+    args.objective_constants = [f"{name}={value}" for name, value in constants.items()]
+    devices.choose_arithmetic(args)
     if args.save_tokens is None:
         args.save_tokens = not args.model_name_or_path
-    args.sampler_dtype = args.sampler_dtype or ("bfloat16" if args.bf16 else "float32")
+    args.sampler_dtype = args.sampler_dtype or str(args.half or torch.float32)[6:]
     return args
+
+
+def underscored(argv):
+    """The command line with underscores in flag names: --learning-rate becomes --learning_rate."""
+    return [re.sub("^--[^=]*", lambda name: name[0].replace("-", "_").replace("__", "--", 1), word)
+            for word in argv]
+
+
+def read_constants(words):
+    """["tau_negative=1.1", ...] -> {"tau_negative": 1.1, ...}. Raises ValueError for a word that is
+    not NAME=NUMBER."""
+    constants = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        try:
+            constants[name] = float(number)
+        except ValueError:
+            constants[name] = math.nan
+        if not 0 <= constants[name] < math.inf:
+            raise ValueError(f"--objective_constants {word}: it must be NAME=NUMBER with a number "
+                             "of at least 0, for example tau_negative=1.1")
+    return constants
+
+
+def near_flag(word):
+    """", did you mean --flag?": our flag for a name that other programs use (MEANT), else a flag
+    with nearly the same spelling; "" if there is none."""
+    flags = {f.name: f for f in fields(Arguments)}
+    name = word.split("=")[0].lstrip("-").replace("-", "_")
+    meant = MEANT.get(name.lower())
+    if meant in flags:
+        return f", did you mean --{meant} ({flags[meant].metadata['help']})?"
+    return nearest(f"--{name}", [f"--{flag}" for flag in flags])
+
+
+def first_word(argv):
+    """Before the slow imports of train.py: print --help, refuse bad flags (exit code 2), or print
+    the first line of a run."""
+    try:
+        args = parse(argv)
+    except ValueError as error:
+        sys.stderr.write(f"train.py: {error}\n")
+        raise SystemExit(2)
+    if not args.print_trl_config and os.environ.get("RANK", "0") == "0":
+        print("loading transformers ...", flush=True)
+
+
+def boolean(text):
+    """The text of a switch as a bool. Raises ArgumentTypeError if it is neither true nor false."""
+    if text.lower() in ("true", "yes", "t", "y", "1"):
+        return True
+    if text.lower() in ("false", "no", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is not true/false, yes/no or 1/0")
 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        """argparse itself would print the whole usage."""
+        """Raise instead of printing the whole usage, as argparse does."""
         raise ValueError(message)
 
 
 def make_parser():
-    """A flag per field of Arguments, in sections; what matters first comes first."""
+    """A flag per field of Arguments, in sections; the most important flags come first."""
     parser = Parser(prog="train.py", usage="train.py [--flag value ...]", allow_abbrev=False,
-                    description="GSPO and its relatives on a tiny MoE or a checkpoint. In brackets "
-                                "[]: what holds if a flag is not given.")
+                    description="Train a tiny MoE or a pretrained model with GSPO or a related "
+                                "algorithm.")
     flags = {f.name: f for f in fields(Arguments)}
-    section = parser.add_argument_group("the ten that matter first")
+    section = parser.add_argument_group("the ten most important flags")
     for name in FIRST:
         add_flag(section, flags.pop(name))
     for f in fields(Arguments):
@@ -258,18 +459,23 @@ def make_parser():
 
 
 def add_flag(section, f):
-    """--name VALUE; a list takes several values, a switch none (--no_name turns it off)."""
+    """Add --name VALUE. A list takes several values. A switch takes no value; a switch that is on
+    by default is turned off by --no_name."""
     kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
     default = f.default_factory() if f.default is MISSING else f.default
-    options = {"type": kind, "metavar": kind.__name__, "help": f.metadata["help"]}
+    options = {"type": f.metadata.get("kind", kind), "metavar": kind.__name__,
+               "help": f.metadata["help"]}
     if kind is bool:
-        options |= {"type": string_to_bool, "nargs": "?", "const": True}
+        options |= {"type": boolean, "nargs": "?", "const": True}
     if get_origin(f.type) is list:
         options["nargs"] = "+"
     if "choices" in f.metadata:
         options["help"] += f": {', '.join(f.metadata['choices'])}"
-    if default not in (None, False, []):
-        options["help"] += f" [{default}]"
+    default_text = f.metadata.get("unset") if default in (None, []) else default
+    if default_text is not None and default_text is not False:
+        of = CHECKPOINT_DEFAULTS.get(f.name)
+        default_text = f"{default_text}; for a checkpoint: {of}" if of else default_text
+        options["help"] += f" (default: {default_text})"
     section.add_argument(f"--{f.name}", default=default, **options)
     if default is True:
         hidden = {"help": argparse.SUPPRESS, "default": True}

@@ -1,21 +1,24 @@
-"""Checks: what cannot run is refused in one line before anything is written.
+"""Checks: flags that cannot run are refused in one line, before anything is written.
 
-check_values refuses what is impossible by itself, check_combinations what does not go together.
-ValueError names the flag and says what would be right.
+check_values refuses single values that are not allowed, check_combinations refuses flags that
+contradict each other. The ValueError names the flag and says what would be allowed.
 """
 
 import difflib
 import math
+from importlib.util import find_spec
 from dataclasses import fields
 
 import torch
 
 from losses import OBJECTIVES, policy_loss
-from plumbing.run import trackers
+from plumbing.run import band, trackers
+
+LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
 
 
 def nearest(word, known):
-    """', did you mean X?' if something known is close."""
+    """', did you mean X?' if a known word is spelled similarly, else ''."""
     match = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {match[0]}?" if match else ""
 
@@ -31,7 +34,7 @@ def check_choice(args, name, known):
 
 
 def check_values(args):
-    """Refuse a value that is out of range by itself."""
+    """Refuse a value that is out of range, whatever the other flags are."""
     for f in fields(args):
         value, limits = getattr(args, f.name), f.metadata
         if isinstance(value, float) and not math.isfinite(value):
@@ -47,13 +50,17 @@ def check_values(args):
     for name in ("overlong_cache", "entropy_quantile"):
         if getattr(args, name) > 1:
             refuse(args, name, "is not between 0 and 1")
+    if args.temperature < LOWEST_TEMPERATURE:
+        refuse(args, "temperature", f"is below {LOWEST_TEMPERATURE:g}: logits and gradients are "
+               "divided by the temperature and would overflow float32")
     if args.seed >= 2 ** 32:
-        refuse(args, "seed", "is not below 2^32, as NumPy's must be")
-    cap = math.inf if OBJECTIVES[args.objective].clip == "weight" else 1     # CISPO's may be wide
+        refuse(args, "seed", "is too large: NumPy needs a seed below 2^32")
+    wide = OBJECTIVES[args.objective].clip in ("weight", "two-sided")        # CISPO's, IcePop's
+    cap = math.inf if wide else 1
     for name in ("epsilon", "epsilon_high"):
         value = getattr(args, name)
-        if value is not None and not 0 < value < cap:
-            refuse(args, name, "is not between 0 and 1: the band is [1 - epsilon, 1 + "
+        if value is not None and not isinstance(value, str) and not 0 < value < cap:
+            refuse(args, name, "is not between 0 and 1: the clip range is [1 - epsilon, 1 + "
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
@@ -62,86 +69,152 @@ def ordered(bounds):
 
 
 def check_combinations(args):
-    """Refuse flags that do not go together, before anything is written."""
+    """Refuse flags that contradict each other or have no effect together, before anything is
+    written."""
     trackers.check(args.report_to)
     G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
-    compares = args.advantage not in ("gae", "reinforce_plus_plus")
-    per_token = args.advantage not in ("group", "leave_one_out", "gdpo")
+    compares = args.advantage not in ("gae", "reinforce_plus_plus", "distillation")
+    per_token = args.advantage not in ("group", "leave_one_out", "gdpo") or args.distillation_coef
+    distills = args.advantage == "distillation"
+    teacher = args.teacher_model_name_or_path or args.self_distillation
+    not_used = teacher and not distills and not args.distillation_coef
+    use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
+    hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
+    auto, on_s = band.is_auto(args), band.clips_s(args)
     own_data, sampler = bool(args.dataset_name), args.old_logp == "sampler"
     for name, wrong, must in (
         ("num_generations", G < 2 and compares,
-         f"is too few: --advantage {args.advantage} compares the responses of a group, so at "
+         f"is too few: --advantage {args.advantage} compares the responses of a group and needs at "
          "least 2"),
         ("steps_per_generation", args.prompts_per_step % minibatches,
-         f"does not divide --prompts_per_step {args.prompts_per_step}: mini-batches are made of "
-         "whole groups"),
+         f"does not divide --prompts_per_step {args.prompts_per_step}: every mini-batch must have "
+         "the same number of whole groups"),
         ("micro_batch_size", micro and micro % G and G % micro,
          f"must divide --num_generations {G} or be a multiple of it"),
+        ("epsilon", auto and not on_s,
+         f"needs an objective that clips the sequence ratio s (gspo, gspo_token, luspo), not "
+         f"{args.objective}"),
+        ("epsilon_high", auto and args.epsilon_high is not None,
+         "has no effect with --epsilon auto, which sets both ends of the clip range"),
         ("num_experts_per_tok", args.num_experts_per_tok > args.num_experts,
          f"is more than --num_experts {args.num_experts}"),
         ("hidden_size", args.hidden_size % 8,
-         "is not a multiple of 8 (4 attention heads of an even width)"),
+         "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
         ("max_terms", args.max_terms < args.min_terms, f"is below --min_terms {args.min_terms}"),
         ("dataset_name", own_data and not args.model_name_or_path,
          "needs --model_name_or_path: the built-in tiny MoE knows only the characters of its own "
          "task"),
         ("test_dataset_name", args.test_dataset_name and not own_data,
-         "needs --dataset_name: the built-in task makes its own"),
+         "needs --dataset_name: the built-in task generates its own held-out problems"),
+        *((name, getattr(args, name) is not None and not own_data,
+           "needs --dataset_name: the built-in task has its own prompts")
+          for name in ("system_prompt", "prompt_template", "tool")),
+        ("tool_stop", args.tool_stop is not None and not args.tool, "needs --tool"),
+        ("tool_stop", args.tool_stop == "",
+         "is empty: give the text with which the policy calls the tool"),
         ("stage2_dataset_name", args.stage2_dataset_name and not own_data,
-         "needs --dataset_name: the built-in task makes its own"),
+         "needs --dataset_name: the second source of the built-in task is its longer sums"),
         ("stage2_dataset_name", args.stage2_dataset_name and not args.stage2_step,
-         "needs --stage2_step: the rollout batch at which it joins"),
+         "needs --stage2_step: the number of rollout batches before this source is used"),
         ("stage2_step", args.stage2_step and own_data and not args.stage2_dataset_name,
-         "needs --stage2_dataset_name: the problems that join then"),
+         "needs --stage2_dataset_name: the problems of the second stage"),
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
-         f"needs --max_terms above --min_terms {args.min_terms}: the longer half of the built-in "
-         "sums joins then"),
+         f"needs --max_terms above --min_terms {args.min_terms}: the second stage adds the longer "
+         "half of the built-in sums"),
         ("mismatch_mask_bounds", not ordered(args.mismatch_mask_bounds),
-         "must be two numbers, the first at least 0 and the second not below it"),
-        ("columns", len(args.columns) not in (0, 2), "must be two, of the query and of the answer"),
+         "must be two numbers: a lower bound of at least 0, and an upper bound not below it"),
+        ("overlong_cache", args.overlong_cache and args.scale_rewards == "mean"
+         and args.advantage in ("group", "token_credit"),
+         "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
+         "group: use --overlong_cache 0, or --scale_rewards group or none"),
+        ("columns", len(args.columns) not in (0, 2),
+         "must be two names: the prompt column and the answer column"),
         ("advantage", args.advantage == "token_credit" and (own_data or args.model_name_or_path),
-         "needs the built-in task, whose verifier marks the first wrong step"),
-        ("old_logp", sampler and args.objective == "rspo",
-         "cannot serve rspo: the router shift needs the old routers' logits, which only recompute "
-         "records"),
+         "needs the built-in task, whose verifier finds the first wrong step of a response"),
+        ("advantage" if distills else "distillation_coef",
+         (distills or args.distillation_coef)
+         and OBJECTIVES[args.objective].ratio not in ("none", "token", "gspo-token"),
+         "gives every token its own advantage, so the algorithm must have one ratio per token, "
+         f"such as grpo or gspo_token; {args.algorithm} does not"),
+        ("advantage", distills and not teacher,
+         "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
+        ("distillation_coef", args.distillation_coef and not teacher,
+         "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
+        ("distillation_coef", args.distillation_coef and distills,
+         "adds distillation to another --advantage; --advantage distillation has coefficient 1"),
+        ("distillation_coef", args.distillation_coef and args.advantage == "gae",
+         "cannot be combined with --advantage gae: the critic's targets are computed from the "
+         "advantages"),
+        ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
+        ("self_distillation", args.self_distillation and not_used, use),
+        ("self_distillation", args.self_distillation and args.teacher_model_name_or_path,
+         "contradicts --teacher_model_name_or_path: a run has only one teacher"),
+        ("hint_template", hints, f"must contain {' and '.join(hints)}"),
+        ("hint_template", args.hint_template != type(args).hint_template
+         and not args.self_distillation, "needs --self_distillation"),
+        ("old_logp", sampler and args.router_shift,
+         f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
+         "routers' logits, which are recorded only by --old_logp recompute"),
         ("old_logp", sampler and args.routing_replay == "old",
-         "cannot serve --routing_replay old, which takes the routes of the recomputation; rollout "
-         "takes the sampler's"),
+         "cannot be combined with --routing_replay old, which reuses the routes of the "
+         "recomputation; --routing_replay rollout reuses the sampler's"),
         ("routing_replay", args.routing_replay == "rollout" and args.torch_compile,
-         "cannot be combined with --torch_compile: compiled routers record nothing"),
+         "cannot be combined with --torch_compile: compiled routers do not record their routes"),
         ("old_logp", sampler and args.router_aux_loss_coef,
-         "cannot serve --router_aux_loss_coef: experts' shares come from the recomputed routes"),
+         "cannot be combined with --router_aux_loss_coef: the experts' loads come from the "
+         "recomputed routes"),
         ("old_logp", sampler and args.advantage == "gae",
-         "cannot serve gae: the critic's old values come from the pass that recomputes log-probs"),
+         "cannot be combined with --advantage gae: the critic's old values come from the pass that "
+         "recomputes log-probs"),
         ("kl_estimator", args.advantage == "reinforce_plus_plus" and args.kl_estimator != "k3",
-         "has no effect on --advantage reinforce_plus_plus, which takes k1 off the rewards"),
-        *((name, sampler and getattr(args, name), "compares recomputed with sampling log-probs: it "
-           "needs --old_logp recompute") for name in ("mismatch", "mismatch_mask")),
+         "has no effect on --advantage reinforce_plus_plus, which subtracts k1 from the rewards"),
+        *((name, sampler and getattr(args, name), "compares the recomputed log-probs with the "
+           "sampler's, so it needs --old_logp recompute")
+          for name in ("mismatch", "mismatch_mask")),
+        *((name, args.sampler and on, "works only with the built-in sampler: leave out --sampler")
+          for name, on in (("torch_compile", args.torch_compile),
+                           ("routing_replay", args.routing_replay == "rollout"))),
         ("torch_compile", args.torch_compile and args.plain,
-         "cannot be combined with --plain, which samples without it"),
+         "cannot be combined with --plain, which never samples with compiled code"),
         ("entropy_quantile", sampler and args.entropy_quantile,
-         "needs --old_logp recompute, which computes entropies"),
+         "needs --old_logp recompute, which computes the entropies"),
         ("torch_compile", args.torch_compile and args.shard,
-         "cannot be combined with --shard: the gathered weights that sample lie elsewhere at every "
-         "batch"),
+         "cannot be combined with --shard: compiled code needs weights at a constant address, and "
+         "gathered weights have a new one in every batch"),
         *((name, getattr(args, name) and not args.use_peft, "needs --use_peft")
-          for name in ("merge", "lora_target_modules")),
+          for name in ("merge", "lora_target_modules", "load_in_4bit")),
+        ("load_in_4bit", args.load_in_4bit and not args.model_name_or_path,
+         "needs --model_name_or_path: the tiny MoE's experts are not linear layers"),
+        ("load_in_4bit", args.load_in_4bit and args.sampler_dtype,
+         "samples with the 4-bit weights themselves: leave out --sampler_dtype"),
+        ("load_in_4bit", args.load_in_4bit and args.torch_compile,
+         "cannot be combined with --torch_compile"),
+        ("load_in_4bit", args.load_in_4bit and args.device == "mps", "has no kernels for MPS"),
+        ("load_in_4bit", args.load_in_4bit and not find_spec("bitsandbytes"),
+         "needs a package that is not installed: pip install bitsandbytes"),
         *((name, getattr(args, name) and args.shard, "cannot be combined with --shard")
           for name in ("use_peft", "optimizer_offload")),
         ("optimizer_offload", args.optimizer_offload and args.use_peft,
-         "keeps the masters and moments of all weights: it does not go with --use_peft"),
+         "cannot be combined with --use_peft: it keeps master copies and moments of all weights"),
+        ("device", args.use_cpu and args.device not in ("auto", "cpu"),
+         "contradicts --use_cpu, which means --device cpu"),
         ("resume", args.resume and args.overwrite_output_dir,
-         "contradicts --overwrite_output_dir: go on with the run, or replace it"),
-        *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: which run?")
+         "contradicts --overwrite_output_dir: either continue the run or replace it"),
+        *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: name the run")
           for name in ("resume", "overwrite_output_dir")),
     ):
         if wrong:
             refuse(args, name, must)
-    probe = torch.zeros(2, 2)    # what the loss itself refuses, before the run begins
-    advantages = probe if per_token else probe[0]
+    probe = torch.zeros(2, 2)    # a call of the loss, which refuses some flags by itself
+    advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    advantages = advantages if per_token else advantages[:, 0]
     try:
-        policy_loss(args.objective, probe, probe, advantages, probe == 0, weights=probe,
-                    epsilon=args.epsilon, epsilon_high=args.epsilon_high, dual_clip=args.dual_clip,
-                    router_shift=probe + 1 if args.objective == "rspo" else None)
+        loss, _ = policy_loss(
+            args.objective, probe, probe, advantages, probe == 0, weights=probe + 1,
+            epsilon=None if auto else args.epsilon, epsilon_high=args.epsilon_high,
+            dual_clip=args.dual_clip, constants=args.constants,
+            router_shift=probe + 1 if args.router_shift else None)
     except ValueError as error:
         raise ValueError(f"--algorithm {args.algorithm}: {error}") from None
+    if not math.isfinite(loss):
+        refuse(args, "objective_constants", f"makes the loss of {args.algorithm} infinite")

@@ -1,31 +1,34 @@
-"""Metrics: what a rollout batch says about itself, a record for metrics.jsonl and a line to read.
+"""Metrics: the record of each rollout batch in metrics.jsonl, its line on the screen, and the
+tokens for `eval.py view`.
 
-Old log-probs against new ones are compared on all loss tokens of the last mini-batch after its
-update, where the policy is furthest from the one that sampled. Clip shares are means over all
-mini-batches, as in the papers; they count loss tokens.
+Old and new log-probs are compared on all loss tokens of the last mini-batch, after its update. At
+that point the policy is furthest from the policy that sampled. Clip shares are shares of loss
+tokens, averaged over all mini-batches, as in the papers.
 """
 
 import json
+import math
 import sys
 import time
 
 import torch
 
 from advantages import has_signal
-from losses import kl_penalty
-from plumbing.run import folder as run, trackers
-from plumbing.loop.batches import old_and_new
+from losses import STATISTICS, kl_penalty
+from plumbing.run import band, checkpoints, trackers
+from plumbing.speed import devices
 from plumbing.speed.compiled import buckets
-from plumbing.speed.processes import rank
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
-from routes import flip_rate
+from routes import flip_rate, router_shift
 
-ROUNDING = 1e-10  # Var[log w] of a policy that has not moved, scored twice in float32
+MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
+ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 
 
 class Clock:
-    """Seconds between the laps of a rollout batch, with the GPU's work waited for, and how long the
-    batches that are left will take. start: the last one before; steps: the last there will be."""
+    """Measures the seconds of each phase (lap) of a rollout batch, waiting for the GPU to finish,
+    and estimates the time that is left. start: number of the last batch before this run; steps:
+    number of the last batch of this run."""
 
     def __init__(self, device, start=0, steps=1):
         self.device, self.start, self.steps, self.born = device, start, steps, time.perf_counter()
@@ -35,21 +38,34 @@ class Clock:
         self.laps, self.began = {}, time.perf_counter()
         self.last = self.began
 
+    def elapsed(self):
+        """Seconds since this rollout batch began."""
+        return time.perf_counter() - self.began
+
     def seconds_left(self, step):
-        """At the end of batch `step`."""
+        """Estimated seconds until the end of the run, at the end of batch `step`."""
         return (time.perf_counter() - self.born) / (step - self.start) * (self.steps - step)
 
     def lap(self, name):
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            devices.wait(self.device)
         now = time.perf_counter()
         self.laps[name], self.last = now - self.last, now
 
 
-def rollout_metrics(rollout, parts, task):
-    """Rewards, in parts [B, K], and lengths; an answer passes with 1 in the first part."""
+def part_means(parts):
+    """The mean of each part of the rewards [B, K], as a list of K numbers. NaN marks a response
+    that does not have the part; it is left out. The mean is 0 if no response has the part."""
+    if not parts.isnan().any():
+        return parts.mean(0).tolist()
+    return parts.nanmean(0).nan_to_num(nan=0.0).tolist()
+
+
+def rollout_metrics(rollout, parts, rewards, task):
+    """Metrics of the rewards [B], their parts [B, K], and the lengths. A response passes if its
+    first part is 1."""
     lengths, G = rollout.mask.sum(-1).float(), rollout.group_size                   # [B]
-    rewards, means = task.total(parts), parts.mean(0).tolist()                      # [B]
+    means = part_means(parts)
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
             "reward_parts": dict(zip([*task.part_names, "overlong"], means)),
@@ -60,23 +76,29 @@ def rollout_metrics(rollout, parts, task):
 
 
 def update_metrics(updates):
-    """What the updates of a rollout batch saw: means of losses, clip shares and gradient norms."""
-    names = ("loss", "value_loss", "clip_low", "clip_high", "clip_signal", "grad_norm")
-    record = {name: sum(u[name] for u in updates) / len(updates) for name in names}
+    """The statistics of the updates of a rollout batch, combined: the largest value where
+    losses.STATISTICS says "max", else the mean over the updates. Entries that losses.STATISTICS
+    marks as counts are left out: they are weights for averaging the others."""
+    mean = lambda values: sum(values) / len(values)
+    flags = ("skipped", "overflow")
+    names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
+    over = {name: max if STATISTICS.get(name) == "max" else mean for name in names}
+    record = {name: over[name]([u[name] for u in updates]) for name in names}
     per_update = ("clip_low", "clip_high", "grad_norm")
     return record | {
         "skipped": int(sum(u["skipped"] for u in updates)),
+        "overflows": int(sum(u["overflow"] for u in updates)),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
 def policy_metrics(old_logp, new_logp, mask):
-    """The old and the new policy on the same responses, all [B, T]: how far they are apart, and
-    GSPO's s as a ratio of perplexities and as exp(ΔH)."""
+    """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
+    are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
     old, new = perplexity(old_logp, mask), perplexity(new_logp, mask)               # [B]
     delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)         # [B]
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
-    spread = {name: stats[name] for name in ("ratio_max", "log_w_var", "log_s_var")}
+    spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
     apart = stats["log_w_var"] > ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
     return {**spread, "perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
@@ -85,7 +107,7 @@ def policy_metrics(old_logp, new_logp, mask):
 
 
 def route_bytes(routes):
-    """Memory that recorded routes take, in bytes."""
+    """The memory of recorded routes, in bytes."""
     return sum(x.numel() * x.element_size() for p in routes.passes for x in p)
 
 
@@ -97,47 +119,130 @@ def mismatch_kl(old_logp, sampler_logp, mask):
 
 
 def weight_stats(weights, mask):
-    """What importance weights w [B, T] cost, over the n loss tokens: mismatch_ess =
-    (Σw)² / (n·Σw²), the share of the sample that counts, and mismatch_chi2 = mean (w - 1)². Of mean
-    1, ess = 1 / (1 + chi2)."""
+    """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
+    (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
+    For weights with mean 1, ess = 1 / (1 + chi2)."""
     n, w = mask.sum().clamp(min=1), weights.masked_fill(~mask, 0.0)                 # [B, T]
     return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
             "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
 
 
-def batch_record(args, step, task, parts, updates, batch, mini, new, clock, optimizer, progress):
-    """What metrics.jsonl says of a rollout batch. parts [B, K]: of the rewards. mini: the last
-    mini-batch, `new` its Forward under the new policy. progress: the run's, brought up to date."""
+def batch_record(args, step, task, batch, mini, new, updates):
+    """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
+    that mini-batch under the new policy; updates: the statistics of every optimizer step."""
     rollout, mask, flips, route_cost = batch.rollout, batch.rollout.mask, None, None
     if new.routes is not None and mini.routes is not None:
-        old_routes, new_routes = old_and_new(mini, new.routes)
-        flips = flip_rate(old_routes.indices, new_routes.indices, mini.rollout.mask).tolist()
-    if args.routing_replay != "none" and batch.routes is not None:
-        route_cost = route_bytes(batch.routes) / int(mask.sum())
-    old_logp, ref_logp, kl, mismatch = batch["old_logp"], batch["ref_logp"], None, None
-    if ref_logp is not None:
-        kl = kl_penalty(old_logp, ref_logp, mask)[mask].mean().item()
+        flips = flip_rate(mini.routes.indices, new.routes.indices, mini.rollout.mask).tolist()
+    if batch.passes is not None:
+        route_cost = route_bytes(batch.passes) / int(mask.sum())
+    kl = mismatch = None
+    if batch.ref_logp is not None:
+        kl = kl_penalty(batch.old_logp, batch.ref_logp, mask)[mask].mean().item()
     if args.old_logp == "recompute":
-        mismatch = mismatch_kl(old_logp, rollout.sampler_logp, mask)
-    weights = {} if batch["mismatch"] is None else weight_stats(batch["mismatch"], mask)
-    rewarded = rollout_metrics(rollout, parts, task)
-    progress["best_pass_rate"] = max(progress["best_pass_rate"], rewarded["pass_rate"])
-    progress["verifier_errors"] += task.new_errors()
-    return {"step": step, **rewarded, **update_metrics(updates),
-            **policy_metrics(mini["old_logp"], new.logp, mini.rollout.mask),
+        mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
+    more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
+    if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
+        more["teacher_kl"] = (batch.old_logp - batch.teacher_logp)[mask].mean().item()
+    return {"step": step, **rollout_metrics(rollout, batch.parts, batch.rewards, task),
+            **update_metrics(updates),
+            **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": new.entropy[mini.rollout.mask].mean().item(), "kl": kl,
-            "mismatch_kl": mismatch, **weights,
+            "mismatch_kl": mismatch, **more,
+            "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
+            "route_bytes_per_token": route_cost}
+
+
+class Recorder:
+    """Records every rollout batch: a line in metrics.jsonl, a line on the screen, the first
+    responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
+
+    def __init__(self, args, folder, task, learner, progress, device, start=0):
+        """progress: the run's counters, which this object updates; start: number of the last batch
+        before this run."""
+        self.args, self.folder, self.task, self.learner = args, folder, task, learner
+        self.progress, self.clock = progress, Clock(device, start, args.steps)
+        self.begin, self.lap = self.clock.begin, self.clock.lap
+        self.clips_s = band.clips_s(args)
+
+    def count_bad(self, step, skipped, mini):
+        """After an update that is not finite, save its mini-batch for inspection. Stop the run
+        after MAX_BAD_STEPS such updates in a row."""
+        bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
+        if not skipped:
+            return
+        kept = self.folder / f"bad_batch_step_{step}.pt"
+        if self.learner.team.rank() == 0:
+            torch.save({"step": step, **vars(mini.rollout), **tensors_of(mini)}, kept)
+        if bad >= MAX_BAD_STEPS:
+            raise SystemExit(
+                f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
+                f"stopped in batch {step}. The last mini-batch is saved in {kept}, and the last "
+                "checkpoint is intact; try a lower --learning_rate or --max_grad_norm")
+
+    def log(self, step, batch, mini, new, updates, held=None):
+        """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
+        args, learner, progress, clock = self.args, self.learner, self.progress, self.clock
+        record = batch_record(args, step, self.task, batch, mini, new, updates)
+        record |= self.band_metrics(record["log_s_var"])
+        progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
+        progress["verifier_errors"] += sum(learner.team.gather(self.task.new_errors()))
+        offloaded = learner.optimizer.moved() if args.optimizer_offload else None
+        record |= {
             "compiled": args.torch_compile and bool(buckets()),
             "compiled_buckets": buckets() if args.torch_compile else [],
-            "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
-            "route_bytes_per_token": route_cost, "lr": optimizer.param_groups[0]["lr"],
-            "bytes_offloaded": optimizer.moved() if args.optimizer_offload else None,
+            "lr": learner.optimizer.param_groups[0]["lr"], "bytes_offloaded": offloaded,
             "verifier_errors": progress["verifier_errors"], **clock.laps,
-            "tokens_per_second": int(mask.sum()) / (time.perf_counter() - clock.began)}
+            "tokens_per_second": int(batch.rollout.mask.sum()) / clock.elapsed()}
+        if held:
+            record |= held_out_record(held["sampled"])
+        if learner.band:
+            learner.band.update(record["log_s_var"])
+        if learner.team.rank() == 0:
+            self.write(step, record, batch, mini, new)
 
+    def write(self, step, record, batch, mini, new):
+        """Write the record, the samples and the tokens to the run's files, and print the line."""
+        args, G = self.args, batch.rollout.group_size
+        firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
+                   "reward": batch.rewards[i * G].item()}
+                  for i, problem in enumerate(batch.problems[:2])]
+        checkpoints.append(self.folder / "metrics.jsonl", record)
+        checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})
+        if args.report_to:
+            trackers.report(args, self.folder, record)
+        if args.save_tokens:
+            group = group_record(step, mini, new, self.learner.tokenizer, self.task)
+            checkpoints.append(self.folder / "tokens.jsonl", group)
+        print(line(record, args.steps, self.clock.seconds_left(step),
+                   self.progress["best_pass_rate"], bool(self.learner.band)), flush=True)
+
+    def band_metrics(self, log_s_var):
+        """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the
+        mean of the two ends of the clip range. epsilon_over_std is None if log s has no spread."""
+        if not self.clips_s:
+            return {}
+        auto = self.learner.band
+        edges = auto.edges() if auto else (self.args.epsilon, self.args.epsilon_high)
+        epsilon, std = sum(edges) / 2, math.sqrt(log_s_var)
+        return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if std > 0 else None}
+
+
+def held_out_record(answers):
+    """The entries of metrics.jsonl for responses to held-out prompts, from what eval.evaluate
+    returns."""
+    return {"pass_at_1": answers["pass_at_1"], "held_out_reward": answers["reward"],
+            "held_out_parts": answers["reward_parts"]}
+
+
+def tensors_of(batch):
+    """{name: tensor} of those fields of a batch that are tensors."""
+    return {name: x for name, x in vars(batch).items() if isinstance(x, torch.Tensor)}
+
+
+# -------------------------------------------------------------------------- a line on the screen
 
 def collapse(record, best_pass_rate):
-    """A word if the run has lost what it had, else ''. Announced, never hidden."""
+    """A warning for the screen if the run has collapsed, else ''."""
     if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
         return "  COLLAPSED? pass rate below half its best"
     if record["entropy"] < 1e-4 and record["pass_rate"] < 0.5:
@@ -145,8 +250,9 @@ def collapse(record, best_pass_rate):
     return ""
 
 
-def line(record, steps, seconds_left, best_pass_rate):
-    """One aligned line per rollout batch."""
+def line(record, steps, seconds_left, best_pass_rate, auto=False):
+    """The line of a rollout batch on the screen. auto: --epsilon auto, so the line shows the
+    measured clip range."""
     def short(x, digits=2):
         return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
 
@@ -157,44 +263,105 @@ def line(record, steps, seconds_left, best_pass_rate):
     named = "  ".join(f"{name} {short(mean)}" for name, mean in parts.items())
     low, high = record["clip_low"], record["clip_high"]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
+    width = record.get("epsilon_over_std")
     words = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {short(record['reward'])}",
         f"({named})" if len(parts) > 1 else "", f"pass {short(record['pass_rate'])}",
         f"len {record['length']:5.1f}",
         f"clip {short(low + high)} (low {short(low)} high {short(high)})",
         f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
+        f"band {small(record['epsilon'])}" if auto else "",
+        f"({short(width, 1)} std)" if auto and width else "",
         "" if flips is None else f"flips {flips:5.1%}", f"ppl {short(record['perplexity_new'], 3)}",
         f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
-    skipped = f"  {record['skipped']} bad update(s) skipped" if record["skipped"] else ""
+    bad = record["skipped"] - record["overflows"]
+    skipped = f"  {bad} bad update(s) skipped" if bad else ""
     return "  ".join(filter(None, words)) + collapse(record, best_pass_rate) + skipped
 
 
-def log(args, folder, record, rollout, problems, rewards, progress, clock):
-    """The record to metrics.jsonl, the first responses to samples.jsonl, a line to the screen."""
-    if rank():
-        return
-    left, G = clock.seconds_left(record["step"]), rollout.group_size
-    firsts = [{"prompt": problem.prompt, "response": rollout.texts[i * G],
-               "reward": rewards[i * G].item()} for i, problem in enumerate(problems[:2])]
-    run.append(folder / "metrics.jsonl", record)
-    run.append(folder / "samples.jsonl", {"step": record["step"], "samples": firsts})
-    trackers.report(args, folder, record)
-    print(line(record, args.steps, left, progress["best_pass_rate"]), flush=True)
+# ---------------------------------------------------------------------- one group's tokens
 
+def group_record(step, mini, new, tokenizer, task):
+    """A line of tokens.jsonl: the first group of a mini-batch in which not all advantages are 0.
+    new: the mini-batch's Scores under the policy after the updates; nothing is computed again."""
+    G, more = mini.rollout.group_size, {}
+    live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
+    group = int(live.int().argmax())                         # the first such group, or group 0
+    rows = slice(group * G, (group + 1) * G)
+    one = mini.rows(rows.start, rows.stop)
+    if task.first_error:
+        problem = one.problems[0]
+        more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
+    if one.routes is not None and new.routes is not None:
+        old, now = one.routes, [x[:, rows] for x in new.routes]
+        shift = router_shift(old.logits, now[1], old.indices, one.rollout.mask)           # [G, T]
+        more |= dict(old_experts=old.indices, new_experts=now[0], router_shift=shift)
+    if one.factors is not None:
+        more["factors"] = one.factors
+    return token_record(step, one.rollout, tokenizer, one.old_logp, new.logp[rows], one.rewards,
+                        one.advantages, **more)
+
+
+def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages, *,
+                 first_error=None, old_experts=None, new_experts=None, router_shift=None,
+                 factors=None):
+    """A line of tokens.jsonl: the G responses of one group.
+
+    old_logp, new_logp        [G, T] under the policy before and after the batch's updates
+    rewards, advantages       [G]; advantages also [G, T]
+    first_error               G token indices: the first wrong step of a response, or None
+    old_experts, new_experts  [L, G, T, K] chosen before and after the updates
+    router_shift              [G, T] RSPO's γ̃
+    factors                   [G, T] mismatch weights and high-entropy mask
+
+    A response ends at its last loss token. Tokens that a tool inserted before it have mask 0.
+    Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
+    finite become null.
+    """
+    mask = rollout.mask.tolist()                             # [G, T]
+    ends = [len(row) - row[::-1].index(True) if any(row) else 0 for row in mask]
+    cut = lambda table: [row[:end] for row, end in zip(table, ends)]
+    per_token = lambda x: [rounded(row) for row in cut(x.tolist())]
+    experts = lambda x: [x[:, i, :end].tolist() for i, end in enumerate(ends)]
+    ids, prompt = cut(rollout.response_ids.tolist()), rollout.prompt_ids[rollout.prompt_mask]
+    per_answer = advantages.dim() == 1
+    record = {
+        "step": step, "prompt": tokenizer.decode(prompt.tolist()), "ids": ids,
+        "tokens": [[tokenizer.decode([token]) for token in row] for row in ids],
+        "mask": [[int(m) for m in row] for row in cut(mask)],
+        "old_logp": per_token(old_logp), "new_logp": per_token(new_logp),
+        "sampler_logp": per_token(rollout.sampler_logp), "rewards": rounded(rewards.tolist()),
+        "advantages": rounded(advantages.tolist()) if per_answer else per_token(advantages)}
+    if first_error is not None:
+        record["first_error"] = first_error
+    if old_experts is not None:
+        record |= {"old_experts": experts(old_experts), "new_experts": experts(new_experts)}
+    if router_shift is not None:
+        record["router_shift"] = per_token(router_shift)
+    if factors is not None:
+        record["factors"] = per_token(factors)
+    return record
+
+
+def rounded(values):
+    return [round(x, 7) if math.isfinite(x) else None for x in values]
+
+
+# -------------------------------------------------------------------------------- read again
 
 def read_metrics(folder):
-    """The whole lines of a run's metrics.jsonl; says on the error stream what it skipped.
+    """The records of a run's metrics.jsonl. Incomplete lines are skipped, with a note on stderr.
 
-    Raises ValueError if there is nothing to read.
+    Raises ValueError if there is no record.
     """
     file = folder / "metrics.jsonl"
     if not folder.is_dir():
         beside = sorted(f.parent.name for f in folder.parent.glob("*/metrics.jsonl"))[:8]
-        others = f"; in {folder.parent}/ there are: {', '.join(beside)}" if beside else ""
+        others = f"; the runs in {folder.parent}/ are: {', '.join(beside)}" if beside else ""
         raise ValueError(f"there is no run folder {folder}{others}")
     if not file.is_file():
-        raise ValueError(f"{folder} holds no metrics.jsonl: it is not a run, or has not finished "
-                         "its first rollout batch")
+        raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
+                         "run has not completed its first rollout batch")
     records, skipped = [], []
     for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
         try:
@@ -203,75 +370,8 @@ def read_metrics(folder):
         except (ValueError, TypeError, KeyError):
             skipped.append(str(number))
     if skipped:
-        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are cut off or are no "
+        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
               f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)
     if not records:
-        raise ValueError(f"{file} holds no whole line: nothing to draw")
+        raise ValueError(f"{file} has no complete line, so there is nothing to draw")
     return records
-
-
-# -------------------------------------------------------------------------------- before and after
-
-def say(text):
-    """To the screen, from one process."""
-    if text and rank() == 0:
-        print(text)
-
-
-def plan(args, folder, task, device):
-    """What this run will do, in a few lines."""
-    model, after = args.model_name_or_path, ""
-    if not model:
-        model = (f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} "
-                 f"experts, top-{args.num_experts_per_tok})")
-        after = "; the cold start before it takes about half a minute on two CPU cores, once"
-    band = ""
-    if args.epsilon is not None:
-        band = f", band [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
-    return "\n".join([
-        f"{args.algorithm} teaches {model}: {task.name} ({len(task.train)} queries, "
-        f"{len(task.test)} held out), on {device}{after}",
-        f"{args.steps} rollout batches of {args.prompts_per_step} queries x {args.num_generations} "
-        f"responses, {args.steps_per_generation} mini-batches each{band}; numbers go to "
-        f"{folder}/metrics.jsonl", *task.notes])
-
-
-def scores(answers):
-    """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
-    mean, low, high = answers["sampled"]["pass_at_1"]
-    greedy, _, _ = answers["greedy"]["pass_at_1"]
-    return f"held-out pass@1 {mean:.3f} [{low:.3f}, {high:.3f}], greedy {greedy:.3f}"
-
-
-def first_scores(answers, seconds):
-    """What is said once the starting policy was evaluated: "" if it was not."""
-    return f"before: {scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
-
-
-def report(args, folder, task, before, after, seconds):
-    """Before and after, two transcripts, and what to try next; summary.json."""
-    if rank():
-        return
-    summary, both = {"seconds": seconds, "steps": args.steps}, {"before": before, "after": after}
-    if after:
-        for when, answers in both.items():
-            mean, *interval = answers["sampled"]["pass_at_1"]
-            summary |= {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
-                        f"greedy_{when}": answers["greedy"]["pass_at_1"][0]}
-        for i, problem in enumerate(task.test[:2]):
-            print(f"\nquery   {problem.prompt.strip()}   (right: {problem.answer})")
-            for when, answers in both.items():
-                right = answers["sampled"]["rewards"][i][0] >= 1
-                text = answers["sampled"]["texts"][i][0]
-                print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
-        print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
-    run.write_text(folder / "summary.json", json.dumps(summary, indent=1))
-    view = f"  {f'python eval.py view {folder}':<50}# which tokens does the clip take away?\n"
-    same = "the same with" if args.model_name_or_path else "python train.py"
-    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"
-          "worth trying next:\n"
-          f"{view if args.save_tokens else ''}"
-          f"  {f'python eval.py dashboard {folder}':<50}# the run's curves\n"
-          f"  {f'{same} --algorithm grpo':<50}# the token-level relative, from the same start\n"
-          f"  {f'{same} --epsilon 0.2 --epsilon_high 0.27':<50}"
-          "# GSPO with GRPO's band: what does the narrow one do?")

@@ -1,22 +1,23 @@
-"""Trackers: --report_to sends what metrics.jsonl holds to tensorboard, wandb or trackio as well."""
+"""Trackers: --report_to also sends the metrics to tensorboard, wandb or trackio."""
 
 import atexit
 import importlib
 import importlib.util
 from dataclasses import asdict
 
-TRACKERS = ("tensorboard", "wandb", "trackio")               # each has the name of its pip package
-OPEN = {}                                                    # the run at work and its tracker
+TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
+OPEN = {}                                                    # the current run and its tracker
 
 
 def check(name):
-    """ValueError if the package of a tracker is not installed."""
+    """Raise ValueError if the package of a tracker is not installed."""
     if name is not None and importlib.util.find_spec(name) is None:
-        raise ValueError(f"--report_to {name} needs a package that is missing: pip install {name}")
+        raise ValueError(f"--report_to {name} needs a package that is not installed: pip install "
+                         f"{name}")
 
 
 def report(args, folder, record):
-    """Send the numbers of a metrics record to the tracker that --report_to names, if any."""
+    """Send the numbers of a metrics record to the tracker of --report_to, if there is one."""
     if args.report_to is None:
         return
     if OPEN.get("run") is not args:
@@ -25,7 +26,8 @@ def report(args, folder, record):
 
 
 def start(args, folder, step):
-    """A function (numbers by name, step) for a run that begins, or goes on, with batch `step`."""
+    """The function (numbers by name, step) that reports. The run starts or continues with batch
+    `step`."""
     if args.report_to == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
         writer = SummaryWriter(folder / "tensorboard", purge_step=step)
@@ -42,11 +44,12 @@ def start(args, folder, step):
 
 
 def flat(record):
-    """{name: number} of a record: what is in a dict or a list becomes name/key, what is None or
-    text is left out, and so are the mini-batches."""
+    """{name: number} of a metrics record. An entry of a dict, list or tuple is named name/key.
+    None, text and the values per mini-batch are left out."""
     found = {}
     for name, value in record.items():
-        inner = {str(i): x for i, x in enumerate(value)} if isinstance(value, list) else value
+        several = isinstance(value, (list, tuple))
+        inner = {str(i): x for i, x in enumerate(value)} if several else value
         if isinstance(inner, dict):
             found |= {f"{name}/{key}": number for key, number in flat(inner).items()}
         elif isinstance(value, (int, float)):

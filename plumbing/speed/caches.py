@@ -1,4 +1,4 @@
-"""What a model's cache and masks allow, by its config: which of fast.py's ways are open to it."""
+"""Which of fast.py's methods a model supports, decided from its config: its KV cache and masks."""
 
 import torch.nn.functional as F
 from transformers import DynamicCache
@@ -6,34 +6,35 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 
 def copies_rows(config):
-    """Whether the cache of one row can be copied for others: not the states of Mamba and the like,
-    which take the plain way."""
+    """Whether the KV cache of one row can be copied for other rows. This is not possible for the
+    states of Mamba and similar models, which are sampled and scored without sharing."""
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def shares_prefix(config):
-    """Whether padding may follow what all prompts begin with: not in models that measure distance
-    by places in the cache, where padding counts."""
+    """Whether padding may follow the shared prefix of the prompts. This is not possible in models
+    that measure distance by positions in the cache, where padding counts."""
     return has_plain_cache(config) and config.model_type not in ("mpt", "gpt_neo")
 
 
 def has_plain_cache(config):
-    """Whether every layer keeps all keys and values: a sliding window would count padding."""
+    """Whether every layer keeps all keys and values. A sliding window does not: its length would
+    include padding."""
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
 def takes_any_mask(config):
-    """Whether a model reads positions from position_ids alone and a mask as given."""
+    """Whether a model takes positions only from position_ids and uses a mask as given."""
     rotary = getattr(config, "rope_parameters", None) and not getattr(config, "alibi", False)
     attention = config._attn_implementation in (None, "sdpa", "eager")  # None: TinyMoE's own
     return bool(rotary and attention and has_plain_cache(config))
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values with room for the tokens to come, where transformers' own layer copies all
-    that came before at each token. SmolLM2 samples 32 answers of 64 tokens a fifth faster so; the
-    default run's short ones do not."""
+    """Keys and values with memory allocated for future tokens. transformers' own layer copies the
+    whole cache at every token. SmolLM2 samples 32 responses of 64 tokens a fifth faster with this
+    layer; the short responses of the default run gain nothing."""
 
     def update(self, keys, values, *args, **kwargs):
         old, more = self.get_seq_length(), keys.shape[2]

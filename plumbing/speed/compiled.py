@@ -1,8 +1,8 @@
-"""Token steps of sampling under torch.compile, on a GPU as CUDA graphs.
+"""Token steps of sampling under torch.compile; on a GPU as CUDA graphs.
 
-Compiled code wants shapes and addresses that stay. So every response keeps its row, prompts are
-padded to a multiple of 64 tokens, and there is one static cache for each such bucket in the whole
-run: after the first rollout of a bucket nothing is compiled again.
+Compiled code needs constant shapes and addresses. Therefore every response keeps its row, prompts
+are padded to a multiple of 64 tokens, and each padded length (bucket) has one static KV cache for
+the whole run: after the first rollout of a bucket nothing is compiled again.
 """
 
 import functools
@@ -18,13 +18,13 @@ from plumbing.speed.caches import takes_any_mask
 from plumbing.speed.fast import prompt_inputs
 
 BUCKET = 64   # tokens
-RUNNING = []  # the decoder of this run, for the metrics
+RUNNING = []  # the decoder of this run, read by the metrics
 
 
 def grouped_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
-    """Attention of one new token. The query heads that share a key head stand as its rows:
-    compiled, transformers would repeat the whole cache for them. query [B, H, 1, d],
-    key [B, H_kv, C, d]."""
+    """Attention of one new token. The query heads that share a key head are treated as rows of one
+    product; transformers' code, when compiled, would repeat the whole cache for them.
+    query [B, H, 1, d], key [B, H_kv, C, d]."""
     B, H, _, d = query.shape
     rows = query.view(B, key.shape[1], -1, d)                                      # [B, H_kv, n, d]
     y = F.scaled_dot_product_attention(rows, key, value, attention_mask, scale=scaling)
@@ -36,7 +36,7 @@ AttentionInterface.register("grouped", grouped_attention)
 
 @contextmanager
 def grouped(config):
-    """A model of transformers attends by grouped_attention inside; TinyMoE has its own."""
+    """Inside the block, a model of transformers uses grouped_attention; TinyMoE keeps its own."""
     before = config._attn_implementation
     config._attn_implementation = before and "grouped"
     try:
@@ -50,8 +50,9 @@ class Decoder:
 
     def __init__(self, model):
         if not takes_any_mask(model.config):
-            raise ValueError(f"--torch_compile: {model.config.model_type} does not take positions "
-                             "and a mask of one's own over a static cache; leave the flag out")
+            raise ValueError(f"--torch_compile: a {model.config.model_type} model does not accept "
+                             "custom positions and masks with a static KV cache; leave out the "
+                             "flag")
         mode = "reduce-overhead" if model.device.type == "cuda" else None
         self.model, self.caches = model, {}
         leave_out_experts()
@@ -63,7 +64,8 @@ class Decoder:
         return sorted(map(list, self.caches))
 
     def begin(self, ids, mask, group_size, new_tokens):
-        """The forward of the prompts [Q, P], and their keys and values for G responses each."""
+        """Run the forward of the prompts [Q, P] and copy their keys and values for G responses
+        each."""
         width = -(-ids.shape[1] // BUCKET) * BUCKET
         ids, mask = (F.pad(x, (width - ids.shape[1], 0)) for x in (ids, mask))      # [Q, W]
         prompts, config = DynamicCache(config=self.model.config), self.model.config
@@ -99,35 +101,37 @@ class Decoder:
         self.position, self.place = self.position + 1, self.place + 1
 
     def drop(self, keep, token):
-        raise ValueError("compiled rows stay: a new number of rows would be compiled again")
+        raise ValueError("rows cannot be dropped under --torch_compile: a new number of rows would "
+                         "be compiled again")
 
 
 @functools.cache
 def leave_out_experts():
-    """The compiler knows the grouped product in bfloat16 only."""
+    """Exclude the tiny MoE's experts from compilation: the compiler supports the grouped product
+    only in bfloat16."""
     Experts.forward = torch.compiler.disable(Experts.forward)
 
 
 @functools.cache
 def can_compile(device_type):
-    """Whether torch finds a working compiler; if not, a warning says so, once."""
+    """Whether torch finds a working compiler. If not, a warning is printed once."""
     try:
         torch.compile(lambda x: x + 1)(torch.ones(2, device=device_type))
         return True
     except Exception as error:  # torch's, the compiler's or the system's
         sys.stderr.write("train.py: warning: no working compiler for --torch_compile, sampling "
-                         f"takes the plain path: {' '.join(str(error).split())[:120]}\n")
+                         f"is not compiled: {' '.join(str(error).split())[:120]}\n")
         return False
 
 
 @functools.lru_cache(maxsize=1)
 def decoder(model):
-    """The one decoder of a run; None without a compiler."""
+    """The decoder of the run, made at the first call; None without a compiler."""
     made = Decoder(model) if can_compile(model.device.type) else None
     RUNNING[:] = [made] if made else []
     return made
 
 
 def buckets():
-    """What this run has compiled so far: [rows, tokens in the cache] of each bucket."""
+    """The buckets that this run has compiled so far: [rows, tokens in the cache] each."""
     return [bucket for made in RUNNING for bucket in made.buckets]

@@ -1,15 +1,21 @@
 """The tiny MoE's experts on a GPU: a small layer computes all of them for all tokens."""
 
 import torch.nn.functional as F
+from torch import nn
 
-from moe import Experts
+from moe import Experts, MoE
 
-MOST_AT_ONCE = 2**22  # numbers that may be made for it: 16 MB in float32
+MOST_AT_ONCE = 2**22  # the most numbers in its intermediate tensor: 16 MB in float32
 
 
 class AllExperts(Experts):
-    """One batched product: E/K times the arithmetic, but a GPU needs not be waited for to know how
-    many rows each expert gets."""
+    """All experts for all tokens as one batched product. This is E/K times the arithmetic, but it
+    needs no GPU synchronization to find out how many rows each expert gets. It takes the place of
+    the given Experts and holds the same parameters."""
+
+    def __init__(self, experts):
+        nn.Module.__init__(self)
+        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
 
     def forward(self, x, gates, indices):
         if len(x) * self.gate_up_proj.shape[:2].numel() > MOST_AT_ONCE:             # N·E·2M
@@ -21,9 +27,10 @@ class AllExperts(Experts):
 
 
 def on_its_device(policy, device):
-    """The policy there, with the experts that serve the device; the parameters are the same."""
+    """The policy on the device, with the implementation of the experts that suits the device. The
+    parameters are the same."""
     policy = policy.to(device)
-    for module in policy.modules():
-        if type(module) is Experts and device.type == "cuda":
-            module.__class__ = AllExperts
+    for module in policy.modules() if device.type == "cuda" else ():
+        if isinstance(module, MoE):
+            module.experts = AllExperts(module.experts)
     return policy

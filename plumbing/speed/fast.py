@@ -1,17 +1,18 @@
-"""The quick way: the same `sample` and `response_logp` as rollout.py, with the same results.
+"""Fast versions of `sample` and `response_logp` of rollout.py, with the same results.
 
-What is equal is computed once:
+Identical computations are shared:
     a prefix that all prompts share (few-shot lines, a system prompt)       once for all of them
     the prompt of G responses                                               once for the group
     responses of a group, as long as they are equal so far                  one row of the model
-    responses that are the same from beginning to end                       scored once
-Rows that have ended leave the batch. Where all is short, prompts and responses stand side by side
-in one row, and a mask keeps them apart.
+    responses that are equal from beginning to end                          scored once
+Rows whose response has ended are dropped from the batch. Short prompts and responses are packed
+side by side in one row, and an attention mask keeps them apart.
 
-tests/speed/test_fast_paths.py and test_logprobs.py hold both ways' tokens and gradients together.
+tests/speed/test_fast_paths.py and test_logprobs.py compare tokens and gradients with rollout.py's.
 """
 
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +20,41 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
-from plumbing.speed.cutting import counted_places
-from rollout import (MAX_LOGITS, Scores, draw_token, end_test, finish, left_pad, pad_token,
+from plumbing.speed.rollouts import (FastRollout, counted_places, prefix_of, response_routes,
+                                     route_rows)
+from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids, use_tool)
+from routes import Routes, record_routes
 
-MIN_PREFIX = 16   # tokens that all prompts must begin with before a forward of their own pays
-MAX_PACKED = 256  # tokens in a packed row: attention between responses that must not meet is wasted
+MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
+MAX_PACKED = 256  # longest packed row, in tokens: attention between responses is wasted work
 
 
 # ---------------------------------------------------------------------------------------- sampling
+
+class FastSampler(Sampler):
+    """A rollout.Sampler that uses sample() of this file. options: drop_every, decoder, reads."""
+
+    def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
+        temperature = self.temperature if temperature is None else temperature
+        return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
+                      temperature, uniforms, self.stop, self.tool, **options)
+
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
            stop=(), tool=None, drop_every=None, decoder=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
-    drop_every   look for ended rows every so many tokens; if at every one, responses of a group
-                 that are equal so far share a row (None: 1 on a CPU; 16 on a GPU, which would wait)
+    drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
+                 that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
+                 synchronizes
     decoder      compiled.Decoder: token steps under torch.compile; its rows are never dropped
-    reads        a list that gets, for each token step, (responses [b], rows that they read [b])
+    reads        a list to which each token step appends (responses [b], rows that they read [b])
     """
     if not copies_rows(model.config):
-        return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
-                            uniforms, stop, tool)
+        return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
+                                           temperature, uniforms, stop, tool))
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
@@ -57,7 +70,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
     inserted = torch.full((B, T), -1, device=device)                                # [B, T]
-    live = torch.arange(B, device=device)                            # [b] responses still looked at
+    live = torch.arange(B, device=device)                            # [b] responses not yet dropped
     if decoder:
         rows = decoder.begin(*prompts, G, T)
     else:
@@ -86,14 +99,15 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)
-    return finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted, prefix)
+    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted)
+    return FastRollout.of(rollout, prefix=prefix)
 
 
 class Rows:
-    """The rows of the model while sampling: n of them, read by b >= n responses."""
+    """The n rows of the model while sampling; b >= n responses read them."""
 
     def __init__(self, model, ids, mask, prefix, group_size, share):
-        """share: responses that are equal so far read one row; else each has its own."""
+        """share: responses that are equal so far read the same row; otherwise each has its own."""
         copies = 1 if share else group_size
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
         self.cache, self.share = growing_cache(model.config), share
@@ -109,7 +123,7 @@ class Rows:
             self.cache.batch_repeat_interleave(copies)
 
     def drop(self, keep, token):
-        """Go on with the responses `keep` [b], whose last tokens are `token` [b]."""
+        """Continue with the responses `keep` [b] only, whose last tokens are `token` [b]."""
         self.of = self.of[keep]                                                     # [b]
         if self.share:
             parent, child = equal_so_far(self.of, token)                            # [n], [b]
@@ -135,23 +149,25 @@ class Rows:
 
 
 def equal_so_far(row, token):
-    """Responses that read the same row [b] and drew the same token [b] go on as one:
-    (rows to go on [n], which of them each response takes [b])."""
+    """Merge responses that read the same row [b] and drew the same token [b]: (rows to keep [n],
+    which of them each response reads next [b])."""
     kind, child = (row * 2**32 + token).unique(return_inverse=True)                 # [n], [b]
     return kind // 2**32, child
 
 
 def common_prefix(prompts):
-    """How many tokens all prompts (lists of ids) begin with, each keeping one of its own, or 0."""
-    first, last = min(prompts), max(prompts)  # as lists are ordered, the others lie between
+    """The number of first tokens that all prompts (lists of ids) share, leaving each prompt at
+    least one token of its own; 0 if sharing is not worthwhile."""
+    first, last = min(prompts), max(prompts)  # in list order; all others are between these two
     shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
     shared = min(shared, min(map(len, prompts)) - 1)
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
 
 
 def prompt_inputs(model, ids, mask, prefix, cache):
-    """What a forward of prompts [Q, P] into the cache is called with, to the right of the shared
-    prefix, which is computed here, in one row for all of them."""
+    """The arguments of the forward of prompts [Q, P] into the cache. If there is a shared prefix,
+    its forward runs here, in one row for all prompts, and the arguments are for the tokens after
+    it."""
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
         ids, mask, position = shared_prefix_first(ids, mask, position, prefix)
@@ -164,9 +180,9 @@ def prompt_inputs(model, ids, mask, prefix, cache):
 
 
 def seen(config, mask, S):
-    """What the last S of the tokens in mask [n, C] see: None, if that is all before them, or a mask
-    [n, 1, S, C]. A GPU would have to be waited for to look for padding, so there we do not, nor let
-    transformers, which looks wherever it is given a mask [n, C]."""
+    """The attention mask of the last S of the tokens in mask [n, C]: None if they see all tokens
+    before them, else a mask [n, 1, S, C]. On a GPU, looking for padding would synchronize, so the
+    mask [n, 1, S, C] is always made there; transformers would look for padding in a mask [n, C]."""
     if mask.device.type != "cuda" and bool(mask.all()):
         return None
     if not takes_any_mask(config) or config._attn_implementation == "eager":
@@ -177,7 +193,8 @@ def seen(config, mask, S):
 
 
 def seen_last(mask, copies):
-    """What the last token sees by a mask of `seen`, for copies of each row: [n, C], [n, 1, 1, C]"""
+    """The part of a mask of `seen` for the last token, repeated for copies of each row: [n, C] or
+    [n, 1, 1, C]."""
     if mask is not None:
         mask = mask[:, :, -1:] if mask.dim() == 4 else mask
         return mask.repeat_interleave(copies, 0)
@@ -200,26 +217,42 @@ def shared_prefix_first(ids, mask, position, prefix):
 
 # --------------------------------------------------------------------------------------- log-probs
 
+@dataclass
+class FastScores(Scores):
+    passes: Routes | None = None  # the routes of each forward, in the form replay_routes needs
+
+
 def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                  max_logits=None):
+                  max_logits=None, record=False, replayed=False):
     """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
-    chunks, which read the LM head's weights less often (None: as the device wants it)."""
+    chunks, which read the LM head's weights less often (None: as the device wants it).
+
+    record: what the routers chose, too; replayed: the caller forces routes, a row per response."""
     max_logits = max_logits or chunk_logits(model.device.type)
-    small, where = (rollout, slice(None)) if keeps_rows(model) else distinct(rollout)
+    rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
+    rows = replayed or keeps_rows(model)
+    small, where = (rollout, slice(None)) if rows else distinct(rollout)
     width, T = rollout.mask.shape[1], rollout.mask.shape[1]
-    fixed = keeps_shapes(model)
+    fixed = record or rows  # the shape of a forward must not follow from what was sampled
     if not fixed:
         T = int(small.mask.any(0).nonzero().max()) + 1  # the rest is padding in every row
         small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
-    hidden = response_hidden(model, small, fixed)                                   # [b, T, D]
+    with record_routes(model) if record else nullcontext() as passes:
+        hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
                                 max_logits, counted_places(small))
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
-    return Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden), where)
+    scores = FastScores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
+    if record:
+        last = passes.passes[-1].indices.shape[1]
+        if last != len(rollout.prompt_ids):  # equal responses have shared a row
+            passes = route_rows(passes, [slice(None)] * (len(passes.passes) - 1) + [where])
+        scores.passes, scores.routes = passes, response_routes(passes, rollout)     # [L, B, T, ·]
+    return scores
 
 
 def chunk_logits(device_type):
-    """How many logits may exist at once: 256 MB in float32 on a GPU."""
+    """The most logits that exist at a time: on a GPU 256 MB in float32."""
     return 2**26 if device_type == "cuda" else MAX_LOGITS
 
 
@@ -227,29 +260,27 @@ def is_sharded(model):
     return any(hasattr(p, "device_mesh") for p in model.parameters())
 
 
-def keeps_shapes(model):
-    """Whether the shape of a forward must not follow from what was sampled: while routes are
-    recorded or replayed; over shards, as all processes must make the same forwards; in bfloat16, as
-    old and new log-probs are rounded alike only in like shapes."""
-    routed = any(m._forward_hooks for m in model.modules() if type(m).__name__.endswith("Router"))
-    return routed or keeps_rows(model)
-
-
 def keeps_rows(model):
-    """Whether every response must keep a row of its own: shards, bfloat16, replayed routes. And on
-    a GPU, which would have to be waited for to find equal ones."""
+    """Whether every response must keep its own row. This is so with sharded weights, because all
+    processes must run the same forwards; in 16-bit precision, because old and new log-probs are
+    rounded in the same way only in equal shapes; and on a GPU, where finding equal responses would
+    synchronize."""
     kind = model.device.type
     rounded = kind == "cuda" or torch.is_autocast_enabled(kind)
-    return is_sharded(model) or rounded or getattr(model, "replays_routes", False)
+    return is_sharded(model) or rounded
 
 
 def distinct(rollout):
-    """(a smaller rollout without most of what a group holds twice, which of its rows each response
-    is: an index [B] or slice(None)). Every group keeps as many rows as the one with most different
-    responses needs, two at least."""
+    """(a smaller rollout without most of the repeated responses, the row of it that belongs to each
+    response: an index [B] or slice(None)). Two responses differ if a token up to their last loss
+    token differs, including tokens that a tool inserted, or if a token was written by the policy in
+    one and inserted by the tool in the other. Every group keeps the same number of rows: as many as
+    the group with the most different responses needs, at least two."""
     G = rollout.group_size
     number = torch.arange(len(rollout.mask), device=rollout.mask.device)            # [B]
-    tokens = rollout.response_ids.masked_fill(~rollout.mask, -1)                    # [B, T]
+    ids, mask = rollout.response_ids, rollout.mask                                  # [B, T]
+    over = mask.flip(-1).cumsum(-1).flip(-1) == 0             # [B, T] after the last loss token
+    tokens = torch.where(mask, ids, -2 - ids).masked_fill(over, -1)                 # [B, T]
     rows = torch.cat([number[:, None] // G, tokens], 1)                             # [B, 1+T]
     kind = rows.unique(dim=0, return_inverse=True)[1].view(-1, G)        # [Q, G] in order of groups
     kind = kind - kind.amin(1, keepdim=True)                              # [Q, G] 0, 1, ... in each
@@ -259,17 +290,18 @@ def distinct(rollout):
     number = number.view(-1, G)                                                     # [Q, G]
     rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()         # [Q·size]
     small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows],
-                    sampler_logp=None, truncated=None, texts=None, tokens=None, group_size=size)
+                    sampler_logp=None, truncated=None, texts=None, group_size=size)
+    small.tokens = None  # they were counted for other rows
     return small, (number[:, :1] // G * size + kind).flatten()                      # [B]
 
 
 def response_hidden(model, rollout, fixed):
-    """The hidden states that predict the responses, by the quickest way there is -> [B, T, D].
-    fixed: keeps_shapes(model), asked once per forward as it looks at every module."""
+    """The hidden states that predict the responses, [B, T, D], computed by the fastest method that
+    the model supports. fixed: the shape of a forward must not depend on the sampled tokens."""
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if is_sharded(model):  # FSDP2's backward would never gather the last layer for a forward over
         rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
-    alone = rollout.group_size == 1 and not rollout.prefix
+    alone = rollout.group_size == 1 and not prefix_of(rollout)
     if checkpointing or alone or not copies_rows(model.config):
         return plain.response_hidden(model, rollout, seen)
     groups = 0 if fixed else groups_per_row(model.config, rollout)
@@ -277,10 +309,11 @@ def response_hidden(model, rollout, fixed):
 
 
 def shared_hidden(model, rollout):
-    """Prompts once [Q, P], then responses [B, T-1] on their keys and values -> [B, T, D]."""
+    """One forward over the prompts [Q, P], then one over the responses [B, T-1] that reads the
+    prompts' keys and values -> [B, T, D]."""
     G, T, prompt_mask = rollout.group_size, rollout.mask.shape[1], rollout.prompt_mask
     cache = DynamicCache(config=model.config)
-    inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
+    inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, prefix_of(rollout), cache)
     first = model.base_model(**inputs).last_hidden_state[:, -1:]                    # [Q, 1, D]
     first = first.repeat_interleave(G, 0)                                           # [B, 1, D]
     if T == 1:
@@ -301,21 +334,22 @@ def shared_hidden(model, rollout):
 
 
 def groups_per_row(config, rollout):
-    """How many groups make a packed row; 0: not even one is short enough, or the model takes no
-    positions or no mask of one's own."""
+    """The number of groups in a packed row. 0: not even one group is short enough, or the model
+    does not accept custom positions and masks."""
     (Q, P), T = rollout.prompt_ids.shape, rollout.mask.shape[1]
-    each = P - rollout.prefix + rollout.group_size * (T - 1)
-    fit = [k for k in range(1, Q + 1) if Q % k == 0 and rollout.prefix + k * each <= MAX_PACKED]
+    each = P - prefix_of(rollout) + rollout.group_size * (T - 1)
+    fit = [k for k in range(1, Q + 1) if Q % k == 0 and prefix_of(rollout) + k * each <= MAX_PACKED]
     return max(fit, default=0) if takes_any_mask(config) else 0
 
 
 def packed_hidden(model, rollout, groups):
-    """`groups` groups in one row; a token sees the prefix, its prompt, its response -> [B, T, D]
+    """Pack `groups` groups into one row. A token attends to the prefix, to its own prompt and to
+    its own response -> [B, T, D].
 
         prefix | prompt 1 | response 1 | response 2 ... | prompt 2 | response 1 | response 2 ...
     """
     (Q, P), G, T = rollout.prompt_ids.shape, rollout.group_size, rollout.mask.shape[1]
-    prefix, device = rollout.prefix, rollout.mask.device
+    prefix, device = prefix_of(rollout), rollout.mask.device
     ids, mask = rollout.prompt_ids, rollout.prompt_mask                             # [Q, P]
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
@@ -327,7 +361,7 @@ def packed_hidden(model, rollout, groups):
 
     number = torch.arange(Q, device=device)[:, None]                                # [Q, 1]
     of_prompt = number.where(mask, -2)                                         # [Q, P]  -2: padding
-    of_prompt[:, :prefix] = -1  # everybody's
+    of_prompt[:, :prefix] = -1  # belongs to all prompts
     group = row(of_prompt, number.expand(Q, G * (T - 1)))                           # [R, N]
     answer = torch.arange(Q * G, device=device).view(Q, G)                          # [Q, G]
     answer = answer.repeat_interleave(T - 1, 1)                                     # [Q, G(T-1)]

@@ -1,11 +1,12 @@
 """More than one process: torch.distributed, as `torchrun --nproc_per_node=N train.py …` starts it.
 
-Every process holds the whole rollout batch and does its share of the three expensive parts:
-sampling, scoring, forward and backward. What is decided from the batch (advantages, weights,
-mini-batches, which prompts come next) all compute from the same numbers, so the loss is that of a
-single process. Weights per token are made over the whole mini-batch (losses.token_weights), hence
-gradients are *summed* over processes: DDP and FSDP2 average them, so the loss is multiplied by the
-number of processes. Only the first process writes to the run folder, which all must see.
+Every process holds the whole rollout batch and computes its share of the three expensive parts:
+sampling, scoring, forward and backward. Everything else (advantages, weights, mini-batches, the
+next prompts) is computed by every process from the same numbers, so the loss equals that of a
+single process. Token weights are computed over the whole mini-batch (losses.token_weights), hence
+gradients must be *summed* over processes; DDP and FSDP2 average them, so the loss is multiplied by
+the number of processes. Only the first process writes to the run folder, which all must be able to
+read.
 """
 
 import copy
@@ -20,30 +21,35 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from plumbing.speed import devices
+
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def start(args):
-    """Join the other processes, if torchrun started several. Returns this one's device.
+    """Join the other processes if torchrun started several. Returns the device of this process.
 
-    Raises ValueError without the hardware, or if the batch does not divide evenly.
+    Raises ValueError if the device does not exist or the batch does not divide evenly over the
+    processes.
     """
-    cuda = torch.cuda.is_available() and not args.use_cpu
-    local = int(os.environ.get("LOCAL_RANK", 0))
+    kind, local = devices.kind_of(args), int(os.environ.get("LOCAL_RANK", 0))
+    cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():
         raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
-                         "here): lower --nproc_per_node, or --use_cpu")
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+                         "here): lower --nproc_per_node, or --device cpu")
+    if kind == "mps" and "RANK" in os.environ:
+        raise ValueError("--device mps serves one process: run train.py without torchrun")
+    device = torch.device("cuda", local) if cuda else torch.device(kind)
     if cuda:
         torch.cuda.set_device(device)
-        # cuDNN's attention, the first choice on Hopper, plans anew for each length of the cache:
+        # cuDNN's attention, the first choice on Hopper, plans again for each length of the cache:
         # tens of milliseconds per token. The other kernels do not.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     if args.prompts_per_step // args.steps_per_generation % world():
         raise ValueError(f"--prompts_per_step {args.prompts_per_step} / --steps_per_generation "
-                         f"{args.steps_per_generation} queries per mini-batch do not divide over "
+                         f"{args.steps_per_generation} prompts per mini-batch do not divide over "
                          f"{world()} processes")
     return device
 
@@ -57,7 +63,7 @@ def world():
 
 
 def share(n):
-    """This process's part of n things, a slice."""
+    """This process's share of n items, as a slice."""
     return slice(rank() * n // world(), (rank() + 1) * n // world())
 
 
@@ -74,8 +80,19 @@ def gather(part):
     return [torch.load(io.BytesIO(data), device, weights_only=False) for data in parts]
 
 
+def divided(judge, group_size):
+    """A judge(texts, problems) -> [B, K] that shares the groups among the processes; every process
+    gets the whole result."""
+    def shared(texts, problems):
+        own = share(len(texts) // group_size)
+        own = slice(own.start * group_size, own.stop * group_size)
+        return torch.cat(gather(judge(texts[own], problems[own])))                  # [B, K]
+    return shared
+
+
 def on_first(call):
-    """What call() returns in the first process, or the ValueError or OSError it raises: for all."""
+    """Run call() in the first process only. Every process gets its result, or the ValueError or
+    OSError that it raised."""
     if world() == 1:
         return call()
     result = [None]
@@ -90,23 +107,16 @@ def on_first(call):
     return result[0]
 
 
-def total(tensor):
-    """Sum of a tensor over all processes."""
-    if world() > 1:
-        dist.all_reduce(tensor)
-    return tensor
-
-
 def wrap(actor, shard):
-    """DDP, a replica per process; or FSDP2, every decoder layer and the rest in shards that are
-    gathered when they are used."""
+    """Wrap the actor with DDP (one replica per process) or with FSDP2 (each decoder layer, and the
+    rest, is split into shards that are gathered when they are used)."""
     if world() == 1:
         return actor
     if not shard:
         return DistributedDataParallel(actor)
     for tensor in actor.state_dict().values():               # DDP does this by itself
         dist.broadcast(tensor, 0)
-    # in a list, so that it is no part of what is trained or saved
+    # in a list, so that it is not a submodule and is neither trained nor saved
     actor.shell = [copy.deepcopy(actor.policy).requires_grad_(False)]
     for layer in actor.policy.base_model.layers:
         fully_shard(layer)
@@ -116,8 +126,9 @@ def wrap(actor, shard):
 
 @contextmanager
 def gathered(actor):
-    """The policy to sample with, its weights whole: processes sample token by token, each at its
-    own pace. Of a sharded policy it is a plain copy that holds memory only inside this block."""
+    """The policy for sampling, with unsharded weights, because each process samples token by token
+    at its own pace. For a sharded policy it is a plain copy, which uses memory only inside this
+    block."""
     if not hasattr(actor, "shell"):
         yield actor.policy
         return
@@ -130,8 +141,8 @@ def gathered(actor):
 
 
 def whole_state(actor, optimizer, shard):
-    """The optimiser's state, with --shard the whole of it, and the critic's weights by name, {}
-    without one. With --shard every process must call it."""
+    """(state of the optimizer, weights of the critic by name, {} without a critic). With --shard
+    the state is gathered from all processes, so every process must call this."""
     state = get_optimizer_state_dict(actor, optimizer, options=WHOLE) if shard else None
     critic = {name: getattr(weight, "full_tensor", lambda: weight)()
               for name, weight in actor.state_dict().items() if name.startswith("critic.")}
@@ -149,11 +160,19 @@ def load_state(actor, optimizer, state, shard):
 
 
 def lost_another(error):
-    """Whether an error says that another process died: gloo names the peer, NCCL has its own."""
+    """Whether an error says that another process died: gloo's message names the peer, NCCL has its
+    own error."""
     words = "by peer" in str(error) or "Broken pipe" in str(error)
     return world() > 1 and (isinstance(error, dist.DistError) or words)
 
 
 def stop():
+    """Leave the other processes at the end of a run.
+
+    Call it when nothing refers to the actor any more. DDP refers to the process group too, and if
+    its reference is the last one, the process can hang: DDP's destructor waits for gloo's threads
+    while it holds Python's global lock (GIL), which these threads need to free their tensors. The
+    group's own destructor releases the lock.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()

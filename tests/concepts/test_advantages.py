@@ -35,8 +35,9 @@ def test_the_papers_example_is_plus_minus_one():
 @pytest.mark.parametrize("group_size", [2, 3, 4, 8])
 def test_group_advantages_equal_a_loop(group_size):
     rewards = random_rewards()
-    values = rewards.tolist()
     for scale in ("group", "batch", "none", "mean"):
+        rewards = rewards.abs() if scale == "mean" else rewards                # MaxRL's are at least 0
+        values = rewards.tolist()
         for unbiased in (False, True):
             expected = []
             for start in range(0, len(values), group_size):
@@ -46,6 +47,18 @@ def test_group_advantages_equal_a_loop(group_size):
                 expected += [(r - sum(group) / group_size) / divisor for r in group]
             got = group_advantages(rewards, group_size, scale=scale, unbiased=unbiased)
             assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("group", [[1, -1, -1, 1.004], [0.5, -0.5, 0, 0], [-1, -1, -1, -1], [1, 0, -1e-4, 0]])
+def test_maxrl_refuses_rewards_below_zero(group):
+    """A mean near 0 would give advantages of a thousand, one below 0 would change their signs."""
+    with pytest.raises(ValueError, match="scale_rewards mean .* at least 0; add a constant"):
+        group_advantages(torch.tensor([*group, 1.0, 0, 0, 1]), 4, scale="mean")
+
+
+def test_maxrl_is_bounded_by_the_group_and_a_group_of_zeros_gives_zero():
+    got = group_advantages(torch.tensor([1e-30, 0, 0, 0, 0, 0, 0, 0]), 4, scale="mean")
+    assert got.tolist() == pytest.approx([3, -1, -1, -1, 0, 0, 0, 0])
 
 
 def test_maxrl_is_the_gradient_of_the_log_pass_rate():
@@ -114,7 +127,7 @@ def test_leave_one_out_is_an_unbiased_baseline():
 @pytest.mark.parametrize("group_size", [2, 3, 7, 8])
 def test_equal_rewards_are_exactly_zero(value, group_size):
     rewards = torch.cat([torch.full((group_size,), value), torch.arange(group_size) / 3, torch.full((group_size,), value)])
-    for scale in ("group", "batch", "none", "mean"):
+    for scale in ("group", "batch", "none", *["mean"] * (value >= 0)):
         for eps in (1e-6, 0.0):
             got = group_advantages(rewards, group_size, scale=scale, eps=eps).view(3, -1)
             assert (got[[0, 2]] == 0).all() and got.isfinite().all() and (got[1] != 0).any()
@@ -159,8 +172,8 @@ def test_reinforce_plus_plus_has_mean_0_and_variance_1_over_tokens_and_its_basel
         assert got[mask].mean().item() == pytest.approx(0.0, abs=1e-12)
         assert got[mask].square().mean().item() == pytest.approx(1.0)
         assert (got[~mask] == 0).all()
-    centred = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64)        # groups (2, 1) and (5, 4)
-    torch.testing.assert_close(got, whiten(centred[:, None].expand(4, 8).contiguous(), mask))
+    centered = torch.tensor([0.5, -0.5, 0.5, -0.5], dtype=torch.float64)        # groups (2, 1) and (5, 4)
+    torch.testing.assert_close(got, whiten(centered[:, None].expand(4, 8).contiguous(), mask))
 
 
 def test_gae_equals_the_sum_over_future_errors():
@@ -194,12 +207,12 @@ def test_the_value_head_is_linear_and_learns_the_returns():
     mask, hidden = ragged_mask(), torch.randn(4, 8, 16)
     head, returns = ValueHead(16), torch.randn(4, 8).masked_fill(~ragged_mask(), float("nan"))
     assert (head(hidden) == 0).all() and head(hidden).shape == (4, 8) and head(hidden.bfloat16()).dtype == torch.float32
-    optimiser = torch.optim.Adam(head.parameters(), lr=0.05)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
     for _ in range(300):
         loss = value_loss(head(hidden), head(hidden), returns, mask)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.05
 
 
@@ -266,7 +279,7 @@ def test_bad_input_is_named():
             function(rewards, 1)
         with pytest.raises(ValueError, match=r"rewards is \[6, 1\]"):
             function(rewards[:, None], 2)
-    with pytest.raises(ValueError, match=r"parts is \[6, 2\]: \[B, 3\], a column per weight"):
+    with pytest.raises(ValueError, match=r"parts is \[6, 2\]: it must be \[B, 3\]"):
         gdpo(torch.rand(6, 2), [1, 1, 1], 3)
     with pytest.raises(ValueError, match="group_size is 1"):
         reinforce_plus_plus(rewards, mask, baseline_group_size=1)

@@ -19,7 +19,7 @@ import advantages
 import gspo
 import rollout
 from losses import policy_loss
-from plumbing.data.tasks import builtin_tokenizer
+from plumbing.data.running_sum import builtin_tokenizer
 
 PAGE = Path(gspo.__file__)
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MICRO_BATCH=2, steps=2)

@@ -15,8 +15,8 @@ import torch
 
 import train
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
-from plumbing.run.arguments import PRESETS, parse
-from plumbing.loop.terms import mismatch_correction
+from plumbing.run.arguments import ALGORITHMS, parse
+from plumbing.loop.extras import mismatch_correction
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")
@@ -180,7 +180,8 @@ def test_gspo_with_trls_default_loss_type_is_another_objective():
 
 # ---------------------------------------------------------------------------- --print_trl_config
 
-DRAWN = {"algorithm": [*PRESETS], "reduction": ["sequence-mean", "token-mean", "sequence-sum"],
+DRAWN = {"algorithm": [*ALGORITHMS], "reduction": ["sequence-mean", "token-mean", "sequence-sum"],
+         "objective_constants": ["tau_negative=1.3", "k_negative=2.5 lambda_positive=2"],
          "epsilon": ["0.1"], "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
          "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
          "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
@@ -232,7 +233,7 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
         flags = ["--max_completion_length", str(L_MAX), "--print_trl_config"]
         for name, values in DRAWN.items():
             if name == "algorithm" or rng.random() < 0.2:
-                flags += [f"--{name}", rng.choice(values)]
+                flags += [f"--{name}", *rng.choice(values).split()]
         try:
             args = parse(flags)
             break
@@ -255,8 +256,8 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
     ours, _ = policy_loss(
         args.objective, logp, old_logp, A, mask, epsilon=args.epsilon,
         epsilon_high=args.epsilon_high, weights=weights, dual_clip=args.dual_clip,
-        mismatch=mismatch_correction(args, old_logp, rollout).get("mismatch"),
-        off_policy_mask=args.off_policy_mask)
+        mismatch=mismatch_correction(args, old_logp, rollout),
+        off_policy_mask=args.off_policy_mask, constants=args.constants)
     if args.beta:
         kl = kl_penalty(logp, ref_logp, mask, args.kl_estimator, old_logp)
         ours = ours + args.beta * (weights * kl).sum()
@@ -264,3 +265,56 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
     ours = ours - args.entropy_coef * bonus
     theirs = trl_loss_of(config, logp, old_logp, ref_logp, gap, A, completion, tool)
     assert_same(value_and_gradient(ours, logp), value_and_gradient(theirs, logp))
+
+
+# ------------------------------------------------------------------ what else a printed config must say
+
+# flag: values drawn; the field of GRPOConfig that says it, and what it must be. None: a comment beside the config names the flag.
+SAYS = {
+    "reward_weights": (["0.5 2", "1"], "reward_weights", lambda args: args.reward_weights),
+    "num_generations": (["4"], "num_generations", lambda args: 4), "temperature": (["0.7"], "temperature", lambda args: 0.7),
+    "learning_rate": (["0.01"], "learning_rate", lambda args: 0.01), "seed": (["7"], "seed", lambda args: 7),
+    "lr_scheduler_type": (["linear", "constant_with_warmup"], "lr_scheduler_type", lambda args: args.lr_scheduler_type),
+    "warmup_steps": (["0", "3"], "warmup_steps", lambda args: args.warmup_steps),
+    "max_grad_norm": (["0", "0.5"], "max_grad_norm", lambda args: args.max_grad_norm),
+    "steps": (["9"], "max_steps", lambda args: 9 * args.steps_per_generation),
+    "steps_per_generation": (["2"], "steps_per_generation", lambda args: 2),
+    "prompts_per_step": (["16"], "per_device_train_batch_size", lambda args: 16 * args.num_generations // args.steps_per_generation),
+    "max_completion_length": (["33"], "max_completion_length", lambda args: 33), "bf16": (["true"], "bf16", lambda args: True),
+    "gradient_checkpointing": (["true"], "gradient_checkpointing", lambda args: True),
+    "scale_rewards": (["batch", "none"], "scale_rewards", lambda args: args.scale_rewards),
+    "stop": (["a b", "\\n"], None, None), "use_peft": (["true"], None, None), "merge": (["true"], None, None),
+    "micro_batch_size": (["4"], None, None), "optimizer_offload": (["true"], None, None), "plain": (["true"], None, None),
+    "torch_compile": (["true"], None, None), "max_prompt_length": (["99"], None, None), "verifier": (["exact"], None, None),
+    "chat_template": (["false"], None, None), "columns": (["a b"], None, None), "eval_steps": (["3"], None, None),
+    "save_steps": (["2"], None, None), "output_dir": (["there"], None, None), "report_to": (["tensorboard"], None, None)}
+NAMED = {"use_peft": "peft_config=peft.LoraConfig(", "lora_r": " r=3,".strip(), "lora_alpha": "lora_alpha=5", "stop": "stop strings",
+         "lora_target_modules": "target_modules=['q_proj']"}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_everything_that_differs_from_trls_default_is_printed_or_named(seed, capsys, tmp_path):
+    rng = random.Random(seed)
+    while True:
+        given = {flag: rng.choice(values) for flag, (values, *_) in SAYS.items() if rng.random() < 0.25}
+        if "use_peft" in given and rng.random() < 0.7:
+            given |= {"lora_r": "3", "lora_alpha": "5", "lora_target_modules": "q_proj"}
+        flags = ["--model_name_or_path", "some/model", "--dataset_name", "rows.jsonl"]
+        flags += [word for flag, value in given.items() for word in (f"--{flag}", *value.split(" "))]
+        try:
+            args = parse(flags)
+            break
+        except ValueError:
+            pass
+    train.main([*flags, "--print_trl_config"])
+    text = capsys.readouterr().out
+    printed = {k.arg: ast.literal_eval(k.value) for k in ast.parse(text, mode="eval").body.keywords}
+    config = GRPOConfig(**{"use_cpu": True, "report_to": "none"} | printed, output_dir=str(tmp_path))
+    comments = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
+    assert "--model_name_or_path 'some/model'" in comments and "--dataset_name 'rows.jsonl'" in comments
+    for flag in given:
+        _, field, wanted = SAYS.get(flag, (None, None, None))
+        if field:
+            assert getattr(config, field) == wanted(args), flag
+        else:
+            assert NAMED.get(flag, f"--{flag} ") in comments, (flag, comments)

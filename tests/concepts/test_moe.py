@@ -13,7 +13,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynam
                           GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM, StaticCache)
 
 import train
-from moe import Experts, TinyMoE
+from moe import TinyMoE
 from plumbing.speed.experts import AllExperts
 from tiny_run import TINY
 
@@ -23,7 +23,7 @@ SHAPE = dict(vocab_size=19, hidden_size=32, num_hidden_layers=3, num_attention_h
 VARIANTS = {
     "grouped queries": {},
     "a key per query": dict(num_key_value_heads=4, head_dim=16),
-    "gates not normalised": dict(norm_topk_prob=False),
+    "gates not normalized": dict(norm_topk_prob=False),
     "tied head": dict(tie_word_embeddings=True),
     "dense layer by name": dict(mlp_only_layers=[1]),
     "dense layers by step": dict(decoder_sparse_step=2, num_hidden_layers=4),
@@ -299,10 +299,10 @@ def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
     experts = pair()[0].model.layers[0].mlp.experts
     x = torch.randn(23, experts.down_proj.shape[1])                                 # [N, D]
     gates, indices = torch.rand(23, len(experts.down_proj)).topk(2, -1)             # [N, K]
-    experts.__class__, found = AllExperts, []
-    for way in (Experts.forward, AllExperts.forward):
+    found = []
+    for way in (experts, AllExperts(experts)):                                      # the same parameters
         given = x.clone().requires_grad_(), gates.clone().requires_grad_()
-        y = way(experts, *given, indices)
+        y = way(*given, indices)
         found.append([y, *torch.autograd.grad(y.square().sum(), [*given, *experts.parameters()])])
     for one, other in zip(*found):
         assert (one - other).abs().max() <= 1e-6 * other.abs().max(), (one - other).abs().max()

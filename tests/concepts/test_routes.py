@@ -18,11 +18,10 @@ import train
 from losses import policy_loss
 from moe import TinyMoE
 from plumbing.speed import fast
-from plumbing.speed.cutting import (cat_routes, cut_routes, prompts_of, response_routes, route_rows,
-                              rows_between)
+from plumbing.speed.rollouts import FastRollout, cat_routes, cut_routes, response_routes, route_rows
 from plumbing.run.metrics import route_bytes
 from ratios import token_ratio
-from rollout import Rollout, left_pad
+from rollout import left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss,
                     record_routes, replay_routes, router_shift, routers_of)
 from tiny_run import TINY, metrics
@@ -234,7 +233,12 @@ def rollout(Q=3, G=2, P=4, T=5, prefix=0):
     prompts = [common + ids[real].tolist() for ids, real in zip(prompts, prompt_mask)]
     prompts, prompt_mask = left_pad(prompts, 0, "cpu")
     never = torch.zeros(Q * G, dtype=torch.bool)
-    return Rollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix)
+    return FastRollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix)
+
+
+def logp_of(model, part, share, **options):
+    """response_logp, the fast way (with a row per response, as under replay) or the plain one."""
+    return fast.response_logp(model, part, **options) if share else plain.response_logp(model, part)
 
 
 def scored(model, part, share, chunks):
@@ -242,7 +246,8 @@ def scored(model, part, share, chunks):
     logps, routes = [], []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as recorded:
-            logps.append((fast if share else plain).response_logp(model, rows_between(part, start, stop)).logp)
+            scores = logp_of(model, part.rows(start, stop), share, replayed=True)
+        logps.append(scores.logp)
         routes.append(recorded)
     return torch.cat(logps), cat_routes(routes)
 
@@ -261,7 +266,7 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
         rows = slice(prompts.start * 2, prompts.stop * 2)
         mini = route_rows(routes, [prompts, rows] if share else [rows])
         with torch.no_grad(), replay_routes(model, mini), record_routes(model) as used:
-            (fast if share else plain).response_logp(model, rows_between(part, rows.start, rows.stop))
+            logp_of(model, part.rows(rows.start, rows.stop), share, replayed=True)
         for forced, old, index in zip(used.passes, routes.passes, [prompts, rows] if share else [rows], strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
@@ -286,14 +291,14 @@ def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
     moved(model)
     rows = torch.tensor([4, 5, 0, 1])
-    mini, old = prompts_of(part, torch.tensor([2, 0])), cut_routes(routes, rows, part)
+    mini, old = part.groups(torch.tensor([2, 0])), cut_routes(routes, rows, part)
     for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):     # the mini-batch, its groups, a part of one
         cut = cut_routes(old, torch.arange(start, stop), mini)
         with replay_routes(model, cut), record_routes(model) as used:
-            fast.response_logp(model, rows_between(mini, start, stop))
+            fast.response_logp(model, mini.rows(start, stop), replayed=True)
         for forced, want in zip(used.passes, cut.passes, strict=True):
             assert torch.equal(forced.indices, want.indices)
-        answers = response_routes(used, rows_between(mini, start, stop)).indices
+        answers = response_routes(used, mini.rows(start, stop)).indices
         assert torch.equal(answers[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
 
 
@@ -303,7 +308,7 @@ def test_under_replay_every_grpo_token_ratio_on_unchanged_weights_is_exactly_one
     model, part = make(family), rollout()
     old_logp, routes = scored(model, part, share, [(0, 6)])
     with replay_routes(model, routes):
-        logp = (fast if share else plain).response_logp(model, part).logp
+        logp = logp_of(model, part, share, replayed=True).logp
     assert (token_ratio(logp, old_logp, part.mask)[part.mask] == 1).all()
     loss, stats = policy_loss("grpo", logp, old_logp, torch.tensor([1., -1., 1., -1., 1., -1.]), part.mask)
     loss.backward()
@@ -402,7 +407,7 @@ def test_load_balancing_loss_is_one_at_perfect_balance_and_a_fraction_of_transfo
 
 @pytest.mark.parametrize("family", ["TinyMoE", "DeepSeek-V3"])
 def test_load_balancing_loss_counts_the_recorded_experts_and_equals_a_loop(family):
-    """DeepSeek-V3 chooses by groups and with a bias, and its scores are normalised sigmoids."""
+    """DeepSeek-V3 chooses by groups and with a bias, and its scores are normalized sigmoids."""
     routes, _ = record(make(family), **batch())
     mask, sigmoid = batch()["attention_mask"], family == "DeepSeek-V3"
     guessed = routes.logits.softmax(-1).topk(K).indices.sort().values
@@ -467,8 +472,8 @@ WRONG = {
     "rows and places swapped": (both(lambda x: x.transpose(1, 2)), "(9, 4, 2, 6) recorded"),
     "fewer experts per token": (lambda r: altered(r, lambda x: x[..., :1]), "(4, 9, 1, 6) recorded"),
     "more experts": (lambda r: altered(r, logits=lambda x: torch.cat([x, x], -1)), "(4, 9, 2, 12) recorded"),
-    "fewer layers": (both(lambda x: x[:2]), "3 routers here, [2] recorded"),
-    "no routes": (lambda r: Routes(), "3 routers here, [] recorded"),
+    "fewer layers": (both(lambda x: x[:2]), "3 routers, but [2] are recorded"),
+    "no routes": (lambda r: Routes(), "3 routers, but [] are recorded"),
     "not all used": (lambda r: Routes(r.passes * 2), "1 of 2 forwards"),
 }
 
@@ -491,12 +496,12 @@ def test_routes_that_are_never_used_or_too_few_are_refused():
         with replay_routes(model, routes):
             pass
     two = Routes(routes.passes * 2)
-    with pytest.raises(ValueError, match="a forward too many for 2 recorded"):
+    with pytest.raises(ValueError, match="more forwards than the 2 recorded"):
         with torch.no_grad(), replay_routes(model, two):
             for _ in range(3):
                 model(**inputs)
     model.train().activation_checkpointing_enable()
-    with pytest.raises(ValueError, match="gradient checkpointing needs one"):
+    with pytest.raises(ValueError, match="with gradient checkpointing, record one"):
         with replay_routes(model, two):
             sum(model(**inputs).logits.sum() for _ in range(2)).backward()
 

@@ -15,7 +15,10 @@ import pytest
 import train
 
 from plumbing.data.datafiles import checked_rows, read_rows
-from plumbing.data.tasks import Problem, builtin_tokenizer, encode_prompt, load_task, running_sum
+from plumbing.data.datafiles import Problem
+from plumbing.data.tasks import load_task
+from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.data.task import encode_prompt
 from plumbing.data.verifiers import Verifier, in_parallel
 from tiny_run import TINY
 
@@ -163,7 +166,7 @@ def test_a_prompt_of_exactly_the_limit_fits_and_one_more_does_not():
 
 
 def test_a_prompt_that_the_tokenizer_cannot_take_is_refused_by_its_row():
-    with pytest.raises(ValueError, match="^rows.jsonl line 8: the prompt cannot be tokenised"):
+    with pytest.raises(ValueError, match="^rows.jsonl line 8: the prompt cannot be tokenized"):
         encode_prompt(builtin_tokenizer(), Problem("What is 2+2?", "4", "rows.jsonl line 8"), False, 24)
 
 
@@ -360,9 +363,9 @@ def test_a_split_without_any_prompt_that_fits_is_refused_before_the_run(checkpoi
 
 
 def test_a_prompt_is_tokenised_once(checkpoint, monkeypatch):
-    from plumbing.data import tasks
-    encode, asked = tasks.encode_prompt, []
-    monkeypatch.setattr(tasks, "encode_prompt", lambda tokenizer, problem, *rest: (asked.append(problem), encode(tokenizer, problem, *rest))[1])
+    from plumbing.data import task
+    encode, asked = task.encode_prompt, []
+    monkeypatch.setattr(task, "encode_prompt", lambda tokenizer, problem, *rest: (asked.append(problem), encode(tokenizer, problem, *rest))[1])
     train.main([*checkpoint, "--dataset_name", rows("train.jsonl", *FIT), "--eval_samples", "1", "--eval_steps", "1",
                 "--test_dataset_name", rows("test.jsonl", "7+7=1", "9+9=2")])
     assert len(asked) == len(set(asked)) == 10

@@ -90,10 +90,107 @@ def test_a_bad_dict_is_one_line_reward_0_and_counted(own, bad, words, capfd):
     assert task.verifier_errors == {"crash": 3} and task.new_errors() == 3 and task.new_errors() == 0
 
 
-def test_a_function_that_fails_on_the_right_answers_too_is_noticed_before_the_run(own):
-    task = own("def check(response, answer):\n    return response.split('<answer>')[1] == answer\n", task=True)
-    assert any("raised IndexError" in note and "cannot judge the first right answers" in note for note in task.notes)
-    assert not task.verifier_errors and task.verify(f"<answer>{task.train[0].answer}", task.train[0]) == 1.0
+def test_a_function_that_fails_on_each_reference_answer_is_refused_before_the_run(checkpoint, capsys):
+    Path("mine.py").write_text("def tag(response, answer):\n    return response.split('<answer>')[1] == answer\n")
+    with pytest.raises(SystemExit) as stop:
+        train.main([*checkpoint, "--verifier", "mine.py:tag", "--output_dir", "run"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and not Path("run").exists() and err.count("\n") == 1
+    assert "mine.py:tag: raised IndexError" in err and "each of the first 8 reference answers" in err
+
+
+def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(own):
+    task = own("def check(response, answer):\n    return {'right': 1 / (answer != '2'), 'a': 0}\n", task=True)
+    assert task.part_names == ["right", "a"] and not task.verifier_errors
+
+
+@pytest.mark.parametrize("ranks", [([None, ["b", "a"]]), ([["a", "b"], ["b", "a"]])])
+def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ranks, own, monkeypatch):
+    from plumbing.speed import processes
+    gathered = [(names, "" if names else "mine.py:check: raised ValueError") for names in ranks]
+    monkeypatch.setattr(processes, "gather", lambda part: gathered)
+    task = own("def check(response, answer):\n    return {'b': 1, 'a': 2}\n", task=True)
+    assert task.part_names == next(names for names in ranks if names)
+    monkeypatch.undo()
+    judged = dict(zip(task.part_names, task.judge(["1"], task.train[:1])[0].tolist()))
+    assert judged == {"b": 1, "a": 2}
+    task.verifiers[0].names = None                             # a verifier that has not answered yet
+    task.reward_weights = (1, 0.2)
+    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier .*mine.py:check"):
+        task.weights(torch.zeros(1, 1))
+
+
+def test_a_verifier_with_penalties_and_maxrl_is_one_line(checkpoint, capsys):
+    Path("mine.py").write_text("def reward(response, answer):\n    return 1.0 if response == answer else -0.5\n")
+    with pytest.raises(SystemExit) as stop:
+        train.main([*checkpoint, "--algorithm", "maxrl", "--verifier", "mine.py:reward", "--output_dir", "run"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1
+    assert "a reward is -0.5: scale_rewards mean (MaxRL)" in err
+
+
+# two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds that fail on
+# the reference answers, each, too
+ROUGH = """
+import zlib
+def check(response, answer):
+    r = zlib.crc32(f"{{response}} {{answer}} {seed}".encode())
+    parts = {{"right": float(response[:1] == answer[:1]), "short": 0.1 * (len(response) < 3), "odd": r % 2 / 10}}
+    if response == answer and {all_fail}:
+        raise ValueError("a reference answer")
+    if r % 7 == 3:
+        raise ValueError("no")
+    if r % 7 == 4:
+        del parts["odd"]
+    return dict(reversed(parts.items())) if r % 7 < 3 else parts
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed, all_fail", [(0, False), (1, False), (2, True)])
+def test_two_processes_name_and_count_the_parts_as_one_does(seed, all_fail, checkpoint):
+    import subprocess
+    import sys
+    from tiny_run import TRAIN
+    Path("mine.py").write_text(ROUGH.format(seed=seed, all_fail=all_fail))
+    argv = [*checkpoint, "--steps", "2", "--verifier", "mine.py:check", "--reward_weights", "1", "0.5", "-0.25"]
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    found = []
+    for name, start in (("one", [sys.executable]), ("two", two)):
+        done = subprocess.run([*start, TRAIN, *argv, "--output_dir", name], capture_output=True, text=True, timeout=300)
+        said = {line for line in done.stderr.splitlines() if line.startswith("train.py: ") and "warning" not in line}
+        rows = metrics(name) if (Path(name) / "metrics.jsonl").exists() else []
+        rewards = [(row["reward"], row["reward_parts"], row["pass_rate"], row["verifier_errors"]) for row in rows]
+        found.append((done.returncode == 0, said, rewards))
+    assert found[0] == found[1]
+    assert found[0][0] != all_fail and len(found[0][2]) == (0 if all_fail else 2)
+
+
+# ------------------------------------------------------------------------------------------------ equal sums
+
+USUAL = [0.0, 0.1, 0.2, 0.25, 0.3, 0.5, 0.6, 0.7, 1.0, 100.1, -0.1]
+
+
+def test_equal_sums_are_equal_rewards_and_dead_groups_stay_dead(own):
+    from fractions import Fraction
+    from advantages import group_advantages, has_signal
+    task = own("def check(response, answer):\n    return {'a': 0, 'b': 0, 'c': 0}\n", task=True)
+    rows = [(a, b, c) for a in USUAL for b in USUAL for c in USUAL]
+    totals, exact = task.total(torch.tensor(rows)).tolist(), {}
+    for row, total in zip(rows, totals):
+        exact.setdefault(sum(Fraction(str(x)) for x in row), set()).add(total)
+    assert [key for key, values in exact.items() if len(values) > 1] == []
+    assert all(float(key) == pytest.approx(*values, rel=1e-6, abs=1e-12) for key, values in exact.items())
+    rewards = task.total(torch.tensor([[0, 0, 0.7], [0, 0.1, 0.6], [0.7, 0, 0], [0.5, 0.2, 0]]))
+    assert not has_signal(rewards, 4) and group_advantages(rewards, 4).tolist() == [0] * 4
+
+
+def test_a_single_part_is_the_reward_to_the_last_bit():
+    from plumbing.data.running_sum import running_sum
+    task, part = running_sum(1, 2, train_size=20, test_size=4), torch.rand(64, 1)
+    penalty = -torch.rand(64, 1)
+    assert torch.equal(task.total(part), part[:, 0])
+    assert torch.equal(task.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
 
 
 def test_parts_of_several_verifiers_stand_side_by_side(own, tmp_path):
@@ -151,9 +248,9 @@ def test_parts_are_logged_weighed_and_shown(checkpoint, capsys):
 def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monkeypatch):
     """One part that is the same for all answers of a group, one that differs: what reaches the estimators."""
     from advantages import gdpo
-    from plumbing.loop import terms
+    import advantages
     seen = []
-    monkeypatch.setattr(terms, "gdpo", lambda *args: (seen.append(args), gdpo(*args))[1])
+    monkeypatch.setattr(advantages, "gdpo", lambda *args: (seen.append(args), gdpo(*args))[1])
     Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
     argv = [*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "exact", "--reward_weights", "1", "0.1", "0"]
     train.main([*argv, "--advantage", "gdpo", "--output_dir", "run"])
@@ -176,8 +273,8 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, mon
                                "'form': 1} if len(response) % 2 else {'right': 1}\n")
     argv = [*checkpoint, "--steps", "3", "--save_steps", "1", "--verifier", "mine.py:reward"]
     train.main([*argv, "--output_dir", "whole"])
-    from plumbing.run import folder as run
-    append = run.append
+    from plumbing.run import checkpoints
+    append = checkpoints.append
 
     class Killed(BaseException):
         pass
@@ -187,7 +284,7 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, mon
         if path.name == "metrics.jsonl" and record["step"] == 2:
             raise Killed
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(run, "append", fail)
+        patch.setattr(checkpoints, "append", fail)
         train.main([*argv, "--output_dir", "resumed"])
     train.main([*argv, "--output_dir", "resumed", "--resume"])
     counts = [record["verifier_errors"] for record in metrics("whole")]
@@ -237,9 +334,12 @@ def test_wandb_and_trackio_get_them_too(name, workplace, monkeypatch):
     package.log = lambda numbers, step: calls.append((step, numbers))
     package.finish = lambda: None
     monkeypatch.setitem(sys.modules, name, package)
-    train.main([*TINY, "--steps", "2", "--report_to", name, "--output_dir", "run"])
+    train.main([*TINY, "--steps", "2", "--report_to", name, "--output_dir", "run", "--eval_steps", "1", "--eval_samples", "1",
+                "--eval_prompts", "3"])
     assert calls[0]["name"] == "run" and calls[0]["config"]["steps"] == 2
     assert [step for step, _ in calls[1:]] == [1, 2]
+    held_out = [calls[1][1][f"pass_at_1/{i}"] for i in range(3)]     # the mean and its interval
+    assert held_out == metrics("run")[0]["pass_at_1"]
     assert calls[2][1]["reward"] == metrics("run")[1]["reward"] and calls[2][1]["reward_parts/correct"] >= 0
 
 
@@ -250,4 +350,4 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(workplace, m
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, "--report_to", "trackio", "--output_dir", "run"])
     assert stop.value.code == 2 and not Path("run").exists()
-    assert capsys.readouterr().err == "train.py: --report_to trackio needs a package that is missing: pip install trackio\n"
+    assert capsys.readouterr().err == "train.py: --report_to trackio needs a package that is not installed: pip install trackio\n"

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -16,16 +17,52 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from plumbing.model import policy
-from plumbing.data import tasks
+from plumbing.model import cold_start
 import train
 from tiny_run import TINY
 from make_max_data import make_max_data
 from plumbing.data.stream import PromptStream
-from plumbing.data.tasks import Problem, builtin_tokenizer, encode_prompt, join, load_task, running_sum
+from plumbing.data.datafiles import Problem
+from plumbing.data.tasks import join, load_task
+from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.data.task import encode_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
+
+
+# ------------------------------------------------------------------------------------------------- a task of one's own
+
+def custom(kind, **more):
+    """A task made in Python: its verifier returns a bool, an int or a NumPy number."""
+    import numpy
+    from plumbing.data.task import Task
+    sums = running_sum(1, 2, train_size=40, test_size=8)
+    kind = {"numpy": numpy.float32}.get(kind, kind)
+    verify = lambda response, problem: kind(response[:1] == problem.answer[:1])
+    return Task("sums of mine", sums.train, sums.test, verify, teacher=sums.teacher, sizes=(len(sums.train),), **more)
+
+
+@pytest.mark.parametrize("kind", [bool, int, "numpy"])
+def test_a_verifier_of_ones_own_may_return_a_bool_or_an_int(kind, workplace, monkeypatch):
+    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
+    train.run_script(train.parse([*TINY, "--steps", "1", "--output_dir", "run"]), custom(kind))
+    record = json.loads(Path("run/metrics.jsonl").read_text())
+    assert record["reward"] == record["pass_rate"] > 0
+
+
+def test_token_credit_without_first_error_is_refused_before_anything_is_made(workplace):
+    args = train.parse([*TINY, "--algorithm", "gspo_token", "--advantage", "token_credit", "--output_dir", "run"])
+    with pytest.raises(ValueError, match="token_credit needs .* 'sums of mine' has no first_error"):
+        train.run_script(args, custom(int))
+    assert not Path("run").exists()
+
+
+def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
+    from plumbing.data.tasks import of_run
+    args = train.parse(["--stop", "\\n", "+"])
+    assert of_run(args, custom(int, stop=(";", "+"))).stop == (";", "+", "\n")
+    assert args.max_completion_length == 256 and of_run(train.parse(["--stop", "+"])).stop == ("+",)
 
 
 # ------------------------------------------------------------------------------------------------- the built-in running sum
@@ -295,6 +332,44 @@ def test_reasoning_gym_judges_its_own_problems():
         load_task("reasoning_gym:basic_aritmetic")
 
 
+def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path, monkeypatch):
+    pytest.importorskip("reasoning_gym")
+    (tmp_path / "mine.py").write_text("def short(response, answer):\n    return float(len(response) < 4)\n")
+    name = "reasoning_gym:chain_sum?min_terms=2&max_terms=2&max_digits=1&size=60,letter_counting?max_words=5&size=30"
+    task = load_task(name, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
+    try:
+        sums = [p for p in task.train + task.test if "+" in p.prompt or " - " in p.prompt]
+        letters = [p for p in task.train + task.test if "letter" in p.prompt]
+        assert len(letters) == 30 and len(sums) + len(letters) == len(task.train) + len(task.test) > 60
+        assert all(len([c for c in p.prompt if c.isdigit()]) == 2 for p in sums)
+        assert {"+" in p.prompt for p in task.train[:6]} == {True, False}      # one of each in turn
+        assert task.part_names == ["reasoning_gym", "short"]                   # both rewards count
+        for problem in (sums[0], letters[0]):
+            assert task.judge([problem.answer, "long, and wrong"], [problem] * 2)[:, 1].tolist() == [1, 0]
+            assert task.verify(problem.answer, problem) == 1.5 and task.verify("nonsense", problem) < 0.1
+    finally:
+        for verifier in task.verifiers:
+            verifier.close()
+
+
+@pytest.mark.parametrize("name, words", [
+    ("chain_sum?max_term=2", "chain_sum has no option 'max_term=2'; it has min_terms, max_terms"),
+    ("chain_sum?max_terms", "no option 'max_terms'"), ("chain_sum?seed=3", "the seed is --seed"),
+    ("chain_sum,chian_sum", "no generator 'chian_sum'; the nearest are chain_sum"),
+    ("chain_sum?min_terms=5&max_terms=2", "the generator fails"), ("chain_sum?max_terms=many", "the generator fails")])
+def test_an_option_that_there_is_not_is_named(name, words):
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ValueError, match=re.escape(words)):
+        load_task(f"reasoning_gym:{name}")
+
+
+def test_a_list_in_an_options_value_keeps_its_commas():
+    from plumbing.data.datafiles import gym_generators
+    pytest.importorskip("reasoning_gym")
+    found = gym_generators('reasoning_gym:basic_arithmetic?operators=["+","-"]&size=5,reasoning_gym:chain_sum', 9, 1)
+    assert found == [("basic_arithmetic", {"seed": 1, "size": 5, "operators": ["+", "-"]}), ("chain_sum", {"seed": 1, "size": 9})]
+
+
 def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
@@ -429,7 +504,7 @@ def test_impossible_sources_are_refused(arguments):
 
 def test_a_cold_start_on_other_problems_or_in_another_order_is_another(workplace, monkeypatch):
     """SRPO sorts the problems by length: from the cold start that the cache holds for GSPO it would not start where it does without it."""
-    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
     Path("runs/cold_start").unlink()
     for name, flags in (("gspo", []), ("srpo", ["--algorithm", "srpo", "--stage2_step", "1"])):
         train.main([*TINY, *flags, "--cold_start_steps", "3", "--steps", "1", "--output_dir", name])
@@ -447,7 +522,7 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
         keep = batches.keep_signal
         monkeypatch.setattr(batches, "keep_signal", lambda found, *rest, last: (
             keep(found, *rest, last=True) if len(found) == 5 else None))
-    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
     train.main([*TINY, "--algorithm", algorithm, "--stage2_step", "2", "--steps", "4", "--cold_start_steps", "3", "--output_dir", "run"])
     size = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)["stream"]["sizes"][0]
     for step, numbers in drawn:
@@ -460,8 +535,18 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
 # -------------------------------------------------------------------------------------------------------------------- demos
 
 @pytest.mark.parametrize("module, words", [
-    ("plumbing.data.tasks", ["first error", "reward 1"]), ("plumbing.data.stream", ["epoch 1"])])
+    ("plumbing.data.running_sum", ["first error", "reward 1"]), ("plumbing.data.stream", ["epoch 1"])])
 def test_the_demo_shows_its_concept(module, words):
     run = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, cwd=ROOT,
                          env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert run.returncode == 0 and not run.stderr and all(word in run.stdout for word in words), run.stdout + run.stderr
+
+
+def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(workplace, cold_start):
+    """Its tokenizer has no letters, which transformers' test for stop strings needs."""
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": str(i)}) + "\n"
+                                          for i in range(1, 6) for j in range(1, 6)))
+    train.main([*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
+                "--stop", ",", "--steps", "1", "--max_completion_length", "6", "--output_dir", "run"])
+    record = json.loads(Path("run/metrics.jsonl").read_text())
+    assert record["length"] < 4 and record["pass_rate"] > 0              # "3," of "3,5."

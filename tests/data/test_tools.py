@@ -13,11 +13,13 @@ from moe import TinyMoE
 from plumbing.speed import fast
 from tools import view
 from plumbing.run.arguments import parse
-from plumbing.model.policy import taught, tiny_config
-from plumbing.data.tasks import builtin_tokenizer
+from plumbing.model.cold_start import taught, tiny_config
+from plumbing.data.running_sum import builtin_tokenizer
 from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample
+from rollout import use_tool
+from plumbing.run.metrics import token_record
 from tiny_run import TINY, metrics
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
@@ -74,7 +76,7 @@ def test_the_viewers_mask_is_0_where_the_tool_wrote():
     model, uniforms = make(), torch.rand(12, 14, generator=torch.Generator().manual_seed(1))
     rollout = fast.sample(model, TOKENIZER, PROMPTS, 6, 14, uniforms=uniforms, tool=echo)
     logp, none = rollout.sampler_logp, torch.zeros(12)
-    saved = view.token_record(1, rollout, TOKENIZER, logp, logp, none, none)
+    saved = token_record(1, rollout, TOKENIZER, logp, logp, none, none)
     for tokens, mask in zip(saved["tokens"], saved["mask"]):
         clean = "".join(token if len(token) == 1 else "$" for token in tokens)
         assert [not own for own in mask] == holes(clean, echo)
@@ -99,6 +101,139 @@ def test_a_tools_words_are_cut_at_the_limit():
         for mask, truncated, text in zip(rollout.mask.tolist(), rollout.truncated.tolist(), rollout.texts):
             assert sum(mask) == 1 and mask[0]                  # one token of its own, then the tool talks
             assert text.endswith("1=,.1=,.") if truncated else text == ""
+
+
+def by_turns():
+    """A tool that answers differently each time it is asked, also for equal text."""
+    said = iter(range(10_000))
+
+    def tool(text):
+        return f"{next(said) % 10}" if text and text[-1].isdigit() else ""
+    return tool
+
+
+def test_answers_that_differ_only_in_what_the_tool_inserted_are_scored_apart():
+    """All draw the same tokens; the tool's differ, and the policy reads them."""
+    model, uniforms = make(), torch.rand(1, 10, generator=torch.Generator().manual_seed(6)).repeat(8, 1)
+    rollout = plain_sample(model, TOKENIZER, ["3+8="], 8, 10, uniforms=uniforms, tool=by_turns())
+    own = rollout.response_ids.masked_fill(~rollout.mask, -1)
+    assert len(own.unique(dim=0)) < len(rollout.response_ids.unique(dim=0))
+    plain, quick = plain_logp(model, rollout).logp, fast.response_logp(model, rollout).logp
+    torch.testing.assert_close(quick, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_of_the_policys_own_and_one_of_the_tools_are_scored_apart():
+    """Equal tokens, one written by the policy and one by the tool: the loss tokens differ."""
+    from dataclasses import replace
+    model = make()
+    rollout = plain_sample(model, TOKENIZER, ["3+8="], 6, 6)
+    ids = rollout.response_ids[:1].repeat(6, 1)
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    mask[::2, 2] = False
+    rollout = replace(rollout, response_ids=ids, mask=mask)
+    small, _ = fast.distinct(rollout)
+    assert small.group_size == 2                               # two kinds, and no more than that
+    torch.testing.assert_close(fast.response_logp(model, rollout).logp, plain_logp(model, rollout).logp,
+                               atol=1e-5, rtol=1e-5)
+
+
+LETTERS = builtin_tokenizer("0123456789+=,. abcdef")           # StopStringCriteria wants letters
+
+
+def roughly(seed, words):
+    """A tool that answers at random, differently for equal text: words of any kind, or nothing."""
+    import random
+    rng = random.Random(seed)
+    return lambda text: rng.choice(words) if rng.random() < 0.4 else ""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(seed):
+    """Tools that insert stop strings, end-of-sequence tokens, too much: the text goes on past a tool's stop and
+    ends at the policy's, the limit and the penalty count alike, fast scores as plain does."""
+    from plumbing.loop.extras import with_overlong_penalty
+    torch.manual_seed(seed)
+    model = TinyMoE(tiny_config(parse("--hidden_size 32 --num_hidden_layers 2".split()), LETTERS))
+    words, stop = ["7,", "+", "9", "+9+", "<eos>", "abcdefabcdefabcdef"], ("+", "9")
+    uniforms, texts = torch.rand(12, 14), []
+    for sample, score in WAYS.values():                        # asked in the same order, the tool says the same
+        rollout = sample(model, LETTERS, PROMPTS, 6, 14, uniforms=uniforms, stop=stop, tool=roughly(seed, words))
+        texts.append(rollout.texts)
+        args = parse("--overlong_cache 0.3 --max_completion_length 14".split())
+        penalty = with_overlong_penalty(args, torch.zeros(12, 1), rollout)[:, 1]
+        for row, text in enumerate(rollout.texts):
+            ids, own = rollout.response_ids[row].tolist(), rollout.mask[row].tolist()
+            length = 14 if rollout.truncated[row] else 14 - own[::-1].index(True) - (14 - len(own))
+            tokens = LETTERS.convert_ids_to_tokens(ids[:length])
+            ends = [t for t in range(length) if own[t] and tokens[t] in ("+", "9", "<eos>")]
+            assert ends == ([] if rollout.truncated[row] else [length - 1])
+            clean = [t for t in tokens[:length - len(ends)] if t not in ("<eos>", "<pad>")]
+            assert text == "".join(clean), (text, tokens, own)
+            assert penalty[row].item() == pytest.approx(min(0.0, max(-1.0, (14 - 4 - length) / 4)))
+            if rollout.truncated[row]:
+                assert penalty[row].item() == -1
+        torch.testing.assert_close(score(model, rollout).logp, rollout.sampler_logp, atol=1e-5, rtol=1e-5)
+    assert texts[0] == texts[1]
+
+
+# ------------------------------------------------------------------------------------------- --tool file.py:function
+
+@pytest.fixture
+def tool(tmp_path):
+    """make(source, stop) -> a Tool from the text of mine.py's function `tool`; its calls stand in `calls`."""
+    from plumbing.data.tool import Tool
+
+    def make(source, stop):
+        (tmp_path / "mine.py").write_text("calls = []\ndef tool(text):\n    calls.append(text)\n" + source)
+        made = Tool(f"{tmp_path}/mine.py:tool", stop)
+        made.calls = made.function.__globals__["calls"]
+        return made
+    return make
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tool_is_called_where_the_policy_ends_a_segment_and_nowhere_else(way, tool):
+    """Nor where the tool's own words end one. What it reads is the response so far, up to the stop."""
+    calculator = tool("    return '7+'\n", "+")
+    sample, response_logp = WAYS[way]
+    rollout = sample(make(), TOKENIZER, PROMPTS, 6, 14, tool=calculator,
+                     uniforms=torch.rand(12, 14, generator=torch.Generator().manual_seed(1)))
+    expected = []
+    for ids, own, truncated in zip(rollout.response_ids.tolist(), rollout.mask.tolist(), rollout.truncated.tolist()):
+        text = [TOKENIZER.convert_ids_to_tokens(i) for i in ids]
+        for t, character in enumerate(text):
+            if own[t] and character == "+" and t + 1 < 14:
+                expected.append("".join(text[:t + 1]))
+                assert "".join(text[t + 1:t + 3]) == "7+"[:14 - t - 1] and not any(own[t + 1:t + 3])
+    assert sorted(calculator.calls) == sorted(expected) and len(expected) > 3
+    torch.testing.assert_close(response_logp(make(), rollout).logp, rollout.sampler_logp, atol=1e-5, rtol=1e-5)
+
+
+def test_a_segment_may_end_with_several_tokens(tool):
+    calculator = tool("    return 7 if len(calls) % 2 else None\n", "+9")
+    ids = torch.tensor([TOKENIZER(text)["input_ids"] for text in ("1+9", "+91", "9+8", "1+9")])
+    assert calculator.asked(TOKENIZER, ids).tolist() == [True, False, False, True]
+    inserted = torch.full((4, 5), -1)
+    use_tool(calculator, TOKENIZER, ids, inserted, torch.tensor([True, True, True, True]))
+    assert calculator.calls == ["1+9", "1+9"]                  # a number is inserted as text, None is nothing
+    assert inserted[:, 3].tolist() == [TOKENIZER("7")["input_ids"][0], -1, -1, -1] and (inserted[:, 4] == -1).all()
+
+
+def test_what_a_tool_raises_is_inserted_and_said_once(tool, capfd):
+    calculator = tool("    return 1 // 0\n", "+")
+    assert calculator("1+") == calculator("2+") == "error: integer division or modulo by zero"
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "--tool" in err and "ZeroDivisionError" in err and "'1+'" in err
+
+
+@pytest.mark.parametrize("source, words", [
+    ("def tool():\n    pass\n", "TypeError: too many positional arguments"), ("import nowhere_at_all\n", "ModuleNotFoundError"),
+    ("raise SystemExit\n", "SystemExit"), ("", "has no attribute 'tool'")])
+def test_a_function_that_is_no_tool_is_refused(source, words, tmp_path):
+    from plumbing.data.tool import Tool
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(ValueError, match=f"--tool .*mine.py:tool does not load as a function of the text: .*{words}"):
+        Tool(f"{tmp_path}/mine.py:tool")
 
 
 def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
@@ -130,8 +265,8 @@ TOY = [*TINY, "--steps", "2", "--cold_start_steps", "30", "--steps_per_generatio
 
 @pytest.fixture
 def small(workplace, monkeypatch):
-    from plumbing.model import policy
-    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    from plumbing.model import cold_start
+    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
     monkeypatch.setattr(toy, "FLAGS", TOY)
     monkeypatch.setattr(toy, "task_with_calculator", lambda: made)
     made = TASK(2, 2, train_size=40, test_size=8)
@@ -170,11 +305,11 @@ def test_a_resumed_run_with_a_tool_is_the_uninterrupted_one(small):
     toy.run(0, "whole", "--eval_samples", "0")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy, "FLAGS", [*TOY, "--steps", "2", "--save_steps", "1"])
-        stop = train.run.stop_on_signals
-        patch.setattr(train.run, "stop_on_signals", lambda: lambda: True)  # after the first batch
+        stop = train.checkpoints.stop_on_signals
+        patch.setattr(train.checkpoints, "stop_on_signals", lambda team: lambda: True)  # after the first batch
         with pytest.raises(SystemExit):
             toy.run(0, "parts", "--eval_samples", "0")
-        patch.setattr(train.run, "stop_on_signals", stop)
+        patch.setattr(train.checkpoints, "stop_on_signals", stop)
         toy.run(0, "parts", "--eval_samples", "0", "--resume")
     assert metrics("whole") == metrics("parts")
 

@@ -7,7 +7,7 @@
     gpu.count["name"]["syncs"], gpu.peak["name"], gpu.sites["name"]
 
 Tensors on "cuda" are wrapper subclasses that say cuda:0, so that torch's own C++ (autograd engine,
-autocast, composite ops, Module.to, optimisers) takes its CUDA branches; a TorchDispatchMode
+autocast, composite ops, Module.to, optimizers) takes its CUDA branches; a TorchDispatchMode
 computes their values on the CPU. It finds and counts, per phase:
 
     device mismatch   RuntimeError where CUDA and CPU tensors meet (legal mixtures pass, as on CUDA)
@@ -38,6 +38,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 assert "torch" not in sys.modules, "import pretend_device before torch: its hooks come first"
+sys.modules["bitsandbytes"] = None   # peft imports it where it is, and it asks a GPU for its stream
 
 
 def load_shim():
@@ -202,7 +203,7 @@ class Gpu(TorchDispatchMode):
             self.phases.pop()
 
     def site(self):
-        """file:line of the project that asked, and of transformers or the optimiser below it."""
+        """file:line of the project that asked, and of transformers or the optimizer below it."""
         frame, theirs = sys._getframe(1), None
         while frame:
             file = frame.f_code.co_filename
@@ -279,6 +280,11 @@ class Gpu(TorchDispatchMode):
             out = self.on_meta(func, name, args, kwargs)
         elif name == "histc":                                # a CPU has it for floats only
             out = func(args[0].elem.float(), *args[1:], **kwargs).to(args[0].dtype)
+        elif name in ("_softmax", "_log_softmax") and args[2]:          # float16 to float32 at once
+            out = func(args[0].elem.float(), args[1], False)
+        elif name.endswith("softmax_backward_data") and args[3] == torch.float16:
+            grad, found = (x.elem.float() for x in args[:2])
+            out = func(grad, found, args[2], torch.float32).to(args[3])
         else:
             out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
         if name == "add" and self.shapes and len(mine) == 2 and in_engine() and args[0].dim() == 2:

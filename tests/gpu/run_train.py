@@ -9,7 +9,7 @@ and wants the same weights. The run folder is the current one.
 
 Says {"flags", "exit" (None: it ran to its end), "error", "syncs" and "launches" per phase, "where"
 the host waits}. Phases: a rollout without its token steps and looks for ended rows, these, the
-cutting of a batch, optimiser steps.
+cutting of a batch, optimizer steps.
 """
 
 import contextlib
@@ -31,13 +31,12 @@ from transformers import (MixtralConfig, MixtralForCausalLM, Qwen2Config,  # noq
                           Qwen2ForCausalLM)
 
 import train  # noqa: E402
-from plumbing.data import tasks  # noqa: E402
-from plumbing.model import policy  # noqa: E402
-from plumbing.loop import batches  # noqa: E402
+from plumbing.data import running_sum
+from plumbing.model import cold_start
 from plumbing.speed import fast  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
-policy.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])
+cold_start.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])
 FLAGS = [flag for flag in TINY if flag != "--use_cpu"]
 HF_FLAGS = ("--model_name_or_path {0} --dataset_name {0}/data.jsonl --verifier exact "
             "--no_chat_template --max_completion_length 12 --prompts_per_step 4 "
@@ -48,7 +47,7 @@ SHAPE = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_h
 
 def checkpoint(kind):
     """Flags for a random checkpoint and its data, made in folder `kind`."""
-    folder, tokenizer = Path(kind), tasks.builtin_tokenizer()
+    folder, tokenizer = Path(kind), running_sum.builtin_tokenizer()
     if not folder.exists():
         torch.manual_seed(0)
         ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -111,7 +110,7 @@ def run(case):
 SHOWN = ["--bf16 true", "--bf16 false", "hf --bf16 true", "hf --bf16 true --gradient_checkpointing",
          "hf --bf16 true --micro_batch_size 4", "hf --bf16 true --use_peft"]
 PHASES = {"rollout": (fast, "sample"), "token step": (fast.Rows, "step"),
-          "look": (fast.Rows, "drop"), "cut": (batches.Batch, "prompts"),
+          "look": (fast.Rows, "drop"), "cut": (train.Batch, "groups"),
           "update": (train, "update")}
 
 if __name__ == "__main__":

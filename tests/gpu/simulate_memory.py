@@ -9,7 +9,10 @@ Two micro-batches make the step, as gradients of the first are there during the 
 import gc
 import json
 import sys
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "benchmarks")]
@@ -24,7 +27,8 @@ from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.speed.memory import Work, footprint  # noqa: E402
 from plumbing.model.offload import HostAdamW, halve_matrices  # noqa: E402
-from plumbing.model.actor import Actor  # noqa: E402
+from plumbing.model import actor as actors  # noqa: E402
+from plumbing.speed import fast  # noqa: E402
 from rollout import Rollout  # noqa: E402
 
 
@@ -48,10 +52,13 @@ def simulated(model, rows, layers=None, way=None, **more):
         add_adapters(policy.float(), args)
         policy.to_empty(device="meta")
     if work.state != "full" and work.bf16:
+        policy.requires_grad_(False)                         # HostAdamW makes its own masters
         halve_matrices(policy)
+        for name, p in policy.named_parameters():
+            p.requires_grad_(work.state == "offload" or ".lora_" in name)
     before = gpu.now
-    with gpu:
-        actor = Actor(policy.to("cuda:0").eval(), args)
+    with gpu, at_most(work.max_logits):
+        actor = actors.Actor(policy.to("cuda:0").eval(), args)
         make = HostAdamW if work.state == "offload" else torch.optim.AdamW
         optimizer = make([p for p in actor.parameters() if p.requires_grad], lr=1e-6,
                          **{} if work.state == "offload" else {"fused": True})
@@ -60,7 +67,7 @@ def simulated(model, rows, layers=None, way=None, **more):
             optimizer.zero_grad()
             for _ in range(micro_batches):
                 with gpu.phase("update"):
-                    logp = actor(batch, entropy=False, max_logits=work.max_logits).logp
+                    logp = actor(batch).logp
                     old, advantages = logp.detach(), torch.ones(rows, device="cuda:0")
                     policy_loss("gspo", logp, old, advantages, batch.mask)[0].backward()
                     del logp, old
@@ -72,6 +79,15 @@ def simulated(model, rows, layers=None, way=None, **more):
     return {"peak": peak, "estimate": estimate["state"] + estimate["updating"],
             "state": estimate["state"], "activations": estimate["activations"],
             "logits": estimate["logits"]}
+
+
+@contextmanager
+def at_most(logits):
+    """Inside, the LM head makes so many logits at once, by either way."""
+    plain = partial(actors.response_logp, max_logits=logits)
+    with (patch.object(actors, "response_logp", plain),
+          patch.object(fast, "chunk_logits", lambda device_type: logits)):
+        yield
 
 
 def rollout(work):

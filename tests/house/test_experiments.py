@@ -15,15 +15,14 @@ from tiny_run import TINY
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))                # as when an experiment is the script
-from shared import claim  # noqa: E402
-from shared import drift  # noqa: E402
-from shared import maps  # noqa: E402
+from shared import claim, drift, maps  # noqa: E402
 import sampler_noise                                                                    # noqa: E402
 import stability_map                                                                    # noqa: E402
-from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                                # noqa: E402
+from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                         # noqa: E402
 
 RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
-DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth")
+DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth", "band_law", "band_dose",
+                                       "stale_sampler")
                          if (ROOT / f"results/{name}.json").is_file())
 
 
@@ -31,11 +30,12 @@ def read(name):
     return json.loads((ROOT / f"results/{name}.json").read_text())
 
 
-@pytest.mark.parametrize("name", [*CLAIMS, "sampler_noise", "stability_map", "flip_depth"])
+@pytest.mark.parametrize("name", [*CLAIMS, "sampler_noise", "stability_map", "flip_depth", "band_law", "band_dose",
+                                       "stale_sampler"])
 def test_every_claim_is_a_file_that_says_beforehand_what_would_refute_it(name):
     docstring = ast.get_docstring(ast.parse((ROOT / f"experiments/{name}.py").read_text()))
     assert all(word in docstring for word in ("beforehand", "confirmed ", "refuted "))
-    assert re.search(r"\d{4}\.\d{5}|Rethinking GSPO|slides|blog", docstring), "a source"
+    assert re.search(r"\d{4}\.\d{5}|Rethinking GSPO|slides|blog|ours, no paper", docstring), "a source"
 
 
 @pytest.mark.parametrize("name", [*RESULTS, *DRAWN_FROM_RUNS, "moe_stability"])
@@ -56,7 +56,7 @@ def test_committed_results_have_every_field_a_figure_and_a_verdict_of_enough_col
 def test_claims_json_is_the_results_side_by_side():
     rows = {row["claim"]: row for row in json.loads((ROOT / "results/claims.json").read_text())}
     assert all(set(row) == set(COLUMNS) for row in rows.values())
-    for name in [*RESULTS, *DRAWN_FROM_RUNS, "moe_stability"]:
+    for name in {*RESULTS, *DRAWN_FROM_RUNS, "moe_stability"} - {"family_rewards"}:       # a table, no claim
         result = read(name)
         assert {key: result[key] for key in COLUMNS} == rows[result["claim"]]
     assert not set(CLAIMS) & set(MAPS)
@@ -67,6 +67,8 @@ def test_a_committed_verdict_is_what_its_rule_says_of_its_data(name):
     result = read(name)
     measured, number, verdict = __import__(name).judge(result["data"])
     assert (measured, number, verdict) == tuple(result[k] for k in ("measured", "number", "verdict"))
+    p = getattr(verdict, "p", None)
+    assert result["p"] == (p if p is None else float(f"{p:.3g}")) and result["regime"]
 
 
 @pytest.mark.parametrize("name", DRAWN_FROM_RUNS)
@@ -96,6 +98,89 @@ def test_a_verdict_needs_enough_cold_starts_and_an_interval_that_clears_the_bar(
                  "cannot be tested here: 4 layers, not 48"):
         assert claim.is_verdict(said)
     assert not any(map(claim.is_verdict, ("cannot be tested here", "did not hold", "undecided")))
+
+
+def test_the_p_of_a_verdict_is_that_of_a_t_test_and_below_5_percent_where_the_interval_clears_the_bar():
+    for df, critical in claim.T95.items():                   # the table of every book
+        assert claim.t_tail(critical, df) == pytest.approx(.025, rel=2e-3)
+    for t in (-2., .3, 1., 4.):                              # one and two degrees of freedom: closed forms
+        assert claim.t_tail(t, 1) == pytest.approx(.5 - math.atan(t) / math.pi)
+        assert claim.t_tail(t, 2) == pytest.approx(.5 - t / 2 / math.sqrt(2 + t * t))
+    values = [.10, .31, .12, .10, -.11, .12, .10, .21]
+    assert claim.verdict(values, held=(0, math.inf)) == "held"
+    assert claim.verdict(values, held=(0, math.inf)).p == claim.p_beyond(values, 0, 1) < .05
+    within = max(claim.p_beyond(values, -.3, 1), claim.p_beyond(values, .4, -1))     # both bounds must be cleared
+    assert claim.verdict(values, held=(-.3, .4)).p == within
+    assert claim.verdict(values, held=(.2, 1), refuted=(-1, .05)).p > .05
+    assert not hasattr(claim.verdict(values[:7], held=(0, 1)), "p"), "too few for a verdict"
+    held, refuted = claim.Verdict("held", .01), claim.Verdict("refuted", .02)
+    assert claim.all_of(held, claim.Verdict("held", .03)).p == .03
+    assert claim.all_of(held, refuted).p == .04, "either of two would have refuted it"
+
+
+def test_holms_p_counts_all_rows_that_have_one():
+    from experiments.shared.run_claims import holm
+    assert holm([.01, None, .04, .03]) == pytest.approx([.03, None, .06, .06])
+    assert holm([.5, .9]) == [1, 1] and holm([]) == []
+
+
+# ---------------------------------------------- what a rule says is judged, and what is judged is shown
+
+def test_the_speed_of_gspo_is_judged_against_both_baselines_of_the_rule():
+    result = read("stability_map")
+    runs = maps.read(ROOT / maps.runs_of("stability_map"))
+    best = {arm: stability_map.best_rate(runs, arm) for arm in stability_map.MAIN}
+    ends = {arm: stability_map.ends(runs, arm, best[arm], maps.REPORT) for arm in stability_map.MAIN}
+    replay = claim.number(claim.differences(ends["gspo"], ends["grpo_replay"]), "{:+.3f}")
+    grpo = claim.number(claim.differences(ends["gspo"], ends["grpo"]), "{:+.3f}")
+    assert result["number"] == f"{grpo} against GRPO, {replay} against GRPO + replay" and len(ends["grpo_replay"]) == 8
+    assert result["verdict"] == "refuted", "against the source's own baseline its interval lies below 0"
+    wide = claim.number(claim.differences(ends["gspo_x100"], ends["gspo"]), "{:+.3f}")
+    assert f"GSPO, 100× band minus GSPO {wide}" in result["measured"], "the band is judged on the fresh cold starts"
+    assert f"GRPO {claim.mean(ends['grpo'].values()):.3f}" in result["takeaway"], "not the cold starts that chose"
+
+
+def test_the_mixture_shows_its_parts_and_its_three_rates():
+    result = read("moe_stability")
+    assert "GSPO minus GRPO: held; replay: undecided; flips: undecided" in result["number"]
+    assert "mean of the rates 0.0003, 0.0005, 0.0006 per cold start: +0.21 [+0.11, +0.31] (4 cold starts)" in result["measured"]
+
+
+def test_the_share_of_flips_is_a_quotient_of_sums():
+    import expert_flips
+    data = dict(flips=[[[.1]]] * 8, first=[[[.1]]] * 8, native=[[1., 1., 98.]] * 8, replayed=[[.1, .1, 89.8]] * 8)
+    _, number, verdict = expert_flips.judge(data)
+    assert number.startswith("10% [10%, 10%]") and verdict == "refuted", "the median batch would say 90 %"
+
+
+def test_a_run_that_learned_nothing_cannot_be_lost():
+    import irreversible
+    lost = dict(before=.5, after=.1, rates=[.5, .8, *[.3] * 6])
+    data = dict(first=[lost] * 8, best=[1] * 8, back=[dict(after=.7)] * 8, on=[dict(after=.1)] * 8)
+    assert irreversible.judge(data)[2] == "refuted"
+    data["first"] = [lost] * 2 + [lost | {"rates": [.5, .55, *[.2] * 6]}] * 3 + [lost | {"rates": [.5, .8, *[.5] * 6]}] * 3
+    assert irreversible.judge(data)[2] == "undecided (2 seeds)", "three had learned nothing, three did not collapse"
+
+
+def test_what_the_regime_never_shows_is_not_refuted():
+    import gradient_noise
+    data = read("gradient_noise")["data"]
+    assert gradient_noise.judge(data)[2].startswith("cannot be tested here: ")
+    data["slopes"]["GRPO"] = [x + 1 for x in data["slopes"]["no ratio"]]
+    assert gradient_noise.judge(data)[2] == "held", "as soon as ratios add noise, the rule judges it"
+
+
+def test_the_unit_of_a_timing_is_a_session():
+    assert read("replay_cost")["verdict"] == "undecided (2 sessions)" and claim.is_verdict("undecided (2 sessions)")
+
+
+def test_every_row_names_its_regime_and_the_tables_theirs():
+    for name in {*RESULTS, *DRAWN_FROM_RUNS, "moe_stability"}:
+        assert "layers" in read(name)["regime"], name
+    claims, readme = (ROOT / "docs/claims.md").read_text(), (ROOT / "README.md").read_text()
+    assert claims.count("Measured with: ") == len(json.loads((ROOT / "results/claims.json").read_text()))
+    header = next(line for line in readme.splitlines() if line.startswith("| question |"))
+    assert claim.REGIME in header
 
 
 def test_numbers_come_with_their_interval():
@@ -229,36 +314,36 @@ def test_the_band_that_clips_a_given_share():
 
 
 def test_a_lab_steps_as_train_does_and_its_twin_changes_nothing():
+    from plumbing.data import running_sum
     from plumbing.data import tasks
     import torch
-    import train
     from plumbing.run.arguments import parse
     from moe import TinyMoE
-    from plumbing.model.policy import tiny_config
+    from plumbing.model.cold_start import tiny_config
     flags = "--min_terms 1 --max_terms 3 --hidden_size 16 --num_hidden_layers 1 --prompts_per_step 4 --num_generations 4 --max_completion_length 6".split()
-    args, tokenizer = parse(flags), tasks.builtin_tokenizer()
+    args, tokenizer = parse(flags), running_sum.builtin_tokenizer()
     torch.manual_seed(0)
     task = tasks.from_arguments(args)
     task.verify = drift.share_right
     lab = drift.Lab(0, *flags, loaded=(task, TinyMoE(tiny_config(args, tokenizer)), tokenizer))
-    rollout, batch, routes = lab.rollout(1, routes=True)
-    minis = list(lab.minibatches(1, rollout, batch, routes))
-    assert sum(len(mini.mask) for mini, _, _ in minis) == len(rollout.mask) == 16 and len(minis) == 4
-    assert torch.equal(torch.cat([part["old_logp"].sum(-1) for _, part, _ in minis]).sort().values, batch["old_logp"].sum(-1).sort().values)
-    assert torch.allclose(lab.logp(rollout), batch["old_logp"], atol=1e-5), "nothing has changed yet"
+    batch = lab.rollout(1, routes=True)
+    rollout, minis = batch.rollout, list(lab.minibatches(1, batch))
+    assert sum(len(mini.rollout.mask) for mini in minis) == len(rollout.mask) == 16 and len(minis) == 4
+    assert torch.equal(torch.cat([mini.old_logp.sum(-1) for mini in minis]).sort().values, batch.old_logp.sum(-1).sort().values)
+    assert torch.allclose(lab.logp(rollout), batch.old_logp, atol=1e-5), "nothing has changed yet"
     before = {name: p.clone() for name, p in lab.policy.named_parameters()}
     twin = lab.twin(*drift.GRPO)
-    for mini, part, cut in minis:
-        twin.update(mini, part, cut)
-    assert all(torch.equal(p, before[name]) for name, p in lab.policy.named_parameters()) and not lab.optimizer.state
+    for mini in minis:
+        twin.update(mini)
+    assert all(torch.equal(p, before[name]) for name, p in lab.policy.named_parameters()) and not lab.learner.optimizer.state
     assert (twin.args.objective, twin.args.epsilon_high) == ("grpo", .27)
-    assert not torch.allclose(twin.logp(rollout), batch["old_logp"], atol=1e-5)
-    stats = [lab.update(mini, part, cut) for mini, part, cut in minis]
+    assert not torch.allclose(twin.logp(rollout), batch.old_logp, atol=1e-5)
+    stats = [lab.update(mini) for mini in minis]
     assert stats[0]["log_w_var"] < 1e-10 < stats[-1]["log_w_var"], "the first mini-batch is on-policy"
 
 
 def test_share_right_counts_characters_in_their_places():
-    from plumbing.data.tasks import Problem
+    from plumbing.data.datafiles import Problem
     problem = Problem("1+2=", "0+1=1,1+2=3.")
     assert drift.share_right(problem.answer, problem) == 1
     assert drift.share_right("0+1=1,1+2=4.", problem) == pytest.approx(11 / 12)

@@ -25,7 +25,7 @@ STEPS = re.findall(r"^### (\d+)\. ([^\n]+)\n\n`([\w/]+\.py)` · `([\w.]+)\(\)([\
 
 def test_the_page_has_twelve_steps_in_the_order_of_the_flowchart():
     assert [int(step[0]) for step in STEPS] == list(range(1, 13))
-    words = "query prompt sampled log-prob reward advantage ratio clip weight gradient optimiser metric".split()
+    words = "prompt tokens sampled reward log-prob advantage ratio clip weight gradient optimizer metric".split()
     assert all(word in step[1].lower() for word, step in zip(words, STEPS))
 
 
@@ -59,6 +59,22 @@ class Walk:
             if place not in self.returned:
                 self.order.append(place)
             self.returned.setdefault(place, result)
+
+
+def test_the_first_table_names_the_sections_and_functions_of_the_page():
+    source = (ROOT / "gspo.py").read_text()
+    rows = re.findall(r"^\| (\d\. [^|]+?) \| (.+?) \|", PAGE, re.M)
+    assert [title for title, _ in rows] == re.findall(r"^# -+ (\d\. .+)$", source, re.M)
+    for _, text in rows:
+        assert all(f"def {name}(" in source for name in re.findall(r"`(\w+)\(\)`", text))
+
+
+def test_the_walk_of_a_plain_batch_is_short_and_the_figures_are_true(workplace, monkeypatch):
+    from trace_batch import trace
+    files, calls, from_train, names = trace(["--plain"])
+    assert (files, calls, from_train) <= (12, 60, 25) and calls <= 60 and from_train <= 25, names
+    told = re.search(r"through (\d+) files and (\d+) distinct calls from one file into another, (\d+) of them from train.py", PAGE)
+    assert [int(number) for number in told.groups()] == [files, calls, from_train], "python tests/house/trace_batch.py counts them"
 
 
 @pytest.fixture
@@ -104,7 +120,7 @@ def solved(folder, number):
     """A copy of the code with the solution of one exercise applied."""
     patch, = (ROOT / "docs/exercises").glob(f"{number}-*.patch")
     code = folder / "code"
-    for source in [*ROOT.glob("*.py"), *(ROOT / "plumbing").rglob("*.*")]:
+    for source in [*ROOT.glob("*.py"), *(ROOT / "plumbing").rglob("*.*"), *(ROOT / "tools").rglob("*.*")]:
         if "__pycache__" not in source.parts:
             copy = code / source.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -153,10 +169,10 @@ def test_exercise_2_a_task(tmp_path, monkeypatch):
 
 def test_exercise_3_a_sampler(tmp_path):
     draw = module(solved(tmp_path, 3), "rollout").draw
-    logits = torch.tensor([2.0, 0.0, -1.0, 1.0])
-    torch.manual_seed(0)
-    drawn = draw(logits.expand(40_000, 4), torch.zeros(40_000)).bincount(minlength=4) / 40_000
-    assert torch.allclose(drawn, logits.softmax(-1), atol=0.01), "by the uniforms, all 0, it would be one token only"
+    logits, uniform = torch.tensor([2.0, 0.0, -1.0, 1.0]), torch.rand(40_000, generator=torch.Generator().manual_seed(0))
+    drawn = draw(logits.expand(40_000, 4), uniform)
+    assert torch.allclose(drawn.bincount(minlength=4) / 40_000, logits.softmax(-1), atol=0.01)
+    assert torch.equal(drawn[::3], draw(logits.expand(len(drawn[::3]), 4), uniform[::3])), "whatever rows are drawn beside it"
 
 
 @pytest.mark.slow

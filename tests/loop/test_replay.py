@@ -5,6 +5,7 @@ while sampling, and the sampler itself for what the trainer then takes.
 """
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,19 +14,19 @@ import torch
 import train
 from plumbing.loop import replay
 from plumbing.speed import fast
-from plumbing.model.actor import sampling_copy
-from plumbing.speed.cutting import concat, prompts_of, response_routes, rows_between
-from plumbing.data.tasks import builtin_tokenizer
+from plumbing.speed.samplers import RecordingSampler, sampling_copy
+from plumbing.speed.rollouts import concat, response_routes
+from plumbing.data.running_sum import builtin_tokenizer
+from rollout import Sampler
 from rollout import response_logp as plain_logp
-from rollout import sample as plain_sample
-from routes import record_routes
+from routes import record_routes, replay_routes
 from test_routes import make
 from tiny_run import TINY, metrics
 
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
 SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all prompts begin with
-WAYS = {"plain": (plain_sample, plain_logp), "fast": (fast.sample, fast.response_logp)}
+WAYS = {"plain": (Sampler, plain_logp), "fast": (fast.FastSampler, partial(fast.response_logp, replayed=True))}
 
 
 def arguments(way="fast", **more):
@@ -35,8 +36,12 @@ def arguments(way="fast", **more):
 
 def sampled(model, way="fast", prompts=SHORT, group_size=4, **options):
     torch.manual_seed(1)
-    return replay.sample_with_routes(WAYS[way][0], model, builtin_tokenizer(), prompts, group_size, 8,
-                                     **options)
+    return recording(model, way, 8).sample(prompts, group_size, **options)
+
+
+def recording(model, way, width):
+    """A sampler of that way that keeps what the model's routers choose."""
+    return RecordingSampler(WAYS[way][0](model, builtin_tokenizer(), width), shares_rows=way == "fast")
 
 
 @torch.no_grad()
@@ -55,7 +60,7 @@ def own(routes, rollout):
 
 @torch.no_grad()
 def replayed(model, rollout, args, way="fast"):
-    with replay.replayed(args, model, rollout), record_routes(model) as routes:
+    with replay_routes(model, replay.forced_routes(args, model, rollout)), record_routes(model) as routes:
         logp = WAYS[way][1](model, rollout).logp                                    # [B, T]
     return logp, own(routes, rollout)
 
@@ -87,23 +92,23 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
     sampler = sampling_copy(make(), "int4")
     for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
         rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
-        responses = rollout.routes.passes[1].indices                                # [L, B, T-1, K]
+        responses = rollout.sampled.passes[1].indices                                # [L, B, T-1, K]
         read = rollout.mask[:, 1:]           # the token before a loss token was read, so it was routed
         assert (responses[:, read] >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
         _, forced = replayed(make(), rollout, arguments())
         assert torch.equal(forced, chosen(sampler, rollout))
     plain = sampled(sampler, "plain", prompts, group_size=6, temperature=0)
     quick = sampled(sampler, "fast", prompts, group_size=6, temperature=0)
-    for a, b in zip(plain.routes.passes, quick.routes.passes):
+    for a, b in zip(plain.sampled.passes, quick.sampled.passes):
         assert torch.equal(a.indices.sort(-1).values[b.indices >= 0], b.indices.sort(-1).values[b.indices >= 0])
 
 
 def test_routes_are_cut_and_joined_with_their_rollout():
     sampler, model = sampling_copy(make(), "int4"), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
-    parts = [prompts_of(whole, torch.tensor([3, 1])), rows_between(whole, 0, 4), rows_between(whole, 5, 7)]
+    parts = [whole.groups(torch.tensor([3, 1])), whole.rows(0, 4), whole.rows(5, 7)]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
-    parts += [concat([whole, other]), rows_between(concat([other, whole]), 0, 8)]
+    parts += [concat([whole, other]), concat([other, whole]).rows(0, 8)]
     for part in parts:
         _, forced = replayed(model, part, arguments())
         assert torch.equal(forced, chosen(sampler, part))
@@ -115,13 +120,13 @@ def test_routes_are_cut_and_joined_with_their_rollout():
 def test_one_response_per_forward_and_one_token_per_response():
     sampler, model = sampling_copy(make(), "int4"), make()
     rollout = sampled(sampler)
-    part = rows_between(rollout, 2, 3)                                  # a group of one: prompt and response as one
+    part = rollout.rows(2, 3)                                  # a group of one: prompt and response as one
     assert torch.equal(replayed(model, part, arguments())[1], chosen(sampler, part))
     checkpointed = SimpleNamespace(plain=False, gradient_checkpointing=True,
                                    routing_replay="rollout")
     assert torch.equal(replayed(model, rollout, checkpointed, "plain")[1], chosen(sampler, rollout))
     torch.manual_seed(0)
-    short = replay.sample_with_routes(fast.sample, sampler, builtin_tokenizer(), SHORT, 4, 1)
+    short = recording(sampler, "fast", 1).sample(SHORT, 4)
     assert torch.equal(replayed(model, short, arguments())[1], chosen(sampler, short))
 
 
@@ -129,11 +134,12 @@ def test_gates_come_from_the_trainers_logits():
     """The choice is the sampler's, the gates and their gradient the trainer's."""
     model, sampler = make(), sampling_copy(make(), "int4")
     rollout = sampled(sampler)
-    with replay.replayed(arguments(), model, rollout), record_routes(model) as routes:
-        plain = fast.response_logp(model, rollout).logp[rollout.mask]
+    forced = replay.forced_routes(arguments(), model, rollout)
+    with replay_routes(model, forced), record_routes(model) as routes:
+        plain = fast.response_logp(model, rollout, replayed=True).logp[rollout.mask]
         logits = routes.passes[-1].logits
         plain.sum().backward()
-    assert logits.requires_grad and not torch.allclose(logits, rollout.routes.passes[1].logits)
+    assert logits.requires_grad and not torch.allclose(logits, rollout.sampled.passes[1].logits)
     assert all(p.grad is not None for name, p in model.named_parameters() if "gate" in name)
 
 
@@ -178,7 +184,7 @@ def test_r3_trains_on_the_samplers_log_probs(workplace):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--routing_replay", "old", "--old_logp", "sampler"], "--old_logp sampler cannot serve --routing_replay old"),
+    (["--routing_replay", "old", "--old_logp", "sampler"], "--old_logp sampler cannot be combined with --routing_replay old"),
     (["--routing_replay", "rollout", "--torch_compile"], "--routing_replay rollout cannot be combined with --torch_compile"),
     (["--routing_replay", "r3"], "known: none, old, rollout")])
 def test_what_replay_cannot_do_is_refused(flags, words, capsys):

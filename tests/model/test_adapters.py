@@ -1,4 +1,4 @@
-"""LoRA and the offloaded optimiser: plumbing/model/adapters.py, plumbing/model/offload.py.
+"""LoRA and the offloaded optimizer: plumbing/model/adapters.py, plumbing/model/offload.py.
 
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """
@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import train
-from plumbing.model.adapters import add_adapters, adapters_off, merged, named_adapters, save_policy
+from plumbing.model.adapters import adapted_layers, add_adapters, adapters_off, merged, save_policy
 from plumbing.model.offload import HostAdamW, halve_matrices
-from plumbing.model.actor import sampling_copy
+from plumbing.speed.samplers import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
 from tiny_run import TINY, differences, metrics
@@ -112,6 +112,29 @@ def test_adapters_go_with(flags, workplace):
     assert metrics("run")[0]["grad_norm"] > 0
 
 
+def test_gpt2s_layers_carry_adapters_too(workplace):
+    """They are transformers' Conv1D, weights [in, out]; --merge adds the products the right way round."""
+    pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+    torch.manual_seed(0)
+    ends = dict(bos_token_id=15, eos_token_id=15, pad_token_id=16)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=4, n_positions=64, **ends)).save_pretrained("gpt2")
+    TOKENIZER.save_pretrained("gpt2")
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": "1"}) + "\n"
+                                          for i in range(1, 6) for j in range(1, 6)))
+    Path("mine.py").write_text("def reward(response, answer):\n    return len(response) % 3 / 2\n")
+    train.main([*TINY, "--model_name_or_path", "gpt2", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
+                "--max_completion_length", "8", "--steps", "2", "--warmup_steps", "0", "--learning_rate", "0.01", "--use_peft",
+                "--bf16", "true", "--sampler_dtype", "float32", "--merge", "--output_dir", "run"])
+    assert metrics("run")[0]["grad_norm"] > 0
+    adapted = AutoModelForCausalLM.from_pretrained("gpt2")
+    args = SimpleNamespace(**vars(ARGS) | dict(lora_r=16, lora_alpha=32))
+    add_adapters(adapted, args, "run/checkpoints/step_2")
+    assert {name.split(".")[-1] for name, _ in adapted_layers(adapted)} == {"c_attn", "c_proj", "c_fc"}
+    plain = AutoModelForCausalLM.from_pretrained("run/merged")
+    torch.testing.assert_close(plain(input_ids=IDS).logits, adapted(input_ids=IDS).logits, atol=1e-5, rtol=0)
+
+
 def test_without_peft_the_error_names_it(workplace, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(SystemExit) as stop:
@@ -119,10 +142,10 @@ def test_without_peft_the_error_names_it(workplace, monkeypatch, capsys):
     assert stop.value.code == 2 and "pip install peft" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------ the optimiser
+# ------------------------------------------------------------------------------------ the optimizer
 
 def steps(model, make_optimizer, bf16, count=20):
-    """The weights' path over some optimiser steps of two micro-batches each."""
+    """The weights' path over some optimizer steps of two micro-batches each."""
     torch.manual_seed(0)
     optimizer = make_optimizer(model.parameters())
     for _ in range(count):
@@ -141,7 +164,7 @@ def steps(model, make_optimizer, bf16, count=20):
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_twenty_steps_end_as_with_the_optimiser_on_the_device(make, bf16):
+def test_twenty_steps_end_as_with_the_optimizer_on_the_device(make, bf16):
     options = dict(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.01, fused=True)
     torch.manual_seed(3)
     plain, offloaded = make(), make()
@@ -185,7 +208,7 @@ def test_an_offloaded_run_is_the_plain_one_and_resumes_exactly(workplace):
 
 @pytest.mark.parametrize("flags, wanted", [
     ("--merge", "needs --use_peft"), ("--use_peft --shard", "--shard"),
-    ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --use_peft", "masters"),
+    ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --use_peft", "master copies"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
 def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, workplace, capsys):
     if "--lora_target_modules" in flags:

@@ -19,7 +19,7 @@ import train
 from plumbing.speed import compiled, fast
 from plumbing.run.arguments import parse
 from plumbing.model.policy import load_policy
-from plumbing.data.tasks import builtin_tokenizer
+from plumbing.data.running_sum import builtin_tokenizer
 from tiny_run import TINY
 
 TOKENIZER = builtin_tokenizer()
@@ -228,7 +228,7 @@ def check_compiled_steps(model, prompts, uniforms):
 
 @pytest.mark.parametrize("name", ["gpt_neo", "falcon, alibi"])
 def test_models_that_a_static_cache_would_get_wrong_are_not_compiled(name, tmp_path):
-    with pytest.raises(ValueError, match="--torch_compile: .* leave the flag out"):
+    with pytest.raises(ValueError, match="--torch_compile: .* leave out the flag"):
         compiled.Decoder(checkpoint(name, tmp_path))
 
 

@@ -9,9 +9,10 @@ from tiny_run import TINY, metrics
 import train
 from moe import TinyMoE
 from plumbing.run.arguments import parse
-from plumbing.model.actor import rounded, sampling_copy
-from plumbing.model.policy import tiny_config
-from plumbing.data.tasks import builtin_tokenizer
+from plumbing.speed.samplers import rounded
+from plumbing.speed.samplers import sampling_copy
+from plumbing.model.cold_start import tiny_config
+from plumbing.data.running_sum import builtin_tokenizer
 
 
 @pytest.mark.parametrize("dtype", ["int3", "int4", "int5", "int6", "int8"])

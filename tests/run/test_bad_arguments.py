@@ -52,7 +52,7 @@ CHOICES = "algorithm advantage scale_rewards reduction kl_estimator old_logp sam
     *((name, value, "finite") for name in [*ABOVE_0, "beta", "overlong_cache", "epsilon"] for value in ("nan", "inf", "-inf")),
     *((name, value, "between 0 and 1") for name in ("epsilon", "epsilon_high") for value in ("-0.1", "1.5")),
     ("overlong_cache", "1.5", "between 0 and 1"),
-    ("epsilon", "0", "between 0 and 1"), ("epsilon", "1", "between 0 and 1"),
+    ("temperature", "1e-39", "below 1e-06"), ("epsilon", "0", "between 0 and 1"), ("epsilon", "1", "between 0 and 1"),
     *((name, "nonsense", "known: ") for name in CHOICES),
     ("steps", "many", "invalid int"), ("steps", "1.5", "invalid int"), ("beta", "a lot", "invalid float"), ("dynamic_sampling", "perhaps", "true/false"),
     ("seed", str(2 ** 32), "below 2^32"), ("hidden_size", "20", "multiple of 8"), ("max_terms", "7", "below --min_terms 8"),
@@ -69,7 +69,7 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--prompts_per_step 30", ["--steps_per_generation 4", "--prompts_per_step 30"]), ("--micro_batch_size 3", ["--micro_batch_size 3", "divide"]),
     ("--num_experts_per_tok 9", ["--num_experts_per_tok 9", "--num_experts 8"]), ("--dual_clip 2", ["dual_clip", "gspo"]),
     ("--algorithm grpo --dual_clip 0.5", ["dual_clip is 0.5", "> 1"]),
-    ("--algorithm sapo --epsilon 0.1", ["epsilon is 0.1", "sapo has no band"]),
+    ("--algorithm sapo --epsilon 0.1", ["epsilon is 0.1", "sapo has no clip range"]),
     ("--advantage token_credit", ["gspo", "gspo_token"]), ("--advantage gae", ["gspo", "gspo_token"]),
     ("--algorithm rspo --old_logp sampler", ["--old_logp sampler", "rspo"]),
     ("--algorithm ppo --old_logp sampler", ["--old_logp sampler", "gae"]),
@@ -78,6 +78,17 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--mismatch_mask geo --old_logp sampler", ["--mismatch_mask geo", "--old_logp recompute"]),
     *((f"--mismatch_mask token --mismatch_mask_bounds {bounds}", ["--mismatch_mask_bounds", "two numbers"]) for bounds in ("6 5", "-1 2", "3", "0 nan", "0 inf")),
     ("--columns ask", ["--columns", "two"]),
+    ("--tool mine.py:add", ["--tool mine.py:add", "--dataset_name"]), ("--tool_stop ]", ["--tool_stop ]", "needs --tool"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --tool nowhere.py:add", ["--tool nowhere.py:add", "no file nowhere.py"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --tool add", ["--tool add", "file.py:function is needed"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --tool add --tool_stop=", ["--tool_stop", "is empty"]),
+    ("--system_prompt 2", ["--system_prompt 2", "--dataset_name", "its own prompts"]),
+    ("--prompt_template {prompt}", ["--prompt_template {prompt}", "--dataset_name"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template Q:", ["--prompt_template Q:", "no {prompt}"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template=", ["--prompt_template", "no {prompt}"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --system_prompt @nowhere.txt", ["--system_prompt @nowhere.txt", "cannot be read"]),
+    ("--algorithm maxrl --overlong_cache 0.2", ["--overlong_cache 0.2", "below 0", "--scale_rewards mean"]),
+    ("--algorithm dapo --scale_rewards mean", ["--overlong_cache 0.2", "--scale_rewards group"]),
     ("--dataset_name rows.jsonl", ["--dataset_name rows.jsonl", "--model_name_or_path"]),
     ("--test_dataset_name rows.jsonl", ["--test_dataset_name rows.jsonl", "--dataset_name"]),
     ("--stage2_dataset_name rows.jsonl --stage2_step 3", ["--stage2_dataset_name rows.jsonl", "--dataset_name"]),
@@ -97,7 +108,9 @@ def test_contradictions(argv, words, capsys):
     assert [w for w in words if w not in err] == [], err
 
 
+@pytest.mark.slow
 def test_the_real_script_prints_one_line_and_exits_with_2(tmp_path):
+    """Its fast cousin: tests/run/test_first_word.py."""
     done = subprocess.run([sys.executable, TRAIN, "--temperature", "0"], capture_output=True, text=True, cwd=tmp_path,
                           env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert (done.returncode, done.stdout) == (2, "") and done.stderr == "train.py: --temperature 0.0 is not above 0\n"
@@ -214,7 +227,7 @@ def test_output_folder_holds_something_else(capsys):
     Path("work").mkdir()
     Path("work/thesis.tex").write_text("years")
     assert "--output_dir work is not empty" in refused(capsys, "--output_dir", "work")
-    assert "does not look like a run" in refused(capsys, "--output_dir", "work", "--overwrite_output_dir", "true")
+    assert "does not look like the folder of a run" in refused(capsys, "--output_dir", "work", "--overwrite_output_dir", "true")
 
 
 @pytest.mark.parametrize("text", ['{"model_type": "llama"}', "[]", "broken"])
@@ -222,7 +235,7 @@ def test_a_model_folder_is_never_taken_for_a_run(text, capsys):
     """It has a config.json too: neither overwritten nor resumed."""
     Path("llama").mkdir()
     Path("llama/config.json").write_text(text)
-    assert "does not look like a run" in refused(capsys, "--output_dir", "llama", "--overwrite_output_dir", "true")
+    assert "does not look like the folder of a run" in refused(capsys, "--output_dir", "llama", "--overwrite_output_dir", "true")
     assert "nothing to resume in llama" in refused(capsys, "--output_dir", "llama", "--resume", "true")
 
 
@@ -237,7 +250,7 @@ def test_run_of_another_configuration(workplace, capsys):
     capsys.readouterr()
     for flags in (["--resume", "true"], []):
         err = refused(capsys, *TINY, "--steps", "2", "--seed", "7", "--output_dir", "mine", *flags)
-        assert "another configuration" in err and "steps" in err and "seed" in err and "temperature" not in err
+        assert "with other flags" in err and "steps" in err and "seed" in err and "temperature" not in err
     assert "was 1, now 2" in refused(capsys, *TINY, "--steps", "2", "--output_dir", "mine", "--resume", "true")
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from transformers import Qwen3MoeConfig
 import eval
 from experiments.shared import run_claims
 from tools import dashboard as pictures
-from plumbing.data import tasks
-from eval import bootstrap, pass_at_k
+from plumbing.data import running_sum
+from eval import bootstrap, pass_at_1, pass_at_k, with_interval
 from tools.passk import majority
 from moe import TinyMoE
 
@@ -57,6 +58,27 @@ def test_bootstrap_narrows_with_the_number_of_problems_and_is_a_point_without_sp
     assert bootstrap([.25] * 7) == (.25, .25)
 
 
+@pytest.mark.parametrize("n", [1, 14, 256])
+def test_the_interval_of_equal_shares_is_clopper_and_pearsons_over_problems(n):
+    mean, low, high = pass_at_1([[0, 0.9, 0, 0]] * n)        # not one right answer, four answers a problem: n counts, not 4 n
+    assert mean == low == 0
+    assert (1 - high) ** n == pytest.approx(.025), "the share at which a binomial of n problems gives none with 2.5 %"
+    assert pass_at_1([[1, 1]] * n) == (1, pytest.approx(1 - high), 1)
+    mean, low, high = with_interval([0.0] * n, (-1, 1))      # no problem differs between two checkpoints
+    assert mean == 0 and -low == high == pytest.approx(1 - .025 ** (1 / n))
+    assert with_interval([3.0] * n) == (3, 3, 3), "a length has no limits"
+
+
+def test_the_interval_after_no_right_answer_covers_a_small_pass_rate():
+    """200 problems of pass rate 0.005: the bootstrap says [0, 0] in a third of all draws, and is wrong each time."""
+    generator, covered, points = torch.Generator().manual_seed(0), 0, 0
+    for _ in range(150):
+        right = (torch.rand(200, generator=generator) < .005).long()
+        _, low, high = pass_at_1(right[:, None].tolist())
+        covered, points = covered + (low <= .005 <= high), points + (high == 0)
+    assert points == 0 and covered >= 142
+
+
 @pytest.mark.parametrize("texts, rewards, expected", [
     (["3,1.", "3,1.", "3,2."], [1, 1, 0], 1.0),
     (["3,1.", "3,2.", "3,2."], [1, 0, 0], 0.0),
@@ -75,7 +97,7 @@ def save_tiny(folder, seed=0, vocabulary=17):
     TinyMoE(Qwen3MoeConfig(vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=2,
                            num_experts_per_tok=1, moe_intermediate_size=16, intermediate_size=16, tie_word_embeddings=False,
                            eos_token_id=15, pad_token_id=16 if vocabulary > 16 else 0, bos_token_id=None)).save_pretrained(folder)
-    tasks.builtin_tokenizer().save_pretrained(folder)
+    running_sum.builtin_tokenizer().save_pretrained(folder)
     return str(folder)
 
 
@@ -132,7 +154,7 @@ def test_passk_refuses(checkpoints, tmp_path, capsys):
     assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
     for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
         assert "no config.json there" in refused(capsys, "passk", "--model_name_or_path", nothing)
-    assert "3 checkpoints: one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
+    assert "3 checkpoints: give one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
     assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
     assert "--n 0" in refused(capsys, *one, "--n", "0")
     small = save_tiny(tmp_path / "small", vocabulary=12)     # our tokenizer, a model of another vocabulary
@@ -148,7 +170,8 @@ def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, ca
     assert "--jobs 0" in refused(capsys, "--jobs", "0", main=run_claims.main)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
-    row = dict(claim="A claim", source="a paper", reported="1", measured="2", number="1 [0, 2]", seeds=3, verdict="refuted", figure="x.png", command="python x.py")
+    row = dict(claim="A claim", source="a paper", reported="1", measured="2", number="1 [0, 2]", seeds=3, verdict="refuted", figure="x.png", command="python x.py",
+               regime="tiny", p=.01)
     (tmp_path / "results/clipped_tokens.json").write_text(json.dumps(row | {"data": {}}))
     run_claims.main(["--table"])
     printed = capsys.readouterr().out
@@ -162,7 +185,7 @@ def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
     for name in ("replay_cost", "length_band"):
         (tmp_path / f"experiments/{name}.py").write_text(
             f"import json, os; os.makedirs('runs/quick', exist_ok=True); open('{name}.count', 'a').write('x')\n"
-            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', number='1', seeds=1, verdict='held', figure='f', command='c'),\n"
+            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', number='1', seeds=1, verdict='held', figure='f', command='c', regime='tiny', p=None),\n"
             f"          open('runs/quick/{name}.json', 'w'))\n" + ("" if name == "replay_cost" else "if not os.path.exists('fixed'): raise SystemExit(1)\n"))
     with pytest.raises(SystemExit) as stop:
         run_claims.main(["--quick", "replay_cost", "length_band"])
@@ -205,25 +228,42 @@ def test_dashboard_draws_zeros_on_logarithmic_axes_and_the_parts_of_a_reward():
     assert clipped.get_lines()[0].get_ydata().tolist() == [0.0, .1, 0.0, .01]
     low, high = clipped.get_ylim()
     assert low < 0 < .1 <= high and clipped.get_yscale() == "symlog", "0 stands inside the axis"
-    parts = {line.get_label(): line.get_ydata().tolist() for line in panels["parts of the reward"].get_lines()}
+    parts = {line.get_label(): line.get_ydata().tolist() for line in panels["reward and its parts, held-out (dots)"].get_lines()}
     assert parts == {"format": [.5] * 4, "maths": [0, .25, .5, .75]}
-    assert all(any("healthy: " in text.get_text() for text in axes.texts) for axes in figure.axes)
+    assert len(panels) == 8 and all(any("usual: " in text.get_text() for text in axes.texts) for axes in figure.axes)
+
+
+def test_dashboard_draws_the_held_out_scores_from_before_the_first_batch_to_after_the_last(tmp_path):
+    run = Path(write_run(tmp_path / "run", 3))
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records[1] |= {"pass_at_1": [.4, .3, .5], "held_out_reward": [.6, .5, .7]}
+    (run / "summary.json").write_text(json.dumps({"pass_at_1_before": .1, "reward_before": .2, "pass_at_1_after": .8, "reward_after": .9}))
+    figure = pictures.draw({"run": pictures.with_held_out(run, records)})
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    for title, scores in (("right answers: rollouts, held-out (dots)", [.1, .4, .8]), ("reward and its parts, held-out (dots)", [.2, .6, .9])):
+        dots, = [line for line in panels[title].get_lines() if line.get_marker() == "o"]
+        assert dots.get_xdata().tolist() == [0, 2, 3] and dots.get_ydata().tolist() == pytest.approx(scores)
+    figure.canvas.draw()
+    for axes in figure.axes:
+        assert all(tick == int(tick) for tick in axes.get_xticks()), "a rollout batch is a whole number"
+    (run / "summary.json").unlink()
+    assert pictures.with_held_out(run, records) == records
 
 
 def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
     run = write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r')
     eval.main(["dashboard", run])
-    assert "skipped 2 line(s) that are cut off or are no metrics: 4, 5" in capsys.readouterr().err
+    assert "skipped 2 line(s) that are incomplete or not metrics: 4, 5" in capsys.readouterr().err
 
 
 def test_dashboard_refuses(tmp_path, capsys):
     write_run(tmp_path / "gspo", 2)
-    assert "there is no run folder" in (error := refused(capsys, "dashboard", str(tmp_path / "gsop"))) and "there are: gspo" in error
+    assert "there is no run folder" in (error := refused(capsys, "dashboard", str(tmp_path / "gsop"))) and "are: gspo" in error
     (tmp_path / "hollow").mkdir()
-    assert "holds no metrics.jsonl" in refused(capsys, "dashboard", str(tmp_path / "hollow"))
-    assert "holds no whole line" in refused(capsys, "dashboard", write_run(tmp_path / "empty", 0))
+    assert "has no metrics.jsonl" in refused(capsys, "dashboard", str(tmp_path / "hollow"))
+    assert "has no complete line" in refused(capsys, "dashboard", write_run(tmp_path / "empty", 0))
 
 
 def test_a_command_that_is_none_is_refused_in_one_line(capsys):
-    assert "pass is not a command; there are passk, claims, dashboard" in refused(capsys, "pass")
+    assert "pass is not a command; the commands are passk, claims, dashboard" in refused(capsys, "pass")
     assert "dashboard: " in refused(capsys, "dashboard")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbing.run import checkpoints
 from plumbing.run import folder as checkpoint
 import train
 from plumbing.run.metrics import collapse
@@ -29,7 +30,7 @@ def refused(capsys, *argv):
 # ------------------------------------------------------------------------------------------------------------- not finite
 
 def spoil(monkeypatch, which, how):
-    """Make the loss of the optimiser steps numbered `which`, from 1 on, go wrong."""
+    """Make the loss of the optimizer steps numbered `which`, from 1 on, go wrong."""
     count, loss = [0], train.policy_loss
 
     def spoilt(*args, **kwargs):
@@ -45,9 +46,9 @@ def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(how, w
     weights = []
     update = train.update
 
-    def watching(args, scorer, policy, *rest):
-        done = update(args, scorer, policy, *rest)
-        weights.append(torch.cat([p.detach().flatten().clone() for p in policy.parameters()]))
+    def watching(args, learner, mini):
+        done = update(args, learner, mini)
+        weights.append(torch.cat([p.detach().flatten().clone() for p in learner.policy.parameters()]))
         return done
     monkeypatch.setattr(train, "update", watching)
     spoil(monkeypatch, {3}, how)                             # two mini-batches per batch: the first of batch 2
@@ -68,7 +69,7 @@ def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(w
     message = str(stop.value.code)
     assert message.startswith("train.py: 3 updates in a row") and "bad_batch_step_4.pt" in message and "--learning_rate" in message
     assert [r["skipped"] for r in metrics("run")] == [2, 0, 2]
-    (step, folder), = checkpoint.whole(Path("run"))[-1:]
+    (step, folder), = checkpoints.whole(Path("run"))[-1:]
     state = torch.load(folder / "state.pt", weights_only=True)
     assert step == 3 and state["progress"]["bad"] == 2       # the count goes on where the run does
     assert all(x.isfinite().all() for s in state["optimizer"]["state"].values() for x in s.values())
@@ -90,7 +91,7 @@ class Payload:
         return os.system, ("touch owned",)
 
 
-def test_code_in_the_optimiser_state_is_refused_and_not_run(workplace, capsys):
+def test_code_in_the_optimizer_state_is_refused_and_not_run(workplace, capsys):
     argv = [*TINY, "--steps", "2", "--save_steps", "1", "--output_dir", "run"]
     train.main(argv)
     state = Path("run/checkpoints/step_2/state.pt")
@@ -137,7 +138,7 @@ def test_code_in_a_chat_template_is_not_run(workplace, cold_start, capsys):
     Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n{"prompt": "2+3=", "answer": "5"}\n')
     err = refused(capsys, *TINY, "--model_name_or_path", "./model", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "run",
                   "--max_completion_length", "4")
-    assert "cannot be tokenised" in err and "unsafe" in err
+    assert "cannot be tokenized" in err and "unsafe" in err
 
 
 # ---------------------------------------------------------------------------------------------------- no space, no permission
@@ -155,21 +156,21 @@ def no_permission(a, b):
 
 
 @pytest.mark.parametrize("where, fault, words", [
-    ((torch, "save"), broken_zip, ["run/checkpoints/step_3", "the last whole checkpoint is step_2", "inline_container"]),
-    ((os, "rename"), no_permission, ["run/checkpoints/step_3", "the last whole checkpoint is step_2", "Permission denied"]),
+    ((torch, "save"), broken_zip, ["run/checkpoints/step_3", "the last complete checkpoint is step_2", "inline_container"]),
+    ((os, "rename"), no_permission, ["run/checkpoints/step_3", "the last complete checkpoint is step_2", "Permission denied"]),
     ((os, "fsync"), full_disk, ["run/checkpoints/step_3", "No space left"]),
-    ((checkpoint, "open"), full_disk, ["run/metrics.jsonl could not be written", "No space left"]),
+    ((checkpoints, "open"), full_disk, ["run/metrics.jsonl could not be written", "No space left"]),
 ])
 def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, whole, workplace, monkeypatch, capsys):
     argv, alone = [*TINY, "--steps", "4", "--save_steps", "1"], whole()
-    append = checkpoint.append
+    append = checkpoints.append
 
     def breaking(path, record):
         if record["step"] == 3:
             monkeypatch.setattr(*where, fault, raising=False)
         append(path, record)
     with monkeypatch.context():
-        monkeypatch.setattr(checkpoint, "append", breaking)
+        monkeypatch.setattr(checkpoints, "append", breaking)
         err = refused(capsys, *argv, "--output_dir", "run")
         monkeypatch.undo()
     os.chdir(workplace)
@@ -183,7 +184,7 @@ def test_file_size_limit_of_the_system(whole, workplace, monkeypatch, capsys):
     """A real failing write, in the middle of model.safetensors."""
     argv, alone = [*TINY, "--steps", "4", "--save_steps", "1"], whole()
     size, (soft, hard) = (alone / "checkpoints/step_4/model.safetensors").stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
-    save = checkpoint.save
+    save = checkpoints.save
 
     def limited(run, step, *rest):
         try:
@@ -192,11 +193,11 @@ def test_file_size_limit_of_the_system(whole, workplace, monkeypatch, capsys):
             save(run, step, *rest)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    monkeypatch.setattr(checkpoint, "save", limited)
+    monkeypatch.setattr(checkpoints, "save", limited)
     err = refused(capsys, *argv, "--output_dir", "run")
-    assert "run/checkpoints/step_2 (the last whole checkpoint is step_1) could not be written" in err and "too large" in err
+    assert "run/checkpoints/step_2 (the last complete checkpoint is step_1) could not be written" in err and "too large" in err
     assert os.listdir("run/checkpoints") == ["step_1"]
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(checkpoints, "save", save)
     train.main([*argv, "--output_dir", "run", "--resume"])
     assert differences(alone, "run", 4) == []
 
@@ -220,7 +221,7 @@ def failing(monkeypatch, owner, name, step, fault):
 
 @pytest.mark.parametrize("name, fault", [
     ("score", ValueError("bad")), ("estimate_advantages", RuntimeError("bug")),
-    ("sample_and_verify", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
+    ("sample_and_judge", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
 def test_an_error_after_the_first_batch_saves_it_first(name, fault, whole, workplace, monkeypatch, capsys):
     """No --save_steps: without that the batches before the error would be lost. Resumed, the run is the whole one."""
     argv, alone = [*TINY, "--steps", "4"], whole()
@@ -229,7 +230,7 @@ def test_an_error_after_the_first_batch_saves_it_first(name, fault, whole, workp
         failing(patch, train, name, 3, fault)
         with pytest.raises((SystemExit, RuntimeError)):
             train.main([*argv, "--output_dir", "run"])
-    assert "an error in batch 3: saved run/checkpoints/step_2 first; --resume goes on from there" in capsys.readouterr().out
+    assert "error in batch 3; run/checkpoints/step_2 was saved; --resume continues from it" in capsys.readouterr().out
     assert os.listdir("run/checkpoints") == ["step_2"]
     train.main([*argv, "--output_dir", "run", "--resume"])
     assert differences(alone, "run", 4) == []
@@ -258,11 +259,11 @@ def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(workplace, 
     assert not Path("run/checkpoints").exists()
     score = train.score
 
-    def ruining(args, scorer, policy, *rest, **options):
+    def ruining(args, learner, *rest, **options):
         if Path("ruined/metrics.jsonl").exists():
-            next(policy.parameters()).data.fill_(float("nan"))
+            next(learner.policy.parameters()).data.fill_(float("nan"))
             raise ValueError("bad")
-        return score(args, scorer, policy, *rest, **options)
+        return score(args, learner, *rest, **options)
     monkeypatch.setattr(train, "score", ruining)
     refused(capsys, *TINY, "--steps", "2", "--output_dir", "ruined")
     assert not Path("ruined/checkpoints").exists()

@@ -23,7 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch.autograd.graph import saved_tensors_hooks
 
 import train
-from plumbing.model import policy
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.model import cold_start
 from plumbing.speed import compiled
 from plumbing.run.arguments import Arguments
 from tiny_run import TINY, TRAIN
@@ -32,7 +35,9 @@ ONE = "--steps 1 --warmup_steps 0"                           # the second mini-b
 GRPO = f"{ONE} --algorithm grpo --learning_rate 0.01"        # far off
 FLAT = f"{ONE} --lr_scheduler_type constant_with_warmup"
 NEW = f"{ONE} --cold_start_steps 1"                          # another tiny MoE, hardly taught
+TEACHER = f"{ONE} --algorithm grpo"                          # of itself
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
+DENSE = DATA.replace("path model", "path dense")
 MASK = f"{ONE} --mismatch_mask token"
 
 
@@ -84,7 +89,16 @@ EFFECTS = {
     "epsilon": (ONE, None, "0.9", last("clip_low")),
     "epsilon_high": (ONE, None, "0.9", last("clip_high")),
     "reduction": (ONE, None, "sequence-sum", last("grad_norm")),
+    "objective_constants": (f"{ONE} --algorithm sapo", None, "tau_negative=3", last("grad_norm")),
     "advantage": (ONE, None, "leave_one_out", last("grad_norm")),
+    "teacher_model_name_or_path": (f"{DATA} --algorithm grpo", None, "model --distillation_coef 1",
+                                   lambda seen: "teacher_kl" in seen.metrics[-1]),
+    "self_distillation": (TEACHER, "false --distillation_coef 0", "true --distillation_coef 1",
+                          last("grad_norm")),
+    "hint_template": (f"{TEACHER} --distillation_coef 1 --self_distillation", None,
+                      "{answer}{prompt}", last("teacher_kl")),
+    "distillation_coef": (f"{TEACHER} --advantage group --self_distillation", "1", "0.5",
+                          last("grad_norm")),
     "scale_rewards": (ONE, None, "none", last("grad_norm")),
     "dual_clip": (GRPO, None, "1.001", last("clip_high")),
     "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
@@ -98,6 +112,7 @@ EFFECTS = {
                             lambda seen: seen.state()["stream"]["sizes"]),
     "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
     "old_logp": (ONE, None, "sampler", last("mismatch_kl")),
+    "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
     "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
     "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),
@@ -118,6 +133,7 @@ EFFECTS = {
     "lora_r": (f"{ONE} --use_peft", None, "2", last("grad_norm")),
     "lora_alpha": (f"{ONE} --use_peft", None, "8", last("grad_norm")),
     "lora_target_modules": (f"{ONE} --use_peft", None, "q_proj", last("grad_norm")),
+    "load_in_4bit": (f"{DENSE} --use_peft", None, "true", last("perplexity_old")),
     "merge": (f"{ONE} --use_peft", None, "true", lambda seen: "merged/config.json" in seen.files),
 
     "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
@@ -125,8 +141,14 @@ EFFECTS = {
                           lambda seen: seen.forwards),
     "columns": (DATA, None, "other other_answer", prompts),
     "verifier": (DATA, "exact", "mine.py:reward", last("reward")),
+    "verifier_timeout": (f"{DATA} --verifier mine.py:slow", None, "0.01", lambda seen: seen.code),
     "reward_weights": (f"{DATA} --verifier mine.py:reward", None, "0.5", last("reward")),
     "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
+    "tool": (DATA, None, "mine.py:tool --tool_stop ,", lambda seen: seen.samples),
+    "tool_stop": (f"{DATA} --tool mine.py:tool", ",", "=", lambda seen: seen.samples),
+    "system_prompt": (DATA, None, "3", lambda seen: {width for _, width, _ in seen.forwards}),
+    "prompt_template": (DATA, None, "1+1=2,{prompt}",
+                        lambda seen: {width for _, width, _ in seen.forwards}),
     "stop": (DATA, None, ",", last("length")),
     "min_terms": (NEW, None, "2", prompts),
     "max_terms": (NEW, None, "3", prompts),
@@ -148,6 +170,8 @@ EFFECTS = {
     "micro_batch_size": (ONE, None, "2", lambda seen: len(seen.trained())),
     "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),
     "plain": (ONE, None, "true", lambda seen: seen.trained()),
+    "fp16": (ONE, None, "true", last("perplexity_old")),
+    "device": (f"{ONE} --use_cpu false", "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
     "bf16": (ONE, None, "true", last("perplexity_old")),
     "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
     "torch_compile": (ONE, None, "true", last("compiled")),
@@ -192,8 +216,15 @@ def home(cold_start, tmp_path_factory):
         rows = [{"prompt": f"{i}+{j}=", "answer": f"{i},{(i + j) % 10}.", "other": f"{j}+{i}+1=",
                  "other_answer": "0"} for i in terms for j in terms]
         (home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "sampler.py").write_text("from rollout import Sampler\n\n\nclass Greedy(Sampler):\n    def sample(self, *inputs, **options):\n"
+                                     "        return super().sample(*inputs, **options | {'temperature': 0})\n")
+    Qwen2ForCausalLM(Qwen2Config(vocab_size=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, bos_token_id=None,
+                                 num_key_value_heads=2, intermediate_size=64, eos_token_id=15, pad_token_id=16)).save_pretrained(home / "dense")
+    builtin_tokenizer().save_pretrained(home / "dense")
     (home / "mine.py").write_text("def reward(response, answer):\n    return 1.0\n\n"
-                                  "def some(response, answer):\n    return float(answer < '4')\n")
+                                  "def some(response, answer):\n    return float(answer < '4')\n\n"
+                                  "def slow(response, answer):\n    import time\n    time.sleep(0.03)\n    return 1.0\n\n"
+                                  "def tool(text):\n    return '11'\n")
     return home
 
 
@@ -206,7 +237,7 @@ def run(home):
         if flags not in seen:
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(home)
-                patch.setattr(policy, "MUST_PASS", 0.0)
+                patch.setattr(cold_start, "MUST_PASS", 0.0)
                 seen[flags] = observed(patch, flags.split(), f"run{len(seen)}")
         return seen[flags]
     yield once
@@ -261,8 +292,9 @@ def test_every_flag_has_an_entry():
 @pytest.mark.parametrize("flag", EFFECTS)
 def test_a_flag_has_an_effect(flag, run):
     both, one, other, observe = EFFECTS[flag]
-    for package in ("peft", "tensorboard"):                 # optional: CI has them
-        if package in f"{both} {flag} {one} {other}":
+    optional = {"peft": "peft", "tensorboard": "tensorboard", "4bit": "bitsandbytes"}    # CI has them
+    for word, package in optional.items():
+        if word in f"{both} {flag} {one} {other}":
             pytest.importorskip(package)
     seen = [observe(run(both if value is None else f"{both} --{flag} {value}"))
             for value in (one, other)]
@@ -281,7 +313,8 @@ def test_shard_has_an_effect(home):
         wrap = processes.wrap
         def telling(*args):
             scorer = wrap(*args)
-            print("kind", type(scorer).__name__)
+            # one write: print would make several, which those of the other process can part
+            sys.stdout.write(f"kind {{type(scorer).__name__}}\\n")
             return scorer
         processes.wrap = telling
         train.main()

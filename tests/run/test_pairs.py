@@ -22,13 +22,14 @@ import torch
 
 import pair_runs
 import train
-from plumbing.run.arguments import PRESETS, parse
+from plumbing.run.arguments import ALGORITHMS, parse
+from plumbing.run import metrics as run_metrics
 from tiny_run import TINY, differences, metrics
 
 SEED, DEFAULT, ALL = 0, 12, 160
 RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
 FLAGS = {
-    "algorithm": [*PRESETS],
+    "algorithm": [*ALGORITHMS],
     "advantage": ["leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
                   "token_credit"],
     "scale_rewards": ["batch", "none", "mean"],
@@ -201,14 +202,14 @@ def test_the_spread_of_ratios_is_over_all_loss_tokens_however_they_are_run(home,
     """Groups of equal rewards, skipped by the fast path's updates alone, count like the others."""
     monkeypatch.chdir(home)
     flags = [*RUN, "--num_generations", "2", "--temperature", "0.5", "--seed", "0"]
-    seen, record = [], train.metrics.batch_record
-    monkeypatch.setattr(train.metrics, "batch_record", lambda *args: seen.append(args[6:8]) or record(*args))
+    seen, record = [], run_metrics.batch_record
+    monkeypatch.setattr(run_metrics, "batch_record", lambda *args: seen.append(args[4:6]) or record(*args))
     for name, more in (("fast", []), ("plain", ["--plain"])):
         pair_runs.run(name, [*flags, *more])
     assert any(0 < record["dead_groups"] < 1 for record in metrics("fast"))
     for (mini, new), a, b in zip(seen, metrics("fast"), metrics("plain")):
         rows = [[x - y for x, y, counted in zip(*row) if counted] for row in zip(
-            new.logp.tolist(), mini["old_logp"].tolist(), mini.rollout.mask.tolist())]
+            new.logp.tolist(), mini.old_logp.tolist(), mini.rollout.mask.tolist())]
         assert len(rows) == 4 and all(rows)
         tokens = [x for row in rows for x in row]
         want = {"ratio_max": math.exp(max(tokens)), "log_w_var": statistics.pvariance(tokens),

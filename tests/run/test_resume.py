@@ -1,4 +1,4 @@
-"""A run that was stopped and resumed is the run that was not: weights, optimiser, random states, metrics, to the last bit."""
+"""A run that was stopped and resumed is the run that was not: weights, optimizer, random states, metrics, to the last bit."""
 
 import os
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbing.run import checkpoints
 from plumbing.run import folder as checkpoint
 import train
 from tiny_run import TINY, differences, metrics
@@ -22,13 +23,13 @@ class Killed(BaseException):
 
 def kill_after(monkeypatch, step):
     """The power fails just after the metrics of `step` are written."""
-    append = checkpoint.append
+    append = checkpoints.append
 
     def fail(path, record):
         append(path, record)
         if path.name == "metrics.jsonl" and record["step"] == step:
             raise Killed
-    monkeypatch.setattr(checkpoint, "append", fail)
+    monkeypatch.setattr(checkpoints, "append", fail)
 
 
 def interrupted(monkeypatch, argv, step):
@@ -41,6 +42,7 @@ def interrupted(monkeypatch, argv, step):
 @pytest.mark.parametrize("flags", [
     [], ["--algorithm", "ppo"], *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
     ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
+    ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation"],
     ["--algorithm", "dapo"], ["--lr_scheduler_type", "linear"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
     ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]))], ids=str)
 def test_resumed_run_equals_uninterrupted(flags, whole, workplace, monkeypatch, capsys):
@@ -129,11 +131,11 @@ def signal_in(monkeypatch, step, *numbers):
     """Signals that come while batch `step` is being sampled."""
     collect = train.collect
 
-    def interrupting(args, actor, tokenizer, task, stream, now):
+    def interrupting(args, learner, task, now):
         if now == step:
             for number in numbers:
                 os.kill(os.getpid(), number)
-        return collect(args, actor, tokenizer, task, stream, now)
+        return collect(args, learner, task, now)
     monkeypatch.setattr(train, "collect", interrupting)
 
 
@@ -145,7 +147,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, whole, workplace, monkeypatc
         train.main([*argv, "--output_dir", "resumed"])
     out = capfd.readouterr().out
     assert stop.value.code == 130 and "stopping after this rollout batch" in out
-    assert "stopped after batch 2 and saved; the same command with --output_dir resumed --resume goes on" in out
+    assert "stopped after batch 2 and saved; the same command with --output_dir resumed --resume continues" in out
     assert Path("resumed/checkpoints/step_2").is_dir()
     train.main([*argv, "--output_dir", "resumed", "--resume"])
     assert differences(run, "resumed", 4) == []
@@ -159,11 +161,11 @@ def test_second_ctrl_c_stops_at_once_but_not_one_that_torchrun_repeats(workplace
     assert Path("run/checkpoints/step_2").is_dir()
     ticks = iter(range(0, 1000, 5))
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(checkpoint, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(ticks))}))
+        patch.setattr(checkpoints, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(ticks))}))
         signal_in(patch, 3, signal.SIGINT, signal.SIGINT)
         train.main([*argv, "--resume"])
     err = capfd.readouterr().err
-    assert stop.value.code == 130 and err.startswith("\ntrain.py: stopped at once") and "Traceback" not in err
+    assert stop.value.code == 130 and err.startswith("\ntrain.py: stopped immediately") and "Traceback" not in err
     assert not Path("run/checkpoints/step_3").exists() and Path("run/checkpoints/step_2").is_dir()
 
 
@@ -186,10 +188,10 @@ def test_half_written_checkpoint_is_ignored_with_a_message(whole, workplace, mon
 
 @pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
 def test_old_checkpoints_are_pruned(keep, left, workplace, monkeypatch):
-    monkeypatch.setattr(checkpoint, "KEEP", keep)
+    monkeypatch.setattr(checkpoints, "KEEP", keep)
     train.main([*TINY, "--steps", "4", "--save_steps", "1", "--output_dir", "run"])
     assert sorted(os.listdir("run/checkpoints")) == [f"step_{step}" for step in left]
-    assert [step for step, _ in checkpoint.whole(Path("run"))] == left
+    assert [step for step, _ in checkpoints.whole(Path("run"))] == left
 
 
 def test_folder_that_lost_its_state_is_neither_resumed_from_nor_in_the_way(workplace):
@@ -197,7 +199,7 @@ def test_folder_that_lost_its_state_is_neither_resumed_from_nor_in_the_way(workp
     train.main(argv)
     Path("run/checkpoints/step_2/state.pt").unlink()
     train.main([*argv, "--resume"])
-    assert [step for step, _ in checkpoint.whole(Path("run"))] == [1, 2] and [r["step"] for r in metrics("run")] == [1, 2]
+    assert [step for step, _ in checkpoints.whole(Path("run"))] == [1, 2] and [r["step"] for r in metrics("run")] == [1, 2]
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_is_named(workplace, monkeypatch):
@@ -235,7 +237,7 @@ def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, whole, workp
         return collect(*args)
     monkeypatch.setattr(train, "collect", while_sampling)
     train.main(argv)
-    assert "run" in lines[0] and ("another process is at work" in lines[0] or not more)
+    assert "run" in lines[0] and ("another process is using" in lines[0] or not more)
     assert differences(alone, "run", 4) == []
 
 
@@ -249,7 +251,7 @@ def test_the_lock_goes_with_the_process_however_it_ends(workplace, capsys):
         os.write(writer, b"locked")
         signal.pause()
     os.read(reader, 6)
-    assert "another process is at work in run" in refused(capsys, argv)
+    assert "another process is using run" in refused(capsys, argv)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     train.main(argv)

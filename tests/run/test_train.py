@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from plumbing.model import policy
-from plumbing.run.arguments import PRESETS, Arguments
-from plumbing.speed.cutting import response_routes
+from plumbing.model import cold_start
+from plumbing.run.arguments import ALGORITHMS, Arguments
+from plumbing.speed import compiled
 from tiny_run import TINY, TRAIN, differences, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
@@ -33,17 +33,24 @@ def script(*argv, cwd):
 
 # -------------------------------------------------------------------------------------------------------- the real script
 
-def test_script_from_query_to_summary(workplace):
-    done = script(*TINY, "--steps", "2", "--eval_samples", "2", "--eval_prompts", "8", cwd=workplace)
-    assert done.returncode == 0, done.stderr
-    out = done.stdout.splitlines()
-    assert "runs/gspo/metrics.jsonl" in done.stdout and "band [1 - 0.0003, 1 + 0.0004]" in done.stdout
+@pytest.mark.parametrize("start", ["main", pytest.param("script", marks=pytest.mark.slow)])
+def test_script_from_prompt_to_summary(start, workplace, capfd):
+    argv = [*TINY, "--steps", "2", "--eval_samples", "2", "--eval_prompts", "8"]
+    if start == "script":
+        done = script(*argv, cwd=workplace)
+        assert done.returncode == 0, done.stderr
+        said, err = done.stdout, done.stderr
+    else:
+        train.main(argv)
+        said, err = capfd.readouterr()
+    out = said.splitlines()
+    assert "runs/gspo/metrics.jsonl" in said and "clip range [1 - 0.0003, 1 + 0.0004]" in said
     assert sum(line.startswith("batch ") for line in out) == 2
-    assert re.search(r"^before: held-out pass@1 [\d.]+ \[[\d.]+, [\d.]+\], greedy [\d.]+", done.stdout, re.M)
-    assert re.search(r"^after:  held-out pass@1 ", done.stdout, re.M)
-    assert sum(line.startswith("query ") for line in out) == 2                      # two transcripts …
+    assert re.search(r"^before: held-out pass@1 [\d.]+ \[[\d.]+, [\d.]+\], greedy [\d.]+", said, re.M)
+    assert re.search(r"^after:  held-out pass@1 ", said, re.M)
+    assert sum(line.startswith("prompt ") for line in out) == 2                      # two transcripts …
     assert sum(line.lstrip().startswith("python ") for line in out) == 4            # … and four commands to try next
-    assert done.stderr == ""                                                         # no bar where there is no terminal, no warnings
+    assert err == ""                                                                 # no bar where there is no terminal, no warnings
 
     run = workplace / "runs" / "gspo"
     summary = json.loads((run / "summary.json").read_text())
@@ -66,9 +73,9 @@ def test_help_lists_every_flag(tmp_path, monkeypatch, capsys):
 
 # ------------------------------------------------------------------------------------------------------- every algorithm
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_algorithm_takes_two_steps(algorithm, workplace, cold_start, monkeypatch):
-    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    monkeypatch.setattr("plumbing.model.cold_start.MUST_PASS", 0.0)
     more = ["--stage2_step", "1", "--cold_start_steps", "60"] if algorithm == "srpo" else []
     train.main([*TINY, "--algorithm", algorithm, "--steps", "2", "--warmup_steps", "1", *more])
     run = workplace / "runs" / algorithm
@@ -79,7 +86,7 @@ def test_every_algorithm_takes_two_steps(algorithm, workplace, cold_start, monke
         assert all(math.isfinite(v) for v in record.values() if isinstance(v, float)) and record["skipped"] == 0
         assert 0 <= record["clip_low"] + record["clip_high"] <= 1 and record["equivalence_error"] < 1e-5
         assert record["length"] <= 5
-        if PRESETS[algorithm].get("old_logp") != "sampler":  # the sampler's log-probs: nothing is recomputed, or recorded
+        if ALGORITHMS[algorithm].get("old_logp") != "sampler":  # the sampler's log-probs: nothing is recomputed, or recorded
             assert 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
         assert record["kl"] is None                          # there is no reference without --beta
     assert sum(r["grad_norm"] for r in records) > 0
@@ -133,11 +140,11 @@ def test_without_a_compiler_one_warning_and_the_plain_path(workplace, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("no C++ compiler\nat all")
     monkeypatch.setattr(torch, "compile", broken)
-    train.compiled.can_compile.cache_clear()
+    compiled.can_compile.cache_clear()
     train.main([*TINY, "--steps", "2", "--eval_samples", "0", "--torch_compile", "--output_dir", "run"])
-    train.compiled.can_compile.cache_clear()
-    train.compiled.decoder.cache_clear()
-    assert capsys.readouterr().err == ("train.py: warning: no working compiler for --torch_compile, sampling takes the plain path: "
+    compiled.can_compile.cache_clear()
+    compiled.decoder.cache_clear()
+    assert capsys.readouterr().err == ("train.py: warning: no working compiler for --torch_compile, sampling is not compiled: "
                                        "no C++ compiler at all\n")
     assert [r["compiled"] for r in metrics("run")] == [False, False]
 
@@ -146,18 +153,18 @@ def test_prompts_of_many_widths_are_sampled_in_one_compiled_shape(workplace, col
     """Each other shape would be compiled again, and after eight of them torch gives up."""
     shapes = set()
 
-    def compiled(function, **options):
+    def watched(function, **options):
         def call(*args, **inputs):
             shapes.update(tuple(x.shape) for x in inputs.values() if isinstance(x, torch.Tensor))
             return function(*args, **inputs)
         return call
-    monkeypatch.setattr(torch, "compile", compiled)
-    train.compiled.can_compile.cache_clear()
+    monkeypatch.setattr(torch, "compile", watched)
+    compiled.can_compile.cache_clear()
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": "+".join("1" * n) + "=", "answer": str(n)}) + "\n" for n in range(1, 17)))
     train.main([*TINY, "--torch_compile", "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
                 "--prompts_per_step", "2", "--max_completion_length", "4", "--steps", "4", "--plain", "false", "--output_dir", "run"])
-    train.compiled.can_compile.cache_clear()
-    train.compiled.decoder.cache_clear()
+    compiled.can_compile.cache_clear()
+    compiled.decoder.cache_clear()
     assert shapes == {(8, 1), (8, 1, 1, 64 + 4)}
     assert [r["compiled_buckets"] for r in metrics("run")] == [[[8, 64 + 4]]] * 4
 
@@ -171,8 +178,9 @@ def test_micro_batches_change_no_metric_but_by_rounding(workplace):
 
 
 def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold_start):
+    from dataclasses import replace
     from rollout import sample
-    from plumbing.data.tasks import running_sum
+    from plumbing.data.running_sum import running_sum
     args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
     policy, tokenizer = train.trained_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
     part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))
@@ -180,9 +188,12 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
         tensor = getattr(part, name)
         tensor[1:4], tensor[5:7] = tensor[0].clone(), tensor[4].clone()
     found = []
-    for args.plain in (False, True):
-        got = train.score(args, train.Actor(policy, args), policy, part, entropy=True)
-        found.append((got.logp, got.entropy, response_routes(got.routes, part)))
+    for plain in (False, True):
+        now = replace(args, plain=plain)
+        now.max_completion_length = 24
+        learner = train.make_learner(now, task, policy, tokenizer, torch.device("cpu"))
+        got = train.score(now, learner, part, entropy=True)
+        found.append((got.logp, got.entropy, got.routes))
     (logp, entropy, ours), (want, want_entropy, theirs) = found
     assert torch.allclose(logp, want, atol=1e-5) and torch.allclose(entropy, want_entropy, atol=1e-5)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
@@ -226,7 +237,7 @@ def test_a_run_repeats_bit_for_bit(whole, workplace):
 
 def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(workplace, monkeypatch):
     """Its random weights are drawn after the policy is there, however it came to be there."""
-    monkeypatch.setattr(policy, "MUST_PASS", 0.0)
+    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
     cheap = [*TINY, "--algorithm", "ppo", "--steps", "1", "--cold_start_steps", "1", "--seed", "3"]
     for name in ("made", "cached"):
         train.main([*cheap, "--output_dir", name])
@@ -249,14 +260,14 @@ def test_a_named_folder_with_a_run_is_replaced_only_if_told(workplace, capsys):
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, "--steps", "1", "--output_dir", "mine"])
     assert stop.value.code == 2 and Path("mine/metrics.jsonl").read_bytes() == before
-    assert "holds a run of another configuration (steps)" in capsys.readouterr().err
+    assert "holds a run with other flags (steps)" in capsys.readouterr().err
     train.main([*TINY, "--steps", "1", "--output_dir", "mine", "--overwrite_output_dir", "true"])
     assert len(metrics("mine")) == 1 and not Path("mine/checkpoints/step_2").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- --print_trl_config
 
-@pytest.mark.parametrize("algorithm", PRESETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_trl_config_is_printed(algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train.main(["--algorithm", algorithm, "--print_trl_config", "true"])
@@ -300,16 +311,18 @@ def test_gradient_checkpointing_computes_every_layer_again_in_a_run(workplace, m
 def test_gradient_checkpointing_keeps_dropout_off(monkeypatch):
     from transformers import OPTConfig, OPTForCausalLM
     from transformers.models.opt import modeling_opt
+    from plumbing.model.actor import Actor
+    from rollout import sample
     from test_rollout import PROMPTS, TOKENIZER
     torch.manual_seed(0)
     policy = OPTForCausalLM(OPTConfig(vocab_size=17, hidden_size=32, num_hidden_layers=2, ffn_dim=48, num_attention_heads=4,
                                       word_embed_proj_dim=32, dropout=0.5, attention_dropout=0.5, pad_token_id=16, eos_token_id=15)).eval()
-    part = train.plain.sample(policy, TOKENIZER, PROMPTS, 2, 6)
+    part = sample(policy, TOKENIZER, PROMPTS, 2, 6)
     calls, grads = counted_layers(monkeypatch, modeling_opt.OPTAttention), []  # what the layer calls
     for flags in ([], ["--gradient_checkpointing"]):
         policy.zero_grad()
         calls[0] = 0
-        train.Actor(policy, train.parse(["--plain", *flags]))(part).logp.sum().backward()
+        Actor(policy, train.parse(["--plain", *flags]))(part).logp.sum().backward()
         grads.append((calls[0], torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])))
     assert [count for count, _ in grads] == [2, 4]
     assert torch.allclose(grads[0][1], grads[1][1], rtol=1e-4, atol=1e-6)
@@ -331,3 +344,27 @@ def test_the_plain_way_is_the_quick_one_in_the_first_batch(flags, workplace):
     assert [a[k] for k in same] == pytest.approx([b[k] for k in same], rel=1e-5, abs=1e-5)
     weights = [load_file(Path(name, "checkpoints/step_1/model.safetensors")) for name in ("quick", "plain")]
     assert all(torch.allclose(weights[0][k], weights[1][k], atol=1e-5) for k in weights[0])
+
+
+# ---------------------------------------------------------------------------- objectives without a ratio, or with a pull
+
+def test_without_a_ratio_there_is_one_optimizer_step_per_rollout_batch_and_more_are_noted(workplace, capsys):
+    for algorithm in ("reinforce", "rloo"):
+        at = TINY.index("--steps_per_generation")
+        train.main([*TINY[:at], *TINY[at + 2:], "--steps", "1", "--algorithm", algorithm, "--output_dir", algorithm])
+        assert len(metrics(algorithm)[0]["minibatches"]) == 1 and "note:" not in capsys.readouterr().out
+    train.main([*TINY, "--steps", "1", "--algorithm", "rloo", "--output_dir", "more"])
+    assert "note: rloo has no importance ratio" in capsys.readouterr().out and len(metrics("more")[0]["minibatches"]) == 2
+    train.main([*TINY, "--steps", "1", "--algorithm", "grpo", "--output_dir", "grpo"])
+    assert "note:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm, constant", [("dro", "beta=5"), ("ipo", "tau=1")])
+def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, workplace):
+    """The plain way computes every group; with a pull the fast way must, too."""
+    command = [*TINY, "--steps", "1", "--warmup_steps", "0", "--learning_rate", "0.002", "--steps_per_generation", "1",
+               "--algorithm", algorithm, "--objective_constants", constant, "--sampler_dtype", "int4"]
+    for name, more in (("fast", []), ("plain", ["--plain"])):
+        train.main([*command, *more, "--output_dir", name])
+    (fast,), (plain,) = metrics("fast"), metrics("plain")
+    assert 0 < fast["dead_groups"] < 1 and fast["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)

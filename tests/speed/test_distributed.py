@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from plumbing.run import folder as checkpoint
-from plumbing.model import policy
+from plumbing.run import checkpoints
+from plumbing.model import cold_start
 import train
 from tiny_run import TRAIN, differences, metrics
 
@@ -23,6 +23,9 @@ FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hid
 RUNS = {"gspo": ["--eval_samples", "0"],
         "ppo": ["--algorithm", "ppo", "--eval_samples", "2", "--eval_prompts", "5"],     # a critic; an evaluation that does not divide evenly
         "rspo": ["--algorithm", "rspo", "--beta", "0.05", "--router_aux_loss_coef", "0.01", "--micro_batch_size", "2", "--eval_samples", "0"]}
+RUNS["teacher"] = ["--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path",
+                   "gspo/checkpoints/step_5", "--eval_samples", "0"]
+RUNS["self"] = ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation", "--eval_samples", "0"]
 RUNS["prefix"] = ["--model_name_or_path", "model", "--dataset_name", "prefix.jsonl", "--verifier", "exact",
                   "--no_chat_template", "--eval_samples", "0"]     # more than fast.MIN_PREFIX equal tokens
 SHARD, WIDTHS = {"ddp": [], "fsdp2": ["--shard"]}, []
@@ -37,7 +40,7 @@ def home(tmp_path_factory):
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        patch.setattr(policy, "MUST_PASS", 0.0)
+        patch.setattr(cold_start, "MUST_PASS", 0.0)
         patch.setattr(train, "update", watching(train.update))
         train.main([*FLAGS, "--eval_samples", "0", "--steps", "1", "--output_dir", "first"])
         shutil.copytree(next((home / "runs" / "cold_start").iterdir()), home / "model")
@@ -51,10 +54,10 @@ def home(tmp_path_factory):
 
 def watching(update):
     """Notes how wide the two halves of every mini-batch are, which two processes would get."""
-    def noting(args, scorer, policy, optimizer, batch):
-        halves = batch.rollout.mask.chunk(2)
+    def noting(args, learner, mini):
+        halves = mini.rollout.mask.chunk(2)
         WIDTHS.append(tuple(int(part.sum(-1).max()) for part in halves))
-        return update(args, scorer, policy, optimizer, batch)
+        return update(args, learner, mini)
     return noting
 
 
@@ -72,7 +75,7 @@ def distance(home, one, two):
 
 
 @pytest.mark.parametrize("name, how", [("gspo", "ddp"), ("gspo", "fsdp2"), ("ppo", "fsdp2"), ("rspo", "ddp"),
-                                       ("prefix", "fsdp2")])
+                                       ("prefix", "fsdp2"), ("teacher", "fsdp2"), ("self", "ddp")])
 def test_two_processes_end_with_the_weights_of_one(name, how, home):
     run = f"{name}-{how}"
     done = torchrun(home, *RUNS[name], *SHARD[how], "--output_dir", run)
@@ -102,26 +105,52 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         import train
         estimate, batch = train.estimate_advantages, [0]
-        def dying(*args):
+        def dying(*args, **options):
             batch[0] += 1
             if batch[0] == 4 and os.environ["RANK"] == "1":
                 os.kill(os.getpid(), 9)
-            return estimate(*args)
+            return estimate(*args, **options)
         train.estimate_advantages = dying
         train.main()
     """))
     done = torchrun(home, *flags, "--output_dir", run, script=script, expect=1)
-    assert "train.py: process 0 stops, as another one of this job is gone" in done.stderr and "--resume" in done.stderr
+    assert "train.py: process 0 stops because another process of this job has died" in done.stderr and "--resume" in done.stderr
     steps = [2, 3] if how == "ddp" else [2]                  # one replica can save what it has, one shard cannot
-    assert [step for step, _ in checkpoint.whole(home / run)] == steps and len(os.listdir(home / run / "checkpoints")) == len(steps)
+    assert [step for step, _ in checkpoints.whole(home / run)] == steps and len(os.listdir(home / run / "checkpoints")) == len(steps)
     torchrun(home, *flags, "--output_dir", run, "--resume")
     assert differences(home / whole, home / run, 5) == []
+
+
+def test_ddp_is_freed_before_the_process_group(home):
+    """Freed after the group, it hangs one process in a few hundred: see processes.stop."""
+    script = home / "stopping.py"
+    script.write_text(textwrap.dedent(f"""
+        import gc, os, sys
+        sys.path.insert(0, {str(Path(TRAIN).parent)!r})
+        from torch.nn.parallel import DistributedDataParallel
+        import train
+        from plumbing.speed import processes
+        stop, wrap, wrapped = processes.stop, processes.wrap, []
+        def counting(*args):
+            scorer = wrap(*args)
+            wrapped.append(type(scorer).__name__)
+            return scorer
+        def checked():
+            alive = sum(type(each) is DistributedDataParallel for each in gc.get_objects())
+            with open(f"alive-{{os.environ['RANK']}}", "w") as file:
+                file.write(f"{{wrapped}} {{alive}}")
+            stop()
+        processes.stop, processes.wrap = checked, counting
+        train.main()
+    """))
+    torchrun(home, *RUNS["ppo"], "--steps", "1", "--output_dir", "stopping", script=script)
+    assert [(home / f"alive-{rank}").read_text() for rank in range(2)] == ["['DistributedDataParallel'] 0"] * 2
 
 
 def test_bad_argument_is_one_line_per_process(home):
     done = torchrun(home, "--prompts_per_step", "6", "--output_dir", "refused", expect=2)
     lines = {line for line in done.stderr.splitlines() if line.startswith("train.py: ")}
-    assert lines == {"train.py: --prompts_per_step 6 / --steps_per_generation 2 queries per mini-batch do not divide over 2 processes"}
+    assert lines == {"train.py: --prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch do not divide over 2 processes"}
     assert not (home / "refused").exists()
 
 
@@ -138,8 +167,8 @@ def test_a_cold_start_made_by_two_processes_is_whole(home):
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         import train
         from moe import TinyMoE
-        from plumbing.model import policy
-        policy.MUST_PASS, save = 0.0, TinyMoE.save_pretrained
+        from plumbing.model import cold_start
+        cold_start.MUST_PASS, save = 0.0, TinyMoE.save_pretrained
         def saved(*args):
             time.sleep(3 * (os.environ["RANK"] == "0"))
             save(*args)

@@ -145,7 +145,7 @@ def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     mask = batch["completion_mask"].bool()
     mini = rollout.Rollout(batch["prompt_ids"][::4], batch["prompt_mask"][::4].bool(), batch["completion_ids"], mask, torch.zeros(mask.shape),
                            torch.zeros(len(mask), dtype=torch.bool), [""] * len(mask), 4)
-    logp = ours.actor(mini, entropy=False).logp
+    logp = ours.learner.actor(mini, entropy=False).logp
     loss, _ = policy_loss("gspo", logp, batch["old_per_token_logps"], batch["advantages"], mask)
     loss.backward()
     assert mask.all() and torch.allclose(logp, batch["old_per_token_logps"], atol=1e-5)

@@ -9,12 +9,13 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from plumbing.run.arguments import PRESETS
+from plumbing.run.arguments import ALGORITHMS
 
 HERE = Path(__file__).parents[1]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="the pretended GPU needs g++")
@@ -40,11 +41,14 @@ def agrees(found):
 
 @needs_compiler
 def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
-    """A rollout waits seven times as prompts come and answers leave, and once per 16 tokens."""
+    """A rollout waits seven times while prompts and responses are copied, and once per 16 tokens. Resuming on the device:
+    the slow tests below."""
     tokens = 40
     found = simulate("run_train.py", [
-        f"resume hf --steps 2 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
-        "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b"], tmp_path)
+        f"hf --steps 1 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
+        "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b",
+        "--steps 1 --cold_start_steps 5 --fp16 true --beta 0.1 --output_dir c",
+        *["hf --steps 1 --fp16 true --use_peft --output_dir d"] * bool(find_spec("peft"))], tmp_path)
     agrees(found)
     assert 7 < found[0]["syncs"]["rollout"] <= 7 + tokens // 16, found[0]["where"]["rollout"]
 
@@ -58,7 +62,7 @@ def test_every_preset_runs_and_resumes(kind, bf16, tmp_path):
     stage2 = " --stage2_step 1" + " --stage2_dataset_name hf/data.jsonl" * bool(kind)
     agrees(simulate("run_train.py", [
         f"resume {'mixtral' if kind and name == 'rspo' else kind} --steps 2 --algorithm {name}"
-        f" --bf16 {bf16} --output_dir {name}" + stage2 * (name == "srpo") for name in PRESETS],
+        f" --bf16 {bf16} --output_dir {name}" + stage2 * (name == "srpo") for name in ALGORITHMS],
         tmp_path))
 
 
@@ -110,4 +114,32 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     assert not [part for part in found.values() if "error" in part], found
     for name in ("default run", "routing replay old", "routing replay rollout"):
         assert found[name]["batch"]["grad_norm"] > 0
+    assert {"fast", "--plain", "--torch_compile"} == set(found["first command"]) and found["first command"]["fast"]["seconds"] > 0
+    assert found["gsm8k"]["batches"] == 4 and set(found["gsm8k"]["after"]) == {"strict", "lenient", "questions"}
+    assert len(found["beside TRL"]["seconds"]) == 3
     assert found["decode"]["plain"] > 0 and found["noise"]["bfloat16"]["log_s"] > 0
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_gpu_benchmark_ends_on_a_pretended_gpu(tmp_path):
+    done = subprocess.run([sys.executable, HERE / "gpu" / "run_bench.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 7 and not [part for part in found.values() if "error" in part], found
+
+
+def test_gsm8ks_two_verifiers():
+    """Strict wants the number, and nothing but it, in the last box; lenient takes the last number there is."""
+    sys.path.insert(0, str(HERE.parent / "benchmarks"))
+    from gpu import command, lenient, strict
+    for response, found in (("\\boxed{72}", (True, True)), ("so \\boxed{1,072}. ok", (False, False)), ("The answer is 72.", (False, True)),
+                            ("\\boxed{70} no, \\boxed{72}", (True, True)), ("\\boxed{72 apples}", (False, True)), ("72 of 80", (False, False)),
+                            ("\\boxed{72.0}", (False, False)), ("", (False, False)), ("\\boxed{72} and 3", (True, False))):
+        assert (strict(response, "reasons #### 72"), lenient(response, "reasons #### 72")) == found, response
+    assert strict("\\boxed{$1,072$}", "1072") and lenient("it costs 1,072", "1,072")
+
+    class Here:
+        cpu, own = False, {"--model_name_or_path": "a/copy", "--dataset_name": None}
+    flags = command(Here, ".")                               # README's own, with a copy of the model
+    assert flags[:4] == ["--model_name_or_path", "a/copy", "--dataset_name", "openai/gsm8k"] and "--steps" in flags

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import rollout as plain
 from plumbing.speed import fast
 from plumbing.speed.caches import has_plain_cache
-from plumbing.speed.cutting import rows_between
+
+from plumbing.speed.rollouts import FastRollout
 from plumbing.speed.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
 from rollout import Rollout, left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
@@ -107,7 +108,7 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
         want = torch.stack([model.base_model(input_ids=torch.tensor([[*prompts[i // 3], *answers[i].tolist()]])).last_hidden_state[0, -6:-1]
                             for i in range(12)])             # [B, T, D]
         for prefix in {0, 17 * able}:
-            rollout = Rollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None, None, 3, prefix)
+            rollout = FastRollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None, None, 3, prefix)
             groups = groups_per_row(config, rollout)
             assert groups == (0 if family in ("gpt2", "opt", "bloom", "falcon", "gemma3_text") else 4)
             paths = [plain.response_hidden(model, rollout), shared_hidden(model, rollout)]
@@ -166,12 +167,12 @@ def test_distinct_keeps_what_a_group_holds_once():
     part = repeated(rolled(qwen3(), G=4, T=12))
     small, where = distinct(part)
     assert small is part and where == slice(None), "the last group has four kinds: nothing to gain"
-    part = rows_between(part, 0, 8)
+    part = part.rows(0, 8)
     small, where = distinct(part)
     assert small.group_size == 2 and len(small.mask) == 4 and torch.equal(small.prompt_ids, part.prompt_ids)
     assert torch.equal(small.mask[where], part.mask) and torch.equal(small.response_ids[where][part.mask], part.response_ids[part.mask])
     assert all(int(w) // 2 == i // 4 for i, w in enumerate(where)), "in its own group"
-    assert distinct(rows_between(part, 0, 1))[0].group_size == 1 and distinct(rows_between(part, 0, 2))[0].group_size == 2
+    assert distinct(part.rows(0, 1))[0].group_size == 1 and distinct(part.rows(0, 2))[0].group_size == 2
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -179,12 +180,12 @@ def test_distinct_keeps_what_a_group_holds_once():
 def test_responses_that_occur_twice_are_computed_once_with_the_same_gradients(make, packed, monkeypatch):
     monkeypatch.setattr(fast, "MAX_PACKED", packed)
     model = make()
-    part, weights, found = rows_between(repeated(rolled(model, G=4, T=12)), 0, 8), torch.randn(8, 12), []
+    part, weights, found = repeated(rolled(model, G=4, T=12)).rows(0, 8), torch.randn(8, 12), []
     for share in (True, False):
         model.zero_grad()
         scores = (fast if share else plain).response_logp(model, part, entropy_grad=True)
         ((scores.logp + scores.entropy) * weights[:, :scores.logp.shape[1]]).sum().backward()
-        found.append((torch.stack(scores[:2]), torch.cat([p.grad.flatten() for p in model.parameters()])))
+        found.append((torch.stack([scores.logp, scores.entropy]), torch.cat([p.grad.flatten() for p in model.parameters()])))
     (values, grad), (want, reference) = found
     assert torch.allclose(values, want, atol=1e-5) and (grad - reference).norm() < 1e-5 * reference.norm()
 
@@ -195,10 +196,10 @@ def test_micro_batches_of_a_rollout():
     with torch.no_grad():
         whole = response_logp(model, rollout).logp
         for size in (1, 2, 4, 8):                         # parts of a group, and whole groups
-            parts = torch.cat([response_logp(model, rows_between(rollout, i, min(i + size, 12))).logp for i in range(0, 12, size)])
+            parts = torch.cat([response_logp(model, rollout.rows(i, min(i + size, 12))).logp for i in range(0, 12, size)])
             assert torch.allclose(parts, whole, atol=1e-5)
     with pytest.raises(ValueError, match="cut through groups"):
-        rows_between(rollout, 2, 6)
+        rollout.rows(2, 6)
 
 
 @pytest.mark.parametrize("make", MODELS)

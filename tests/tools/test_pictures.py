@@ -19,7 +19,7 @@ def test_ppo_removes_the_gradient_at_two_of_its_four_corners():
     assert bad.tolist() == pytest.approx([-0.8, -1.5])
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [name for name, row in OBJECTIVES.items() if row.source])
 def test_every_member_weighs_an_unmoved_token_the_same(name):
     ones = torch.ones(1, dtype=torch.float64)
     for A in (1.0, -1.0):

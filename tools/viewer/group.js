@@ -1,26 +1,38 @@
-// One group of answers under one objective: a panel of the page.
+// One group of responses under one objective: a panel of the page.
 
 function drawPanel(p) {
-  const run = RUNS[p], here = state.panels[p], row = DATA.objectives[here.name];
+  const run = RUNS[p], here = state.panels[p];
   const panel = byId("panels").children[p];
   panel.replaceChildren();
   make("h2", colourOf(p), `${run.name}, trained with ${run.algorithm}`, panel).id = `run${p}`;
   const groups = run.groups.filter(group => group.step === state.step);
   drawControls(p, panel, groups);
+  if (!usable(run).includes(run.objective)) {
+    const {ratio, clip} = DATA.objectives[run.objective];
+    make("p", "sum unknown", `This page cannot show ${run.objective}, which trained the run: it `
+      + `does not know the ratio "${ratio}" with the clip "${clip}", or the run did not save what they `
+      + `need. It shows ${here.name} on the run's tokens; tools/viewer/losses.js has the `
+      + "formulas.", panel);
+  }
   if (!groups.length) {
     make("p", "sum", `This run saved no tokens of batch ${state.step}.`, panel);
     return;
   }
   const group = groups[Math.min(here.group, groups.length - 1)];
-  make("div", "query", `query  ${group.prompt.trim()}`, panel);
+  make("div", "query", `prompt  ${group.prompt.trim()}`, panel);
   const results = group.mask.map(
-    (_, i) => weigh(row, group, i, here.epsilon, here.epsilonHigh, run));
-  const tokens = results.flat(), below = tokens.filter(r => r.removed === "low").length;
-  const above = tokens.filter(r => r.removed === "high").length, all = count(group.mask.flat());
+    (_, i) => weigh(here.row, group, i, here.epsilon, here.epsilonHigh, run));
+  const tokens = results.flat(), all = count(group.mask.flat());
+  const [below, above, unweighted] = ["low", "high", "weight"].map(
+    why => tokens.filter(r => r.removed === why).length);
   make("p", "sum", isDead(group)
-    ? "All rewards are equal, so every Â is 0: no algorithm learns from this group."
+    ? "All rewards are equal, so every Â is 0: " + (tokens.some(r => r.extra)
+      ? `${here.name} only pulls its tokens towards the old policy.`
+      : "no algorithm learns from this group.")
     : `${here.name} removes the gradient of ${below + above} of ${all} tokens: `
-      + `${below} below the band, ${above} above.`, panel);
+      + `${below} below the clip range, ${above} above.`
+      + (unweighted ? ` ${unweighted} more have weight 0 (--entropy_quantile or --mismatch).` : ""),
+    panel);
   const list = attributes(make("div", "answers", null, panel), {role: "list"});
   group.mask.forEach((_, i) => list.append(drawAnswer(p, group, i, results[i])));
 }
@@ -51,7 +63,7 @@ function drawControls(p, panel, groups) {
     redraw();
   });
   if (here.epsilon === null) {
-    make("span", "sum", "no band: nothing is cut", place);
+    make("span", "sum", "no clip range: nothing is removed", place);
     return;
   }
   for (const [key, text] of [["epsilon", "ε"], ["epsilonHigh", "ε high"]]) {
@@ -73,7 +85,7 @@ function drawAnswer(p, group, i, result) {
   const answer = make("div", chosen ? "answer chosen" : "answer");
   const A = Array.isArray(group.advantages[i]) ? "per token" : signed(group.advantages[i]);
   attributes(answer, {role: "listitem", "aria-label":
-    `Answer ${i + 1}, reward ${reward}, advantage ${A}, s ${Math.exp(logs).toFixed(5)}, `
+    `Response ${i + 1}, reward ${reward}, advantage ${A}, s ${Math.exp(logs).toFixed(5)}, `
     + `${result.filter(r => r.removed).length} of ${length} tokens removed: `
     + group.tokens[i].join("")});
   const verdict = make("div", "verdict", null, answer);
@@ -94,15 +106,16 @@ function drawAnswer(p, group, i, result) {
   return answer;
 }
 
-// At the right of an answer: its s (the product, for objectives of the product) and the band.
+// To the right of a response: its s (for objectives with the product ratio, the product) and the
+// clip range.
 function drawPlace(p, group, i, answer) {
-  const here = state.panels[p], row = DATA.objectives[here.name];
+  const here = state.panels[p], row = here.row;
   const {logw, sum, logs} = logRatios(group, i);
   const product = row.ratio === "product", log = row.clip === "log-min";
   const name = product ? "∏w" : log ? "log s" : "s";
   const value = product ? Math.exp(sum) : log ? logs : Math.exp(logs);
   const place = make("div", "place", null, answer);
-  const probability = ["tv", "kl"].includes(row.clip);       // its band is not one of s
+  const probability = ["tv", "kl", "tv-two-sided"].includes(row.clip);       // its clip range is not one of s
   const band = probability ? null : bandOf(row, here.epsilon, here.epsilonHigh);
   const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
   const digits = Math.abs(value) < 100 ? value.toFixed(5) : value.toExponential(1);
@@ -113,7 +126,7 @@ function drawPlace(p, group, i, answer) {
     const at = 0.25 + 0.5 * (value - band[0]) / (band[1] - band[0]);
     make("b", "", null, gauge).style.setProperty("--at", clamp(at, 0, 1));
     const edges = band.map(edge => short(edge, 5)).join(" to ");
-    attributes(gauge, {role: "img", "aria-label": `${name} is ${where} the band, ${edges}`});
+    attributes(gauge, {role: "img", "aria-label": `${name} is ${where} the clip range, ${edges}`});
   }
   const w = logw.filter((_, t) => group.mask[i][t]).map(Math.exp);
   const range = `w ${Math.min(...w).toFixed(2)} … ${Math.max(...w).toFixed(2)}`;
@@ -127,12 +140,12 @@ function drawToken(p, group, i, t, result, experts) {
   const tool = !group.mask[i][t], wrong = group.first_error?.[i] === t;
   const logw = logRatios(group, i).logw[t], text = printable(group.tokens[i][t]);
   const weight = share(reduction, group, i, run.max_completion_length);
-  const push = tool ? 0 : result.factor * A * weight;
+  const push = tool ? 0 : (result.factor * A + result.extra) * weight;
   const names = ["token", tool && "tool", result.removed && "struck", wrong && "wrong"];
   const token = make("div", names.filter(Boolean).join(" "));
   Object.assign(token.dataset, {push, removed: result.removed || ""});
   token.id = `token${p}-${i}-${t}`;
-  token.tabIndex = i === state.panels[p].chosen && t === 0 ? 0 : -1;   // arrows go on from there
+  token.tabIndex = i === state.panels[p].chosen && t === 0 ? 0 : -1;   // the arrow keys start there
   paint(make("div", "", text, token), logw);
   const beyond = A !== 0 && result.factor > 2 ? " beyond" : "";
   const bar = make("div", `bar ${A < 0 ? "down" : "up"}${beyond}`, null, token);
@@ -148,7 +161,8 @@ function drawToken(p, group, i, t, result, experts) {
   return token;
 }
 
-// A cell per layer: the experts before; where the updates flipped one, those after, and a frame.
+// One cell per layer with the experts before the updates. If the updates changed them, the cell has a
+// frame and also shows the experts after the updates.
 function drawExperts(group, i, t, token) {
   group.old_experts[i].forEach((layer, l) => {
     const before = layer[t], after = group.new_experts[i][l][t];
@@ -162,15 +176,16 @@ function drawExperts(group, i, t, token) {
   });
 }
 
-// All about a token, in words: what a screen reader says and the line at the bottom shows.
+// The description of a token, for screen readers and for the line at the bottom of the page.
 function describe(group, i, t, result, logw, push) {
   const says = [`token ${t + 1} “${printable(group.tokens[i][t])}”`];
   if (group.first_error?.[i] === t) says.push("the first wrong step");
-  if (!group.mask[i][t]) says.push("written by a tool, not a loss token: no gradient");
+  if (!group.mask[i][t]) says.push("inserted by a tool, not a loss token: no gradient");
   else {
-    const side = result.removed === "low" ? "below" : "above";
+    const why = {low: "below the clip range", high: "above the clip range",
+                 weight: "weight 0 by --entropy_quantile or --mismatch"}[result.removed];
     says.push(`log w ${signed(logw, 4)}, w ${Math.exp(logw).toFixed(4)}`,
-              result.removed ? `no gradient: ${side} the band` : `weight ${short(result.factor)}`,
+              why ? `no gradient: ${why}` : `weight ${short(result.factor)}`,
               `Â ${signed(advantage(group, i, t))}`, `−∂loss/∂log π ${short(push)}`);
   }
   (group.old_experts?.[i] || []).forEach((layer, l) => {

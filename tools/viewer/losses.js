@@ -1,23 +1,36 @@
 "use strict";
-// The formulas of ratios.py and losses.py once more, on one group of answers: what
-// multiplies Â·∇log π of each token, and which tokens the clip leaves without gradient.
-// tests/tools/test_view.py compares them with autograd through losses.policy_loss, in a browser.
+// The formulas of ratios.py and losses.py on one group of responses: the factor of Â·∇log π of each
+// token, and the tokens whose gradient the clip removes. Clip ranges and constants come from the rows
+// of losses.OBJECTIVES in the page's data. tests/tools/test_view.py compares every row with
+// autograd through losses.policy_loss, in a browser.
 
-// The ratios and clips of losses.OBJECTIVES that are known here.
+// The ratios and clips that are implemented here; the page says so if a run was trained with others.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];
-const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma"];
-const AROUND_0 = ["log-min", "tv", "kl"];  // their band bounds log w or a change of probability
+const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma",
+               "two-sided", "tv-two-sided", "square"];
+const THROUGH_RATIO = ["min", "log-min", "sigmoid", "tv-two-sided"];   // others: constant · log π
+const BOTH_SIDES = ["two-sided", "tv-two-sided"];          // masks that ignore the sign of A
+// Clips whose range limits log w or a change of probability.
+const AROUND_0 = ["log-min", "tv", "kl", "tv-two-sided"];
+
+// Whether this page implements a row: its ratio, its clip, and their combination.
+function known(row) {
+  if (!RATIOS.includes(row.ratio) || !CLIPS.includes(row.clip)) return false;
+  if (row.ratio.startsWith("log-") !== (row.clip === "log-min")) return false;
+  if (row.clip === "tv-two-sided") return ["token", "gspo-token"].includes(row.ratio);
+  return row.ratio !== "none" || !THROUGH_RATIO.includes(row.clip);
+}
 
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const count = mask => mask.reduce((a, b) => a + b, 0);
 
-// [low, high] of what an objective's clip looks at, null if it has no band.
+// The clip range [low, high] of an objective, null if it has none.
 function bandOf(row, epsilon, epsilonHigh) {
   if (row.epsilon === null) return null;
   return AROUND_0.includes(row.clip) ? [-epsilon, epsilonHigh] : [1 - epsilon, 1 + epsilonHigh];
 }
 
-// Answer i: log w per token (0 outside the mask), their sum and mean log s, |y|.
+// Response i: log w per token (0 outside the mask), their sum and mean log s, |y|.
 function logRatios(group, i) {
   const mask = group.mask[i], old = group.old_logp[i];
   const logw = group.new_logp[i].map((x, t) => mask[t] ? x - old[t] : 0);
@@ -53,19 +66,39 @@ function probabilityChange(clip, logp, oldLogp) {
   return (Math.exp(oldLogp) * (oldLogp - logp) + others) * Math.sign(change);
 }
 
-// Per token of answer i {factor, removed}: what multiplies Â·∇log π before the reduction, and
-// whether the clip removed the gradient below ("low") or above the band ("high"), else null.
-// options are the run's: dual_clip and off_policy_mask, null or numbers.
+// The weight of every token by the run's --mismatch and --entropy_quantile. Where tokens share one
+// ratio, the gradient of each token of the answer has the mean of the weights.
+function weightsOf(row, group, i, length) {
+  const mask = group.mask[i], own = group.factors ? group.factors[i] : mask.map(() => 1);
+  const shared = ["sequence", "product"].includes(row.ratio) || row.clip === "log-min";
+  if (!shared || !THROUGH_RATIO.includes(row.clip)) return own;
+  const sum = own.reduce((a, x, t) => a + (mask[t] ? x : 0), 0);
+  return own.map(() => sum / Math.max(length, 1));
+}
+
+// What multiplies ∇log π whatever the advantage: the pull of IPO and DRO towards the old policy.
+function pull(row, logw) {
+  if (row.clip === "tv-two-sided") return -2 * row.constants.tau * logw;
+  return row.clip === "square" ? -row.constants.beta * logw : 0;
+}
+
+// Per token of answer i {factor, extra, removed}: what multiplies Â·∇log π before the reduction, what
+// is added to factor·Â, and why the factor is 0: the clip removed the gradient below ("low") or above
+// the band ("high"), or the run's weights are 0 ("weight"), else null. options are the run's:
+// dual_clip and off_policy_mask, null or numbers.
 function weigh(row, group, i, epsilon, epsilonHigh, options) {
-  const mask = group.mask[i], ratio = ratioAt(row, group, i), {logs, length} = logRatios(group, i);
+  const mask = group.mask[i], ratio = ratioAt(row, group, i);
+  const {logw, logs, length} = logRatios(group, i), both = BOTH_SIDES.includes(row.clip);
   const [low, high] = bandOf(row, epsilon, epsilonHigh) || [NaN, NaN];
   const stops = options.dual_clip && row.ratio === "token" && row.clip === "min";
   const stale = options.off_policy_mask && -logs > options.off_policy_mask;
   const looks = {                          // what the clip compares with the band
-    "min": ratio, "log-min": ratio,
+    "min": ratio, "log-min": ratio, "two-sided": ratio,
+    "tv-two-sided": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "tv": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "kl": t => probabilityChange("kl", group.new_logp[i][t], group.old_logp[i][t]),
   }[row.clip];
+  const weights = weightsOf(row, group, i, length);
   let geometric = 0;                       // GMPO, RSPO: the mean of log-ratios, cut ones included
   if (row.clip === "log-min") {
     const held = mask.map((m, t) => !m ? 0
@@ -74,11 +107,15 @@ function weigh(row, group, i, epsilon, epsilonHigh, options) {
   }
   return mask.map((m, t) => {
     const A = advantage(group, i, t), r = ratio(t);
-    if (!m) return {factor: 0, removed: null};
-    if (A > 0 && looks && looks(t) > high) return {factor: 0, removed: "high"};
-    if (A < 0 && (stale || looks && looks(t) < low)) return {factor: 0, removed: "low"};
-    if (A < 0 && stops && r > options.dual_clip) return {factor: 0, removed: "high"};
-    return {factor: slope(row, r, A, length, geometric, low, high), removed: null};
+    if (!m) return {factor: 0, extra: 0, removed: null};
+    if (A < 0 && stale) return {factor: 0, extra: 0, removed: "low"};
+    const weight = weights[t], extra = weight * pull(row, logw[t]);
+    const up = both ? A !== 0 : A > 0, down = both ? A !== 0 : A < 0;  // the sides that may be cut
+    if (up && looks && looks(t) > high) return {factor: 0, extra, removed: "high"};
+    if (down && looks && looks(t) < low) return {factor: 0, extra, removed: "low"};
+    if (A < 0 && stops && r > options.dual_clip) return {factor: 0, extra, removed: "high"};
+    return {factor: weight * slope(row, r, A, length, geometric, low, high), extra,
+            removed: weight === 0 ? "weight" : null};
   });
 }
 
@@ -86,17 +123,20 @@ function weigh(row, group, i, epsilon, epsilonHigh, options) {
 function slope(row, r, A, length, geometric, low, high) {
   if (row.clip === "log-min") return geometric;
   if (row.clip === "weight") return clamp(r, low, high);
-  if (row.clip === "tv" || row.clip === "kl") return Math.min(r, 20);
-  if (row.clip === "none") return 1;
+  const c = row.constants, reach = row.ratio === "product" ? length : 1;  // |y| tokens move ∏w
+  if (row.clip === "tv" || row.clip === "kl") return Math.min(r, c.cap);
+  if (row.clip === "none" || row.clip === "square") return 1;
+  if (row.clip === "two-sided") return r;
   if (row.clip === "sigmoid") {
-    const p = 1 / (1 + Math.exp(-(A > 0 ? 1 : 1.05) * (r - 1)));
-    return 4 * p * (1 - p) * r;
+    const p = 1 / (1 + Math.exp(-(A > 0 ? c.tau_positive : c.tau_negative) * (r - 1)));
+    return 4 * p * (1 - p) * r * reach;
   }
   if (row.clip === "gamma") {
-    const W = clamp(r, 1e-8, 4.85e8), [k, lambda] = A >= 0 ? [2, 3] : [3, 2];
+    const W = clamp(r, 1e-8, 4.85e8), k = A >= 0 ? c.k_positive : c.k_negative;
+    const lambda = A >= 0 ? c.lambda_positive : c.lambda_negative;
     return Math.exp(lambda + k * Math.log(W) - lambda * W);
   }
-  return row.ratio === "product" ? length * r : r;   // each of |y| tokens moves the whole product
+  return r * reach;
 }
 
 // The weight of a token of answer i under a reduction, as if this group were the

@@ -8,6 +8,7 @@ const CURVES = [                           // title, value from a line of metric
   ["clipped share of tokens", c => c.clip_low === null ? null : c.clip_low + c.clip_high],
   ["spread of log s (standard deviation)",
    c => c.log_s_var === null ? null : Math.sqrt(c.log_s_var)],
+  ["clip range in standard deviations of log s", c => c.epsilon_over_std],
   ["experts flipped by the updates", c => c.flip_rate],
 ];
 
@@ -42,26 +43,26 @@ function attributes(element, values) {
   return element;
 }
 
-// GSPO blue and GRPO orange on every page; a second run of the same objective has a colour too.
+// GSPO is blue and GRPO orange on every page; a second run of the same objective has another color.
 function colourOf(p) {
   const name = RUNS[p].objective;
   if (p && RUNS[0].objective === name) return "second";
   return ["gspo", "grpo"].includes(name) ? name : "other";
 }
 
-// The colour of a box: purple below 0, green above, logarithmic from |log w| = 1e-4 to 1.
+// The color of a box: purple below 0, green above, logarithmic from |log w| = 1e-4 to 1.
 function paint(box, logw) {
   box.setAttribute("class", `box ${logw < 0 ? "less" : "more"}`);
   box.style.setProperty("--much", clamp(1 + Math.log10(Math.abs(logw)) / 4, 0, 1).toFixed(3));
 }
 
-// The objectives whose formula is known and whose inputs the run saved. One ratio per answer does
-// not go with advantages per token: policy_loss refuses that too.
+// The objectives whose formula is known and whose inputs the run saved. One ratio per response
+// cannot be combined with advantages per token; policy_loss refuses that too.
 function usable(run) {
   const group = run.groups[0], perToken = Array.isArray(group.advantages[0]);
   return Object.keys(DATA.objectives).filter(name => {
     const row = DATA.objectives[name];
-    return RATIOS.includes(row.ratio) && CLIPS.includes(row.clip)
+    return known(row)
       && (row.ratio !== "log-shifted" || group.router_shift)
       && (!perToken || ["none", "token", "gspo-token"].includes(row.ratio));
   });
@@ -75,7 +76,8 @@ RUNS.forEach((run, p) => choose(p, usable(run).includes(run.objective) ? run.obj
 
 // The page opens where the first run's own clip comes nearest to removing half of a group's tokens.
 function firstStep() {
-  const run = RUNS[0], row = DATA.objectives[run.objective];
+  const run = RUNS[0], row = rowOf(run, run.objective);
+  if (!usable(run).includes(run.objective)) return STEPS[0];
   const fromHalf = group => {
     const results = group.mask.flatMap(
       (_, i) => weigh(row, group, i, run.epsilon, run.epsilon_high, run));
@@ -85,10 +87,18 @@ function firstStep() {
   return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
 }
 
-// Panel p shows an objective: in the run's band if it is the run's own objective, else the paper's.
+// An objective's row, with the run's constants if it is the run's own objective.
+function rowOf(run, name) {
+  const row = DATA.objectives[name];
+  if (name !== run.objective) return row;
+  return {...row, constants: {...row.constants, ...run.constants}};
+}
+
+// Show an objective in panel p, with the run's clip range if it is the run's own objective, else
+// with the clip range of its paper.
 function choose(p, name) {
-  const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
-  Object.assign(state.panels[p], {name, epsilon: own ? run.epsilon : row.epsilon,
+  const run = RUNS[p], row = rowOf(run, name), own = name === run.objective && run.epsilon;
+  Object.assign(state.panels[p], {name, row, epsilon: own ? run.epsilon : row.epsilon,
                                   epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
 }
 
@@ -177,12 +187,12 @@ const KEYS = {
   a: ["the next algorithm", () => everyPanel(
     (p, here, names) => choose(p, names[(names.indexOf(here.name) + 1) % names.length]))],
   n: ["the next batch", () => move(1)],
-  p: ["the batch before", () => move(-1)],
-  "[": ["a narrower band", () => widen(1 / 1.5)],
-  "]": ["a wider band", () => widen(1.5)],
-  r: ["the band as it was", () => everyPanel((p, here) => choose(p, here.name))],
-  e: ["experts under every answer, or under the chosen one", () => flip("everywhere")],
-  d: ["dark, light", () => flip("dark")],
+  p: ["the previous batch", () => move(-1)],
+  "[": ["a narrower clip range", () => widen(1 / 1.5)],
+  "]": ["a wider clip range", () => widen(1.5)],
+  r: ["reset the clip range", () => everyPanel((p, here) => choose(p, here.name))],
+  e: ["experts under every response, or only under the chosen one", () => flip("everywhere")],
+  d: ["dark or light", () => flip("dark")],
 };
 
 document.addEventListener("keydown", event => {
@@ -206,8 +216,13 @@ for (const [key, [text]] of Object.entries({...KEYS, "← → ↑ ↓": ["from t
   line.append(` ${text}`);
 }
 byId("batch").addEventListener("input", () => goTo(STEPS[byId("batch").value]));
+byId("flip").addEventListener("click", KEYS.g[1]);
 byId("theme").addEventListener("click", () => flip("dark"));
 byId("experts").addEventListener("click", () => flip("everywhere"));
+const GROUPS = RUNS.flatMap(run => run.groups);
+byId("expertsign").hidden = !GROUPS.some(group => group.old_experts);
+byId("toolsign").hidden = !GROUPS.some(group => group.mask.flat().includes(0));
+byId("wrongsign").hidden = !GROUPS.some(group => group.first_error?.some(t => !missing(t)));
 make("b", "", "log w: less likely after the updates", byId("scale"));
 for (const x of [-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1]) {
   paint(make("i", "", short(x), byId("scale")), x);

@@ -1,6 +1,6 @@
 """What stands around the loss, through train.main: schedule, overlong penalty, KL in rewards.
 
-References: transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_terms.py
+References: transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_extras.py
 """
 
 import json
@@ -14,18 +14,20 @@ from transformers import get_scheduler
 
 import train
 from plumbing.data import tasks
+from plumbing.loop import extras
 from plumbing.run.arguments import parse
 from tiny_run import TINY, metrics
 
 
 def spied(patch, name):
-    """Every call of train.`name` from now on: (arguments, what it returned)."""
-    calls, original = [], getattr(train, name)
+    """Every call of train's or extras' `name` from now on: (arguments, what it returned)."""
+    owner = train if hasattr(train, name) else extras
+    calls, original = [], getattr(owner, name)
 
     def spy(*args, **options):
         calls.append(((*args, *options.values()), original(*args, **options)))
         return calls[-1][1]
-    patch.setattr(train, name, spy)
+    patch.setattr(owner, name, spy)
     return calls
 
 
@@ -54,11 +56,12 @@ def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
         return value * (1 if rates else float("nan")), stats
     monkeypatch.setattr(train, "policy_loss", spoilt)
 
-    def watched(args, scorer, policy, optimizer, batch):
-        before = [p.detach().clone() for p in policy.parameters()]
-        stats = update(args, scorer, policy, optimizer, batch)
-        moved = any(not torch.equal(p, q) for p, q in zip(before, policy.parameters()))
-        rates.append((optimizer.param_groups[0]["lr"], moved))
+    def watched(args, learner, mini):
+        before = [p.detach().clone() for p in learner.policy.parameters()]
+        rate = learner.optimizer.param_groups[0]["lr"]
+        stats = update(args, learner, mini)
+        moved = any(not torch.equal(p, q) for p, q in zip(before, learner.policy.parameters()))
+        rates.append((rate, moved))
         return stats
     update = train.update
     monkeypatch.setattr(train, "update", watched)
@@ -115,7 +118,7 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
     weights = {"token": rows, "seq": [[p] * len(row) for p, row in zip(products, rows)],
                "geo": [[m] * len(row) for m, row in zip(means, rows)]}[level]
     want = [min(w, 1.5) * (0.6 <= m <= 1.2) for row, m in zip(weights, means) for w in row]
-    assert found["mismatch"][rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
+    assert found[rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
     assert 0 < sum(w == 0 for w in want) < len(want)
     assert level == "geo" or any(0 < w < 0.5 for w in want)
 
@@ -127,11 +130,11 @@ def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_los
     estimated, losses = spied(monkeypatch, "estimate_advantages"), spied(monkeypatch, "policy_loss")
     train.main([*TINY, "--algorithm", "reinforce_plus_plus", "--beta", "0.3", "--steps", "2",
                 "--learning_rate", "0.01", "--warmup_steps", "0", "--output_dir", "run"])
-    (_, rewards, rollout, _, _, tensors, _), out = estimated[1]
-    gap = (tensors["old_logp"] - tensors["ref_logp"]).double()
-    assert gap[rollout.mask].abs().max() > 1e-3                            # the policy has moved
-    returns, want = [], torch.zeros(rollout.mask.shape, dtype=torch.float64)
-    for i, mask in enumerate(rollout.mask):
+    (_, rewards, _, _, whole, gap, beta), out = estimated[1]
+    gap = gap.double()
+    assert gap[whole].abs().max() > 1e-3 and beta == 0.3                   # the policy has moved
+    returns, want = [], torch.zeros(whole.shape, dtype=torch.float64)
+    for i, mask in enumerate(whole):
         places, running = mask.nonzero().flatten().tolist(), rewards[i].item()
         for t in reversed(places):
             running -= 0.3 * gap[i, t].item()
@@ -139,8 +142,8 @@ def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_los
             returns.append(running)
     mean = sum(returns) / len(returns)
     std = math.sqrt(sum((x - mean) ** 2 for x in returns) / len(returns))
-    want = torch.where(rollout.mask, (want - mean) / std, 0.0)
-    torch.testing.assert_close(out["advantages"].double(), want, rtol=1e-4, atol=1e-5)
+    want = torch.where(whole, (want - mean) / std, 0.0)
+    torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-5)
     for record, (one, other) in zip(metrics("run"), zip(losses[::2], losses[1::2])):
         assert record["loss"] == pytest.approx((one[1][0] + other[1][0]).item() / 2, rel=1e-5)
         assert record["kl"] is not None

@@ -1,0 +1,187 @@
+"""Reward functions of a whole batch, called as TRL calls them.
+
+    def reward(prompts, completions, **columns):      # lists of B elements, by name
+        return [...]                                  # B numbers; None: no reward for this one
+
+One call gets all responses of this process's share of the rollout batch, always whole groups. It
+can therefore compare the responses of a group or send many responses to a judge model at a time. It
+runs in the training process, without a time limit unless --verifier_timeout sets one. Functions
+that judge one response at a time, in a separate process, are in verifiers.py.
+"""
+
+import ast
+import asyncio
+import inspect
+import math
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+from plumbing.data.verifiers import load_verifier
+
+OURS = ("prompts", "completions", "completion_ids")          # other names are columns of the data
+
+
+def is_whole_batch(kind):
+    """Whether a verifier "file.py:function" has a parameter `completions` and so takes a whole
+    batch. For a function defined in the file this is read from the source text; the file is
+    executed only if the name is something else, for example an imported function."""
+    path, _, name = kind.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        return False
+    try:
+        tree = ast.parse(Path(path).read_text())
+        for node in tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                own = node.args
+                return "completions" in [a.arg for a in (*own.posonlyargs, *own.args,
+                                                         *own.kwonlyargs)]
+        return "completions" in inspect.signature(load_here(kind)).parameters
+    except BaseException:                                    # its worker process will say what
+        return False
+
+
+def load_here(kind):
+    """The function behind "file.py:function", loaded in this process. The file's folder goes to the
+    end of sys.path: a file in it that is called like a package must not replace the package."""
+    before = list(sys.path)
+    try:
+        return load_verifier(kind)
+    finally:
+        folder = str(Path(kind.rpartition(":")[0]).resolve().parent)
+        sys.path[:] = before if folder in before else [*before, folder]
+
+
+class RewardFunction:
+    """A reward function "file.py:function" for a whole batch, with a parameter `completions`.
+
+    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (plain
+    strings, like the prompts), completion_ids (the token ids of the completions) and each column of
+    the data by its name. Without **kwargs it gets only those that it names. It may be async. It
+    returns one part of the reward: B numbers, with None (or NaN) for a response that does not have
+    this part.
+
+    scores() raises ValueError, which ends the run, if the function raises, returns something else,
+    or takes longer than time_limit seconds (None: no limit).
+    """
+
+    whole = True
+
+    def __init__(self, kind, time_limit=None, columns=()):
+        self.kind, self.time_limit = kind, time_limit
+        self.name = kind.rpartition(":")[2]
+        self.names, self.errors = [self.name], Counter()
+        self.complaint, self.complained, self.own = None, False, True
+        self.columns = [name for name in columns if name not in (*OURS, "prompt", "completion")]
+        try:
+            self.function = load_here(kind)
+            parameters = inspect.signature(self.function).parameters.values()
+        except BaseException as error:                       # a user's file may call sys.exit()
+            raise ValueError(f"verifier {kind!r} does not load: {told(error)}")
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.takes = {p.name for p in parameters}
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
+        missing = sorted(needed - {*OURS, *self.columns})
+        if missing:
+            raise ValueError(f"verifier {kind!r} asks for {', '.join(missing)}; a reward function "
+                             f"gets {', '.join([*OURS, *self.columns])}")
+
+    def scores(self, texts, problems, rows, tokenizer=None):
+        """The rewards of B texts as a list of floats, with NaN for None. rows: the data rows of the
+        problems, as dicts."""
+        given = {"prompts": [p.prompt for p in problems], "completions": list(texts)}
+        if tokenizer is not None:
+            given["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"]
+                                       for text in texts]
+        given |= {name: [row.get(name) for row in rows] for name in self.columns}
+        given = {name: x for name, x in given.items() if self.takes_all or name in self.takes}
+        try:
+            found = within(self.time_limit, self.call, given)
+        except Exception as error:                           # whatever the user's function raises
+            raise ValueError(f"verifier {self.kind} {told(error)}") from error
+        return self.checked(found, len(texts))
+
+    def call(self, given):
+        found = self.function(**given)
+        return asyncio.run(wait_for(found)) if inspect.isawaitable(found) else found
+
+    def checked(self, found, n):
+        try:
+            found = list(found)
+        except TypeError:
+            raise ValueError(f"verifier {self.kind} returned {found!r:.80}, not a list")
+        if len(found) != n:
+            raise ValueError(f"verifier {self.kind} returned {len(found)} rewards for {n} "
+                             "completions")
+        return [self.number(value) for value in found]
+
+    def number(self, value):
+        if value is None:
+            return math.nan
+        try:
+            number = math.inf if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.inf
+        if math.isinf(number):
+            raise ValueError(f"verifier {self.kind} returned {value!r:.80} for a completion: a "
+                             "finite number or None is needed")
+        return number
+
+    def try_on(self, problems, rows):
+        """Call the function once with the reference answers as completions, before training.
+        Returns (note, error) as Verifier.try_on does."""
+        if "completion_ids" in self.takes:                   # there is no tokenizer yet
+            return "", ""
+        try:
+            self.scores([p.answer for p in problems], problems, rows)
+        except ValueError as error:
+            return "", str(error).removeprefix("verifier ")
+        return "", ""
+
+    def complain(self):
+        """Print once, on stderr, that some responses got no reward."""
+        if self.complaint and not self.complained:
+            self.complained = True
+            sys.stderr.write(f"train.py: warning: {self.complaint}\n")
+
+    def close(self):
+        pass
+
+
+def within(limit, call, *arguments):
+    """Return call(*arguments); raise TimeoutError after `limit` seconds. The thread then continues
+    until this process ends, because Python cannot stop a function from outside."""
+    if limit is None:
+        return call(*arguments)
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((call(*arguments), None))
+        except BaseException as error:
+            outcome.append((None, error))
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit)
+    if not outcome:
+        raise TimeoutError(f"took longer than --verifier_timeout {limit:g} s for a batch")
+    found, error = outcome[0]
+    if error is not None:
+        raise error
+    return found
+
+
+async def wait_for(awaitable):
+    return await awaitable
+
+
+def told(error):
+    """The error that a user's function raised, in one line."""
+    if isinstance(error, TimeoutError) and "--verifier_timeout" in str(error):
+        return str(error)
+    text = f"raised {type(error).__name__}: {error}".splitlines()[0][:200]
+    if isinstance(error, TypeError) and "string indices" in text:
+        text += " (completions are plain strings here, as the prompts of the data are)"
+    return text

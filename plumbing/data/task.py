@@ -1,0 +1,213 @@
+"""A task: prompts, reference answers, and how a response is judged.
+
+This file does not depend on models or losses.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Callable
+
+import torch
+
+from advantages import with_group_mean
+
+CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
+
+
+@dataclass
+class Task:
+    name: str
+    train: list                  # of Problem; disjoint from test, unless `notes` says otherwise
+    test: list
+    verify: Callable             # (response, problem) -> reward, a number or bool
+    stop: tuple = ()             # strings that end a response, besides the end-of-sequence token
+    chat: bool = False           # put prompts through the tokenizer's chat template, if it has one
+    first_error: Callable | None = None  # (response, problem) -> index of its first wrong character
+    teacher: Callable | None = None      # (problem, random.Random) -> a response, right or wrong,
+    #                                      on which the cold start of a tiny MoE is supervised
+    one_width: bool = False      # all prompts have the same number of tokens
+    sizes: tuple = ()            # train problems per source, in the order of `train`
+    notes: list = field(default_factory=list)    # messages for the user about loading
+    verifiers: tuple = ()        # of Verifier; () for the built-in task
+    parts: Callable | None = None        # (responses, problems) -> [{name: number}], all verifiers
+    reward_weights: tuple = ()   # one per part, in the order of the parts; (): 1 each
+    ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
+    tokenizer: object = None
+    told: int = 0                # number of verifier errors already returned by new_errors()
+    tool: Callable | None = None         # text so far -> text to insert next (rollout.sample)
+    system_prompt: str | None = None     # a message before every prompt
+    prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
+    characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
+
+    @property
+    def verifier_errors(self):
+        """How often verifiers have timed out or crashed so far, as a Counter with the keys
+        "timeout" and "crash"."""
+        return sum((verifier.errors for verifier in self.verifiers), Counter())
+
+    def new_errors(self):
+        """The number of verifier errors since the last call, in this process."""
+        before, self.told = self.told, sum(self.verifier_errors.values())
+        return self.told - before
+
+    @property
+    def part_names(self):
+        """The names of the K parts of the reward. A response is right if its first part is 1."""
+        names = [name for v in self.verifiers for name in v.names or [v.name]]
+        return list(dict.fromkeys(names)) or ["correct"]
+
+    def weights(self, parts):
+        """The weights of the columns of parts [B, K]. Columns that do not come from a verifier (the
+        overlong penalty) have weight 1.
+
+        Raises ValueError if --reward_weights does not have one number per part, or if the number of
+        parts is not known because a verifier has not judged a response yet.
+        """
+        unknown = [v.kind for v in self.verifiers if not v.names]
+        if unknown and self.reward_weights:
+            raise ValueError(f"--reward_weights holds {len(self.reward_weights)} numbers, but how "
+                             f"many parts the reward has is not known: verifier {unknown[0]} has "
+                             "not judged an answer yet")
+        names, weights = self.part_names, self.reward_weights or [1.0] * len(self.part_names)
+        if len(weights) != len(names):
+            raise ValueError(f"--reward_weights holds {len(weights)} numbers, but the reward has "
+                             f"{len(names)} parts: {', '.join(names)}")
+        return [*weights, *[1.0] * (parts.shape[1] - len(weights))]
+
+    def total(self, parts):
+        """Rewards [B] float32, the weighted sums of their parts [B, K].
+
+        Sums that are equal on paper must be equal numbers: rounding differences within a group
+        would become advantages. Several parts are therefore added in float64, each as the decimal
+        number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
+        """
+        weights = self.weights(parts)
+        if len(self.part_names) == 1:                        # only DAPO's penalty may be added
+            return sum(weight * column for weight, column in zip(weights, parts.T))
+        decimals = torch.from_numpy(parts.cpu().numpy().astype(str).astype("float64"))  # [B, K]
+        decimals = decimals.nan_to_num(nan=0.0)              # a part that a response does not have
+        total = sum(weight * column for weight, column in zip(weights, decimals.T))     # [B]
+        return total.float().to(parts.device)                                           # [B]
+
+    def judge(self, texts, problems):
+        """The parts of the rewards of N responses, [N, K]. Several responses are verified at a
+        time.
+
+        NaN means that a response does not have this part. A response without any part gets the mean
+        parts of its group (0 if the whole group has none), so its advantage is 0.
+        """
+        if self.parts is None:
+            rewards = [float(self.verify(text, p)) for text, p in zip(texts, problems)]
+            return torch.tensor(rewards).view(-1, 1)
+        found = self.parts(texts, problems)
+        parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in found])
+        lost = parts.isnan().all(1).nonzero().flatten().tolist()
+        for problem in {problems[i] for i in lost}:
+            group = [i for i, p in enumerate(problems) if p == problem]
+            nothing = parts[group].isnan().all(1, keepdim=True)                     # [g, 1]
+            mean = [with_group_mean(part, len(group)) for part in parts[group].T]
+            parts[group] = torch.stack(mean, 1).where(nothing, parts[group])        # [g, K]
+        if lost:
+            first = next(v for v in self.verifiers if v.whole)
+            first.errors["none"] += len(lost)
+            first.complaint = (f"{' and '.join(v.kind for v in self.verifiers)} gave no reward for "
+                               f"{texts[lost[0]][:40]!r}: such responses get the mean of their "
+                               "group, and verifier_errors counts them")
+        for verifier in self.verifiers:
+            verifier.complain()
+        return parts
+
+    def encode(self, tokenizer, problems, chat, max_prompt_length):
+        """The token ids of problems; each problem is tokenized once. Raises ValueError as
+        encode_prompt does."""
+        if self.tokenizer is not tokenizer:
+            self.tokenizer, self.ids = tokenizer, {}
+        for problem in problems:
+            if problem not in self.ids:
+                self.ids[problem] = encode_prompt(tokenizer, problem, chat, max_prompt_length,
+                                                  self.system_prompt, self.prompt_template)
+        return [self.ids[problem] for problem in problems]
+
+    def keep_what_fits(self, tokenizer, chat, max_prompt_length):
+        """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
+        shows the first prompt as the policy reads it, and a note about the removed prompts; "" for
+        the built-in task. Raises ValueError if no prompt of a train source, or of the test split,
+        is left."""
+        if self.one_width:
+            self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
+            return ""
+        refused = []
+
+        def fits(problem):
+            try:
+                return self.encode(tokenizer, [problem], chat, max_prompt_length)
+            except ValueError as error:
+                refused.append(str(error))
+
+        def kept(problems, what):
+            left = [problem for problem in problems if fits(problem)]
+            if problems and not left:
+                raise ValueError(f"none of the {len(problems)} {what} prompts fits; {refused[-1]}")
+            return left
+        ends = [sum(self.sizes[:i + 1]) for i in range(len(self.sizes))]
+        sources = [kept(self.train[end - size:end], "train") for size, end in zip(self.sizes, ends)]
+        total = len(self.train) + len(self.test)
+        self.test = self.train if self.test is self.train else kept(self.test, "test")
+        self.train, self.sizes = sum(sources, []), tuple(map(len, sources))
+        note = f"{len(refused)} of {total} prompts left out; {refused[0]}\n" if refused else ""
+        return note + shown(tokenizer, self.encode(tokenizer, self.train[:1], chat,
+                                                   max_prompt_length)[0])
+
+
+def shown(tokenizer, ids):
+    """The first prompt as the policy reads it, special tokens included, for the screen."""
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    inside = ""
+    if text.rstrip().endswith("<think>"):
+        inside = ("\nthe chat template opens <think>: this is part of the prompt, and a response, "
+                  "as a verifier reads it, begins inside")
+    text = text if len(text) <= 1200 else f"{text[:800]} … {text[-300:]}"
+    return f"first prompt, {len(ids)} tokens: {text!r}{inside}"
+
+
+def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, template="{prompt}"):
+    """The token ids of a prompt. If `chat` is set and the tokenizer has a chat template, the prompt
+    goes through it.
+
+    template: the text that the policy reads, with {prompt} in place of the prompt. system: a system
+    message; without a chat template it is put before the prompt, separated by an empty line. Raises
+    ValueError that names the row if the prompt has no tokens, more than max_prompt_length tokens,
+    or cannot be tokenized.
+    """
+    where, characters = problem.where or repr(problem.prompt[:40]), len(problem.prompt)
+    if characters > 100 * max_prompt_length:                 # do not tokenize a very long text
+        raise ValueError(f"{where}: the prompt has {characters} characters, far too many for "
+                         f"{max_prompt_length} tokens")
+    try:
+        text = template.replace("{prompt}", problem.prompt)
+        if chat and tokenizer.chat_template:
+            messages = [{"role": "user", "content": text}]
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+                check_system(tokenizer, messages)
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        else:
+            ids = tokenizer(f"{system}\n\n{text}" if system else text)["input_ids"]
+    except Exception as error:                               # tokenizers raises bare Exceptions
+        raise ValueError(f"{where}: the prompt cannot be tokenized: {error}")
+    if not 1 <= len(ids) <= max_prompt_length:
+        raise ValueError(f"{where}: the prompt has {len(ids)} tokens; between 1 and "
+                         f"{max_prompt_length} fit")
+    return ids
+
+
+def check_system(tokenizer, messages):
+    """Raise ValueError if the chat template refuses or drops the system message; not every template
+    supports one."""
+    advice = "use --prompt_template instead of --system_prompt"
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:                               # a template may raise anything
+        raise ValueError(f"the chat template takes no system message ({error}): {advice}")
+    if messages[0]["content"].strip() not in text:
+        raise ValueError(f"the chat template drops the system message: {advice}")

@@ -1,0 +1,83 @@
+"""On-policy distillation: how the teacher's log-probs log π_T are computed.
+
+    --teacher_model_name_or_path   a frozen checkpoint scores the policy's own responses
+    --self_distillation            the policy itself scores them after a prompt that contains the
+                                   right answer
+
+`advantages.distillation` turns them into advantages. The teacher's forwards run like those of
+--beta's reference: in the same micro-batches and precision, divided over the processes.
+"""
+
+import re
+from dataclasses import replace
+
+from plumbing.data.task import encode_prompt
+from plumbing.model.actor import make_scorer
+from plumbing.model.policy import load_policy
+from rollout import Rollout, Scorer, left_pad, pad_token
+from routes import routers_of
+
+
+class Teacher(Scorer):
+    """A frozen Scorer of another policy. A dense teacher of a mixture of experts has no routes to
+    record."""
+
+    def __init__(self, scorer):
+        super().__init__(scorer.policy)
+        self.scorer = scorer
+
+    def forward(self, rollout, record=False, **options):
+        record = record and bool(routers_of(self.policy))    # a dense one has none
+        return self.scorer(rollout, record=record, **options)
+
+
+def teacher_of(args, task, device, tokenizer):
+    """The frozen Scorer of --teacher_model_name_or_path, or None.
+
+    Raises ValueError for a checkpoint that cannot be loaded or has another tokenizer."""
+    name = args.teacher_model_name_or_path
+    if name is None:
+        return None
+    args = replace(args, algorithm="grpo", routing_replay="none", router_aux_loss_coef=0.0)
+    try:
+        teacher, other = load_policy(args, task, device, name)
+    except ValueError as error:
+        what = str(error).replace("--model_name_or_path", "--teacher_model_name_or_path")
+        raise ValueError(what) from None
+    check_one_tokenizer(name, tokenizer, other)
+    return Teacher(make_scorer(args, teacher)).to(device).requires_grad_(False)
+
+
+def check_one_tokenizer(name, own, other):
+    """Raises ValueError unless every token of one tokenizer has the same number in the other."""
+    mine, theirs = own.get_vocab(), other.get_vocab()
+    differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
+    if differ:
+        raise ValueError(f"--teacher_model_name_or_path {name} has another tokenizer than the "
+                         f"policy: {len(differ)} tokens differ, {differ[0]!r} for one; "
+                         "distillation compares the log-probs of the same tokens")
+
+
+def teacher_logp(args, learner, task, batch, teacher, score):
+    """log π_T [B, T] of a rollout batch's responses. score: train.score."""
+    if teacher is not None:
+        return score(args, learner, batch.rollout, scorer=teacher).logp
+    return score(args, learner, hinted(args, task, learner.tokenizer, batch)).logp
+
+
+def hinted(args, task, tokenizer, batch):
+    """The rollout with prompts made by --hint_template, which contain the right answers."""
+    prompts = [hinted_prompt(args, task, tokenizer, problem) for problem in batch.problems]
+    old = batch.rollout
+    ids, mask = left_pad(prompts, pad_token(tokenizer), old.mask.device)            # [Q, P]
+    return Rollout(ids, mask, old.response_ids, old.mask, old.sampler_logp, old.truncated,
+                   old.texts, old.group_size)
+
+
+def hinted_prompt(args, task, tokenizer, problem):
+    """Token ids of a prompt that contains its right answer."""
+    parts = {"answer": problem.answer, "prompt": problem.prompt}
+    text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], args.hint_template)
+    longest = args.max_prompt_length + len(text) - len(problem.prompt)
+    return encode_prompt(tokenizer, problem._replace(prompt=text), args.chat_template, longest,
+                         task.system_prompt, task.prompt_template)

@@ -1,0 +1,168 @@
+"""Optional terms that flags add to the loop of train.py, at two places: before the updates of a
+rollout batch, and inside the loss of a micro-batch.
+
+    before_updates   --overlong_cache, --beta, --mismatch, --mismatch_mask, --entropy_quantile,
+                     --routing_replay, a teacher's log-probs, and what an --advantage other than
+                     group needs
+    inside_loss      --algorithm rspo, --beta, --entropy_coef, --advantage gae,
+                     --router_aux_loss_coef
+"""
+
+import math
+from contextlib import contextmanager
+
+import torch
+
+from advantages import overlong_penalty, value_loss
+from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
+from plumbing.data.running_sum import overlong_zone
+from plumbing.loop.distillation import teacher_logp
+from plumbing.loop.replay import forced_routes
+from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
+
+VALUE_COEF = 0.5  # weight of the critic's loss, as in PPO2 and TRL's PPO
+
+
+def make_extras(args, task, policy, reference=None, teacher=None):
+    """The Extras of a run, or None if none of its flags is set."""
+    rare = (args.overlong_cache, args.beta, args.mismatch, args.mismatch_mask,
+            args.entropy_quantile, args.routing_replay != "none", args.entropy_coef,
+            args.router_aux_loss_coef, args.router_shift,
+            args.distillation_coef, args.advantage not in ("group", "leave_one_out"))
+    return Extras(args, task, policy, reference, teacher) if any(rare) else None
+
+
+class Extras:
+    """reference: a Scorer of the frozen starting policy, for --beta; teacher: one of the checkpoint
+    of --teacher_model_name_or_path."""
+
+    def __init__(self, args, task, policy, reference, teacher=None):
+        self.args, self.task, self.policy = args, task, policy
+        self.reference, self.teacher = reference, teacher
+        bonus = args.entropy_coef > 0
+        routed = args.router_shift or args.router_aux_loss_coef > 0
+        self.options = dict(record=routed, entropy=bonus, entropy_grad=bonus)   # of the new policy
+
+    def before_updates(self, args, learner, batch, old, score):
+        """Set the fields of the batch that flags need. old: its Scores under π_old. score:
+        train.score. Returns the further arguments of advantages.estimate_advantages."""
+        rollout, mask = batch.rollout, batch.rollout.mask                           # [B, T]
+        batch.parts = with_overlong_penalty(args, batch.parts, rollout)             # [B, K]
+        if self.reference is not None:  # scored like old_logp, so that equal policies differ by 0
+            batch.ref_logp = score(args, learner, rollout, scorer=self.reference).logp    # [B, T]
+        batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
+        factors = [] if batch.mismatch is None else [batch.mismatch]
+        if args.entropy_quantile:
+            factors.append(high_entropy_mask(old.entropy, mask, args.entropy_quantile))
+        if factors:
+            batch.factors = math.prod(factors) * mask.float()                       # [B, T]
+        if args.routing_replay != "none":
+            batch.passes = getattr(old, "passes", None)
+        return self.for_advantages(batch, old) | self.of_teacher(learner, batch, score)
+
+    def of_teacher(self, learner, batch, score):
+        """The arguments of estimate_advantages for distillation; {} without a teacher."""
+        args = self.args
+        if self.teacher is None and not args.self_distillation:
+            return {}
+        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, self.teacher, score)
+        return dict(mask=batch.rollout.mask, teacher_logp=batch.teacher_logp,
+                    old_logp=batch.old_logp, distillation_coef=args.distillation_coef)
+
+    def for_advantages(self, batch, old):
+        """The arguments of estimate_advantages, besides the rewards, that this --advantage uses."""
+        args, task, mask = self.args, self.task, batch.rollout.mask
+        if args.advantage == "gae":
+            batch.values = old.values                                               # [B, T]
+            return dict(mask=mask, values=old.values)
+        if args.advantage == "gdpo":
+            return dict(parts=batch.parts, part_weights=task.weights(batch.parts))
+        if args.advantage == "token_credit":
+            return dict(blamed=blamed(task, batch))                                 # [B, T]
+        if not args.advantage.startswith("reinforce_plus_plus"):
+            return {}
+        kl = None
+        if kl_in_rewards(args):
+            kl = kl_penalty(batch.old_logp, batch.ref_logp, mask, "k1")             # [B, T]
+        return dict(mask=mask, kl=kl, beta=args.beta)
+
+    @contextmanager
+    def forcing(self, rollout, passes=None):
+        """Inside the block, the routers are forced to the routes of --routing_replay for this
+        rollout. Yields the keyword arguments that the scorer then needs."""
+        routes = forced_routes(self.args, self.policy, rollout, passes)
+        if routes is None:
+            yield {}
+        else:
+            with replay_routes(self.policy, routes):
+                yield {"replayed": True}
+
+    def inside_loss(self, part, new, mini):
+        """For a micro-batch `part` of the mini-batch `mini` with its Scores `new`: (arguments for
+        policy_loss, further loss terms by name: KL, entropy bonus, critic, load balancing)."""
+        args, mask, terms = self.args, part.rollout.mask, {}                        # [B, T]
+        per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
+        if args.beta and not kl_in_rewards(args):
+            kl = kl_penalty(new.logp, part.ref_logp, mask, args.kl_estimator, part.old_logp)
+            terms["kl"] = args.beta * (part.weights * kl).sum()
+        if args.entropy_coef:
+            terms["entropy"] = -args.entropy_coef * (per_token * new.entropy).sum()
+        if args.advantage == "gae":
+            returns = part.advantages + part.values                                 # [B, T]
+            critic = value_loss(new.values, part.values, returns, mask, per_token)
+            terms["critic"] = VALUE_COEF * critic
+        if args.router_aux_loss_coef:  # the experts' shares are the old policy's
+            logits, tokens = new.routes.logits, mini.rollout.mask                   # [L, B, T, E]
+            share = expert_share(mini.routes.indices, tokens, logits.shape[-1])     # [L, E]
+            balance = load_balancing_loss(logits, mask, share, tokens.sum(),
+                                          has_sigmoid(self.policy))
+            terms["balance"] = args.router_aux_loss_coef * balance
+        arguments = {"mismatch": part.factors}
+        if args.router_shift:
+            arguments["router_shift"] = router_shift(part.routes.logits, new.routes.logits,
+                                                     part.routes.indices, mask)     # [B, T]
+        return arguments, terms
+
+
+def with_overlong_penalty(args, parts, rollout):
+    """The parts of the rewards [B, K], with DAPO's penalty for responses near the length limit as
+    one more part if --overlong_cache is set. Like the limit, the penalty counts all tokens of a
+    response, including those that a tool inserted."""
+    if not args.overlong_cache:
+        return parts
+    cache = overlong_zone(args.overlong_cache, args.max_completion_length)
+    places = torch.arange(1, rollout.mask.shape[1] + 1, device=rollout.mask.device)  # [T]
+    lengths = (rollout.mask * places).amax(-1)                # [B] the last token is the policy's
+    lengths = lengths.masked_fill(rollout.truncated, args.max_completion_length)    # [B]
+    penalty = overlong_penalty(lengths, args.max_completion_length, cache)          # [B]
+    return torch.cat([parts, penalty[:, None]], 1)                                  # [B, K + 1]
+
+
+def kl_in_rewards(args):
+    """Whether the KL is subtracted from the rewards, as in REINFORCE++, not added to the loss."""
+    return args.beta > 0 and args.advantage == "reinforce_plus_plus"
+
+
+def mismatch_correction(args, old_logp, rollout):
+    """[B, T], the weight of --mismatch times the mask of --mismatch_mask, which correct for the
+    difference between the sampler's and the policy's log-probs; None without both flags."""
+    if not args.mismatch and not args.mismatch_mask:
+        return None
+    mask, sampler = rollout.mask, rollout.sampler_logp                              # [B, T]
+    weights = mask.float()                                                          # [B, T]
+    if args.mismatch:
+        weights = mismatch_weight(old_logp, sampler, mask, args.mismatch, 0.0, args.mismatch_high)
+    if args.mismatch_mask:
+        low, high = args.mismatch_mask_bounds
+        weights = weights * mismatch_mask(old_logp, sampler, mask, args.mismatch_mask, low, high)
+    return weights
+
+
+def blamed(task, batch):
+    """[B, T] bool: the response tokens (one per character) at or after the first wrong step."""
+    rollout, G = batch.rollout, batch.rollout.group_size
+    errors = [task.first_error(text, batch.problems[i // G])
+              for i, text in enumerate(rollout.texts)]
+    first = torch.tensor([0 if e is None else e for e in errors], device=rollout.mask.device)
+    places = torch.arange(rollout.mask.shape[1], device=rollout.mask.device)        # [T]
+    return places >= first[:, None]                                                 # [B, T]

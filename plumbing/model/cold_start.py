@@ -1,0 +1,175 @@
+"""The cold start of the built-in tiny MoE: supervised steps before RL.
+
+The GSPO paper starts RL from a cold-start model, which knows the format and is sometimes right.
+Ours is trained on the answers of a teacher that makes a systematic error (running_sum.py): for a 9
+it adds 8 more often than 9. The most likely response is therefore wrong, and RL has to raise the
+probability of a less likely, right one; sharpening the distribution would not help. The cold start
+is cached under runs/, in a folder named by a hash of everything that determines it, and shared by
+all algorithms.
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import Qwen3MoeConfig
+
+from moe import TinyMoE
+from plumbing.data import running_sum
+from plumbing.speed import processes
+from plumbing.speed.experts import on_its_device
+from plumbing.speed.fast import FastSampler
+from plumbing.run.checkpoints import write_text
+from rollout import Rollout, Scorer, left_pad
+from routes import expert_share, load_balancing_loss
+
+
+CACHE = Path("runs/cold_start")
+BATCH, WARMUP = 32, 30  # rows per supervised step, warm-up steps
+BALANCE = 0.01          # load-balancing coefficient of the cold start
+INIT_STD = 0.08         # standard deviation of the random weights
+EVERY = 5               # seconds between two progress lines if there is no terminal
+MUST_PASS = 0.3         # smallest pass@1 of a usable cold start; below it RL sees too few successes
+
+
+def tiny_config(args, tokenizer):
+    """The shape of the built-in policy: a Qwen3-MoE of about a million parameters."""
+    K = args.num_experts_per_tok
+    return Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=args.hidden_size, num_attention_heads=4,
+        num_hidden_layers=args.num_hidden_layers, num_key_value_heads=4,
+        head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=K,
+        moe_intermediate_size=2 * args.hidden_size // K,  # active weights do not depend on K
+        intermediate_size=2 * args.hidden_size,
+        norm_topk_prob=K > 1,  # one normalized gate is always 1: the router would get no gradient
+        tie_word_embeddings=False, max_position_embeddings=2048, bos_token_id=None,
+        initializer_range=INIT_STD, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id)
+
+
+def cold_start(args, task, device):
+    """(policy, tokenizer) of the cold start, from the cache or trained now. Raises ValueError if
+    its pass@1 is too low to start RL."""
+    tokenizer = running_sum.builtin_tokenizer(task.characters)
+    config = tiny_config(args, tokenizer)
+    recipe = dict(task=task.name, config=config.to_diff_dict(), steps=args.cold_start_steps,
+                  learning_rate=args.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
+                  balance=BALANCE, seed=args.seed, torch=torch.__version__,
+                  problems=digest(task.train))  # and their order
+    folder = CACHE / digest(recipe)[:12]
+    # only the first process trains it: transformers lets no other process write a model
+    processes.on_first(lambda: folder.is_dir() or make_cold_start(args, task, config, tokenizer,
+                                                                  device, folder, recipe))
+    policy = on_its_device(TinyMoE.from_pretrained(folder), device)
+    policy.name_or_path = str(folder.resolve())
+    return policy, tokenizer
+
+
+def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
+    """Train the cold start and write it to the folder. Raises ValueError if its pass@1 is too
+    low."""
+    torch.manual_seed(args.seed)
+    policy = on_its_device(TinyMoE(config), device)
+    supervise(policy, tokenizer, task, args)
+    passed = share_right(policy, tokenizer, task)
+    if passed < MUST_PASS:
+        raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least "
+                         f"{MUST_PASS}; try more --cold_start_steps (now {args.cold_start_steps}), "
+                         "another --seed or shorter sums")
+    partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
+    policy.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    write_text(partial / "recipe.json", json.dumps(recipe | {"pass_at_1": passed}, indent=1))
+    try:
+        os.rename(partial, folder)
+    except OSError:  # another run has written the same cold start meanwhile
+        shutil.rmtree(partial)
+
+
+def digest(value):
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def share_right(policy, tokenizer, task, samples=4):
+    """The share of right responses to up to 128 held-out problems."""
+    problems, width = task.test[:128], running_sum.longest_answer(task)
+    generator = torch.Generator().manual_seed(0)
+    uniforms = torch.rand(len(problems) * samples, width, generator=generator)      # [B, T]
+    sampler = FastSampler(policy, tokenizer, width, tool=task.tool)
+    rollout = sampler.sample([p.prompt for p in problems], samples, uniforms=uniforms)
+    right = [task.verify(text, problems[i // samples]) for i, text in enumerate(rollout.texts)]
+    return sum(reward >= 1 for reward in right) / len(right)
+
+
+def supervise(policy, tokenizer, task, args):
+    """Train on the teacher's answers by next-token cross-entropy; prompt tokens are not in the
+    loss."""
+    rng, steps = random.Random(args.seed), args.cold_start_steps
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.cold_start_learning_rate,
+                                  betas=(0.9, 0.95), weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))
+    policy.train()
+    scorer = Scorer(policy)
+    for _ in told(steps):
+        problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
+        batch = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems],
+                       task.tool)
+        scores = scorer(batch, record=True)
+        logp, (indices, logits) = scores.logp, scores.routes                        # [L, B, T, ·]
+        share = expert_share(indices, batch.mask, logits.shape[-1])                 # [L, E]
+        balance = load_balancing_loss(logits, batch.mask, share)
+        loss = -logp.sum() / batch.mask.sum() + BALANCE * balance
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def told(steps):
+    """Iterate over range(steps) and show the progress: a bar on a terminal, else a line every EVERY
+    seconds. The remaining time is estimated from the steps so far."""
+    if sys.stderr.isatty():
+        yield from tqdm(range(steps), desc="cold start", leave=False)
+        return
+    began = last = time.perf_counter()
+    for step in range(1, steps + 1):
+        yield step
+        now = time.perf_counter()
+        if now - last >= EVERY and step < steps:
+            left, last = (now - began) / step * (steps - step), now
+            print(f"cold start: {step} of {steps} supervised steps, {left:.0f} s left", flush=True)
+
+
+def half_cosine(progress):
+    """Learning-rate factor: 1 for the first half of the steps, then a cosine decay to 0."""
+    angle = torch.tensor(torch.pi * (2 * progress - 1))
+    return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(angle).item())
+
+
+def taught(policy, tokenizer, problems, answers, tool=None):
+    """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
+    a loss token; tokens inserted by the tool are not."""
+    prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
+    ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
+    width, pad, device = max(map(len, ids)), tokenizer.pad_token_id, policy.device
+    response = torch.tensor([i + [pad] * (width - len(i)) for i in ids], device=device)  # [B, T]
+    lengths = torch.tensor([len(i) for i in ids], device=device)                    # [B]
+    mask = torch.arange(width, device=device) < lengths[:, None]                    # [B, T]
+    for row, answer in enumerate(answers if tool else ()):   # a character is a token
+        read = 0
+        while read < len(answer):
+            read += 1
+            said = len(tool(answer[:read]))
+            mask[row, read:read + said] = False
+            read += said
+    return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
+                   torch.zeros(len(ids), dtype=torch.bool), answers, 1)

@@ -1,0 +1,272 @@
+"""What a run writes, so that nothing is lost: JSON lines, small files, checkpoints.
+
+A checkpoint is written to a temporary folder, which is then renamed. A folder named step_N is
+therefore always complete, even if the run was killed. It is an ordinary Hugging Face checkpoint
+with a file state.pt for what a model folder does not hold: optimizer, schedule, random states, data
+position, critic. state.pt contains only tensors, numbers and text, and is read with
+weights_only=True: a pickled object in it is refused, not executed.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from contextlib import contextmanager, nullcontext, suppress
+
+import numpy
+import torch
+from safetensors import SafetensorError
+
+from plumbing.model.adapters import save_policy
+from plumbing.speed import processes
+
+KEEP = 2  # largest number of checkpoints that a run keeps
+
+
+def write_text(path, text):
+    """Write a small file under a temporary name, then rename it."""
+    partial = path.with_name(f".partial-{path.name}")
+    with naming(path):
+        partial.write_text(text)
+        os.replace(partial, path)
+
+
+def append(path, record):
+    """Append one JSON line; it is in the file when this function returns."""
+    with naming(path), open(path, "a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+@contextmanager
+def naming(path):
+    """Turn an error while writing (disk full, no permission) into one OSError that names the
+    file."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise OSError(f"{path} could not be written: {' '.join(str(error).split())}") from error
+
+
+def keep_lines(path, step):
+    """Drop the lines of a .jsonl file that are later than `step` or incomplete, so that a resumed
+    run has no step twice."""
+    if not path.exists():
+        return
+    kept = []
+    for text in path.read_text().splitlines():
+        try:
+            if json.loads(text)["step"] <= step:
+                kept.append(text + "\n")
+        except ValueError:                                   # the line is incomplete
+            break
+    write_text(path, "".join(kept))
+
+
+class Saver:
+    """Checkpoints of a run. As a context manager it also saves when an error ends the block.
+
+    step: the last complete rollout batch. stop(): whether a signal has asked any process to stop.
+    """
+
+    def __init__(self, args, folder, learner, progress):
+        """learner, progress: the objects that are saved. Together with the random states they are
+        all that the rest of the run depends on."""
+        self.folder, self.shard, self.marked, self.step = folder, args.shard, None, 0
+        self.learner, self.progress, self.team = learner, progress, learner.team
+        self.stop = stop_on_signals(self.team)
+
+    def mark(self, step):
+        """Record that batch `step` is complete: a run resumed from the next checkpoint continues
+        with the batch after it. Returns whether the run has been asked to stop."""
+        learner = self.learner
+        self.marked = {"step": step, "stream": learner.stream.state_dict(),
+                       "random": random_state(), "progress": dict(self.progress),
+                       "schedule": learner.schedule.state_dict(), **self.scale()}
+        return self.stop()
+
+    def save(self):
+        """Write the checkpoint of the marked batch. All processes must call this; only the first
+        one writes."""
+        marked, self.marked = self.marked, None              # a write that fails is not tried again
+        if self.alone():
+            return self.write(marked, marked | self.state())
+        state = marked | self.state()
+        with processes.gathered(self.learner.actor) as policy, self.in_full():
+            processes.on_first(lambda: save(self.folder, state["step"], policy,
+                                            self.learner.tokenizer, state))
+
+    def write(self, marked, state):
+        with self.in_full():
+            save(self.folder, marked["step"], self.learner.policy, self.learner.tokenizer, state)
+
+    def alone(self):
+        """Whether there is one process, which holds all weights."""
+        return self.team.world() == 1 and not self.shard
+
+    def state(self):
+        """The optimizer's state, and the critic's weights by name ({} without a critic)."""
+        actor, optimizer = self.learner.actor, self.learner.optimizer
+        if not self.alone():
+            return processes.whole_state(actor, optimizer, self.shard)
+        critic = {name: weight for name, weight in actor.state_dict().items()
+                  if name.startswith("critic.")}
+        return {"optimizer": optimizer.state_dict(), "critic": critic}
+
+    def scale(self):
+        """The gradient scaler's state (--fp16), {} without one."""
+        scaler = self.learner.scaler
+        return {"scaler": scaler.state_dict()} if scaler.is_enabled() else {}
+
+    def restore(self):
+        """Restore the state of the newest complete checkpoint, if there is one. The policy itself
+        was loaded from it before. Raises ValueError as load_state does."""
+        learner = self.learner
+        self.step, folder = newest(self.folder)
+        for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
+            processes.on_first(lambda: keep_lines(self.folder / name, self.step))
+        if folder:
+            state = load_state(folder)
+            processes.load_state(learner.actor, learner.optimizer, state, self.shard)
+            learner.schedule.load_state_dict(state["schedule"])
+            learner.stream.load_state_dict(state["stream"])
+            learner.scaler.load_state_dict(state.get("scaler", {}))
+            self.progress.update(state["progress"])
+            self.mark(self.step)
+
+    def in_full(self):
+        """Inside this context the policy has the optimizer's float32 weights (offload.py)."""
+        return getattr(self.learner.optimizer, "masters_shown", nullcontext)()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self.marked and isinstance(error, (Exception, SystemExit)):
+            with suppress(Exception):                        # the first error is the one to report
+                self.rescue()
+
+    def rescue(self):
+        """After an error: save the last complete batch, unless it is saved already or a weight is
+        not finite. The weights are the current ones and include the updates of the failed batch; a
+        resumed run repeats that batch. With --shard nothing can be saved, because the shards of the
+        other processes are out of reach."""
+        step, lost = self.marked["step"], self.shard and processes.world() > 1
+        finite = all(weight.isfinite().all() for weight in self.learner.actor.parameters())
+        if processes.rank() or lost or not finite or step in dict(whole(self.folder)):
+            return
+        half = self.learner.schedule.state_dict() != self.marked["schedule"]
+        self.write(self.marked, self.marked | self.state())
+        print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
+              f"{', with the updates that this batch had made' * half}; --resume continues from it")
+
+
+def stop_on_signals(team):
+    """After Ctrl-C or SIGTERM the run completes its rollout batch and saves; a second signal stops
+    it immediately. Returns a function: whether any process of the team has received a signal."""
+    caught = []
+
+    def handle(number, frame):
+        if caught and time.monotonic() - caught[0] > 2:      # torchrun repeats a signal immediately
+            raise KeyboardInterrupt
+        if not caught and processes.rank() == 0:             # print could be interrupted in itself
+            os.write(1, b"\nstopping after this rollout batch (press again to stop "
+                        b"immediately; --resume continues from the last checkpoint)\n")
+        caught.append(time.monotonic())
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    return lambda: any(team.gather(bool(caught)))
+
+
+def save(run, step, policy, tokenizer, state):
+    """Write checkpoints/step_N and delete all but the newest KEEP. state: plain data and
+    tensors."""
+    folder = run / "checkpoints" / f"step_{step}"
+    partial, kept = folder.with_name(f".partial-{folder.name}"), [old for _, old in whole(run)]
+    last = kept[-1].name if kept else "none"
+    try:
+        with naming(f"{folder} (the last complete checkpoint is {last})"):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            if hasattr(policy, "adapters"):
+                save_policy(policy, partial)
+            else:
+                policy.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            torch.save(state, partial / "state.pt")
+            for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
+                sync(file)                                   # on the disk before the rename
+            shutil.rmtree(folder, ignore_errors=True)        # only an incomplete one can be there
+            os.rename(partial, folder)
+            sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    for old in kept[:max(0, len(kept) + 1 - KEEP)]:
+        gone = old.with_name(f".partial-{old.name}")
+        os.rename(old, gone)                                 # it must not look complete
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def sync(path):
+    """Wait until a file, or a folder, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def whole(run):
+    """[(step, folder)] of the run's complete checkpoints, oldest first."""
+    folders = [file.parent for file in (run / "checkpoints").glob("step_*/state.pt")]
+    return sorted((int(folder.name[5:]), folder) for folder in folders
+                  if folder.name[5:].isdigit() and (folder / "config.json").is_file())
+
+
+def newest(run):
+    """(step, folder) of the newest complete checkpoint, or (0, None); removes incomplete ones."""
+    for partial in (run / "checkpoints").glob(".partial-*"):
+        print(f"ignoring an incomplete checkpoint: {partial}", flush=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    return (whole(run) or [(0, None)])[-1]
+
+
+def newest_of_all(run):
+    """The folder of the newest complete checkpoint, the same for all processes; or None."""
+    return processes.on_first(lambda: newest(run))[1]
+
+
+def load_state(folder):
+    """Read state.pt of a checkpoint and restore its random states. Raises ValueError if the file
+    is damaged or contains anything but data."""
+    path = folder / "state.pt"
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as plain data ({type(error).__name__}): it is "
+                         "damaged or holds pickled code, which is never executed; delete this "
+                         "checkpoint to use the previous one") from None
+    saved = state["random"]
+    random.setstate(saved["python"])
+    name, keys, *more = saved["numpy"]
+    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *more))
+    torch.set_rng_state(saved["torch"])
+    return state
+
+
+def seed_all(seed):
+    """Seed Python's, NumPy's and torch's generators, as transformers.set_seed does. The import of
+    that function would also import the trainer and peft and delay the first output by seconds."""
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)                                  # for the CPU and every GPU
+
+
+def random_state():
+    """The global random states of Python, NumPy and torch, any of which a user's code may use."""
+    name, keys, *rest = numpy.random.get_state()
+    states = {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}
+    return states | {"torch": torch.get_rng_state()}

@@ -1,0 +1,112 @@
+"""The screen: what a run prints before its first rollout batch and at its end. The lines between
+them are printed by metrics.py.
+
+summary.json contains the numbers that are printed at the end.
+"""
+
+import json
+
+from losses import OBJECTIVES
+from plumbing.run import band, checkpoints
+from plumbing.run.advice import next_steps
+from plumbing.speed.processes import rank
+
+
+def say(text):
+    """Print text in the first process only."""
+    if text and rank() == 0:
+        print(text)
+
+
+def plan(args, folder, task, device):
+    """A description of what this run will do, in a few lines."""
+    model, after = args.model_name_or_path, ""
+    if not model:
+        model = (f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} "
+                 f"experts, top-{args.num_experts_per_tok})")
+        after = (f"; its cold start of {args.cold_start_steps} supervised steps is made once and "
+                 "kept under runs/cold_start")
+    clip_range = ""
+    if band.is_auto(args):
+        times = args.epsilon.removeprefix("auto:")
+        clip_range = f", clip range 1 ± {times} standard deviations of log s"
+    elif args.epsilon is not None:
+        clip_range = f", clip range [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
+    return "\n".join([
+        f"training {model} with {args.algorithm}: {task.name} ({len(task.train)} prompts, "
+        f"{len(task.test)} held out), on {device}{after}",
+        f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
+        f"responses, {args.steps_per_generation} mini-batches each{clip_range}; metrics are "
+        f"written to {folder}/metrics.jsonl", *uncorrected(args), *task.notes])
+
+
+def uncorrected(args):
+    """A note, if later optimizer steps use samples of an older policy and no ratio corrects for
+    that."""
+    if OBJECTIVES[args.objective].ratio != "none" or args.steps_per_generation == 1:
+        return []
+    return [f"note: {args.algorithm} has no importance ratio, so only the first of the "
+            f"{args.steps_per_generation} optimizer steps of a rollout batch is on-policy; "
+            "with --steps_per_generation 1 every step is"]
+
+
+# ---------------------------------------------------------------------------- before and after
+
+def with_limits(score):
+    mean, low, high = score
+    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def scores(answers):
+    """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
+    sampled, (greedy, _, _) = answers["sampled"], answers["greedy"]["pass_at_1"]
+    found = f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}"
+    if "reward" in sampled:                                  # older runs did not save it
+        found += f", mean reward {with_limits(sampled['reward'])}"
+        parts = sampled["reward_parts"]
+        named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
+        found += f" ({named})" if len(parts) > 1 else ""
+    return found
+
+
+def first_scores(answers, seconds):
+    """The line after the evaluation of the starting policy; "" if it was not evaluated."""
+    return f"before: {scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
+
+
+def summary_of(when, answers):
+    """The entries of summary.json for the evaluation "before" or "after" training."""
+    sampled = answers["sampled"]
+    mean, *interval = sampled["pass_at_1"]
+    found = {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
+             f"greedy_{when}": answers["greedy"]["pass_at_1"][0]}
+    if "reward" in sampled:
+        reward, *limits = sampled["reward"]
+        found |= {f"reward_{when}": reward, f"reward_interval_{when}": limits,
+                  f"reward_parts_{when}": sampled["reward_parts"]}
+    return found
+
+
+def report(args, folder, task, before, after, seconds):
+    """Print the scores before and after training, two transcripts, and what to try next; write
+    summary.json."""
+    if rank():
+        return
+    summary, both = {"seconds": seconds, "steps": args.steps}, {"before": before, "after": after}
+    if after:
+        for when, answers in both.items():
+            summary |= summary_of(when, answers)
+        for i, problem in enumerate(task.test[:2]):
+            print(f"\nprompt  {problem.prompt.strip()}   (right: {problem.answer})")
+            for when, answers in both.items():
+                right = answers["sampled"]["rewards"][i][0] >= 1
+                text = answers["sampled"]["texts"][i][0]
+                print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
+        print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
+    checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"
+          "worth trying next:")
+    for command, why in next_steps(args, folder, records):
+        long = len(command) > 48
+        print(f"  {command}\n      # {why}" if long else f"  {command:<50}# {why}")

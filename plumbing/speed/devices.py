@@ -1,0 +1,66 @@
+"""The device that a run computes on, and the arithmetic that suits it.
+
+    --device     auto: CUDA if there is a GPU, else the CPU; mps (Apple) is used only if it is asked
+                 for, because it has not been tested on real hardware
+    arithmetic   float32; for a checkpoint on a GPU bfloat16, or float16 with a gradient scaler
+                 on GPUs that only emulate bfloat16 (T4, V100 and older)
+"""
+
+from contextlib import nullcontext
+
+import torch
+
+KINDS = ("auto", "cpu", "cuda", "mps")
+THERE = {"cuda": lambda: torch.cuda.is_available(), "cpu": lambda: True,
+         "mps": lambda: torch.backends.mps.is_available()}
+
+
+def kind_of(args):
+    """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
+    if args.use_cpu:
+        return "cpu"
+    if args.device == "auto":
+        return "cuda" if THERE["cuda"]() else "cpu"
+    if not THERE[args.device]():
+        raise ValueError(f"--device {args.device}: torch {torch.__version__} finds no such device "
+                         "on this machine; use --device auto")
+    return args.device
+
+
+def has_bfloat16():
+    """Whether the GPU has bfloat16 arithmetic. torch can also emulate it, slowly."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def choose_arithmetic(args):
+    """Choose --bf16 and --fp16 if they were not given.
+
+    Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
+    """
+    gpu = kind_of(args) == "cuda"
+    if args.bf16 and args.fp16:
+        raise ValueError("--bf16 true and --fp16 true: autocast uses only one format")
+    if args.bf16 and gpu and not has_bfloat16():
+        raise ValueError("--bf16 true: this GPU has no bfloat16 arithmetic; use --fp16, which is "
+                         "the default on such a GPU")
+    wanted = gpu and bool(args.model_name_or_path)
+    if args.fp16 is None:
+        args.fp16 = wanted and args.bf16 is None and not has_bfloat16()
+    if args.bf16 is None:
+        args.bf16 = wanted and not args.fp16 and has_bfloat16()
+
+
+def widest(device):
+    """The floating-point format with the highest precision on a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def autocast(device, half):
+    """Autocast to `half` on a device; no autocast if `half` is None."""
+    return torch.autocast(device.type, half) if half else nullcontext()
+
+
+def wait(device):
+    """Wait until the device has finished its work, for example before a clock is read."""
+    if device.type in ("cuda", "mps"):
+        getattr(torch, device.type).synchronize()

@@ -1,0 +1,138 @@
+"""FastRollout, a rollout with data for speed and routing replay, and functions that join and cut
+rollouts and routes. Values are unchanged; only the shape is.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+
+from rollout import Rollout
+from routes import Pass, Routes
+
+
+@dataclass
+class FastRollout(Rollout):
+    """A rollout with the additional fields that fast.py and routing replay need."""
+
+    prefix: int = 0              # number of first tokens that all prompts share
+    sampled: Routes | None = None    # the sampler's routes: prompts, then responses
+    tokens: list | None = None   # B numbers of loss tokens, if they were counted
+
+    @classmethod
+    def of(cls, rollout, **more):
+        """The same rollout as a FastRollout."""
+        return cls(**{f.name: getattr(rollout, f.name) for f in fields(rollout)} | more)
+
+    def cut(self, prompts, rows, group_size):
+        tokens = self.tokens and [self.tokens[i] for i in rows.tolist()]
+        device = self.mask.device
+        index = [x.to(device, non_blocking=True) for x in (prompts, rows)]
+        sampled = self.sampled and route_rows(self.sampled, index)
+        return replace(super().cut(prompts, rows, group_size), tokens=tokens, sampled=sampled)
+
+
+def counted_places(rollout):
+    """The indices [N] of the loss tokens among the B·T positions, without a GPU synchronization;
+    None if they were not counted before."""
+    tokens = getattr(rollout, "tokens", None)
+    if tokens is not None:
+        return torch.nonzero_static(rollout.mask.flatten(), size=sum(tokens))[:, 0]
+
+
+def prefix_of(rollout):
+    """The number of first tokens that all prompts of a rollout share; 0 if it is not known."""
+    return getattr(rollout, "prefix", 0)
+
+
+def concat(rollouts):
+    """Join rollouts of the same group size. Narrower ones are padded: prompts on the left,
+    responses on the right."""
+    P, T = (max(getattr(r, name).shape[1] for r in rollouts) for name in ("prompt_ids", "mask"))
+
+    def left(name):
+        width = lambda r: P - r.prompt_ids.shape[1]
+        return torch.cat([F.pad(getattr(r, name), (width(r), 0)) for r in rollouts])
+
+    def right(name):
+        return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
+    joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
+                     right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
+                     [t for r in rollouts for t in r.texts], rollouts[0].group_size)
+    if not all(isinstance(r, FastRollout) for r in rollouts):
+        return joined
+    return FastRollout.of(joined, prefix=shared(rollouts), sampled=concat_routes(rollouts, P, T))
+
+
+def shared(rollouts):
+    """The length of the prefix that all rollouts share; 0 if one has none or they differ."""
+    prefix = min(r.prefix for r in rollouts)
+    begins = {tuple(r.prompt_ids[0][r.prompt_mask[0]][:prefix].tolist()) for r in rollouts}
+    return prefix if len(begins) == 1 else 0
+
+
+def join_scores(parts):
+    """Scores of consecutive rows of a rollout as one."""
+    def cat(name, join=torch.cat):
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else join(found)
+
+    join = dict(logp=torch.cat, entropy=torch.cat, values=torch.cat, passes=cat_routes,
+                routes=lambda found: Pass(*(torch.cat(x, 1) for x in zip(*found))))
+    names = [f.name for f in fields(parts[0]) if f.name in join]
+    return replace(parts[0], **{name: cat(name, join[name]) for name in names})
+
+
+# ------------------------------------------------------------------------------------------ routes
+
+def route_rows(routes, rows):
+    """The routes of some rows. rows: for each forward an index along B."""
+    pairs = zip(routes.passes, rows, strict=True)
+    return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
+
+
+def cut_routes(routes, rows, rollout):
+    """The routes of some rows [n] of a rollout. A row of a forward over prompts belongs to a whole
+    group or a part of one; the row of a forward over the shared prefix belongs to all."""
+    if routes is None:
+        return None
+    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes]
+    index = [rows[::share] // share for share in shares]
+    if routes.passes[0].indices.shape[2] == prefix_of(rollout):
+        index[0] = slice(1)
+    return route_rows(routes, index)
+
+
+def cat_routes(parts):
+    """Join chunks of a batch along B. Narrower ones are padded, indices with -1, logits with 0."""
+    def join(tensors, fill):
+        width = max(x.shape[2] for x in tensors)
+        wide = [F.pad(x, (0, 0, 0, width - x.shape[2]), value=fill) for x in tensors]
+        return torch.cat(wide, 1)
+
+    chunks = (zip(*passes) for passes in zip(*(part.passes for part in parts), strict=True))
+    return Routes(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
+
+
+def response_routes(routes, rollout):
+    """The routes of the positions that predict the response tokens (token t is predicted at
+    position P - 1 + t): Pass(indices [L, B, T, K], logits). The routes come from forwards over
+    [the shared prefix,] the prompts and the responses, or from one forward over all."""
+    start, passes = rollout.prompt_ids.shape[1] - 1, list(routes.passes)
+    while start >= passes[0].indices.shape[2]:
+        start -= passes.pop(0).indices.shape[2]
+    share = len(rollout.mask) // passes[0].indices.shape[1]  # responses that read a row
+    first = (x[:, :, start:].repeat_interleave(share, 1) for x in passes[0])
+    return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
+
+
+def concat_routes(rollouts, P, T):
+    """Join the routes of rollouts, padded to prompts of P tokens and responses of T tokens."""
+    if rollouts[0].sampled is None:
+        return None
+    passes = [], []
+    for rollout in rollouts:
+        for pair, (indices, logits) in zip(passes, rollout.sampled.passes):
+            left = (P - indices.shape[2], 0) if pair is passes[0] else (0, T - 1 - indices.shape[2])
+            pair.append([F.pad(indices, (0, 0, *left), value=-1), F.pad(logits, (0, 0, *left))])
+    return Routes(Pass(*(torch.cat(x, 1) for x in zip(*pair))) for pair in passes)

@@ -1,0 +1,196 @@
+"""The samplers of a run: plain, fast, compiled, with rounded weights, over several processes, or a
+class of the user's own. All have the same `sample` method (rollout.Sampler)."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from plumbing.data.reward_functions import load_here
+from plumbing.loop.replay import with_sampled_routes
+from plumbing.model.adapters import adapted_layers, merged
+from plumbing.speed import compiled, processes
+from plumbing.speed.devices import autocast
+from plumbing.speed.fast import FastSampler
+from plumbing.speed.rollouts import concat
+from rollout import Sampler
+from routes import record_routes
+
+
+def make_sampler(args, actor, tokenizer, task):
+    """The sampler of a run, as chosen by --sampler, --plain, --torch_compile, --sampler_dtype,
+    --routing_replay rollout and the number of processes."""
+    sampler = own_sampler(args, actor.policy, tokenizer, task, args.sampler or basic(args))
+    if args.torch_compile:
+        sampler = CompiledSampler(sampler)
+    if args.routing_replay == "rollout":
+        sampler = RecordingSampler(sampler, shares_rows=not args.plain)
+    if args.load_in_4bit:
+        sampler = AutocastSampler(sampler, args.half)
+    elif args.sampler_dtype != "float32" or not all_float32(actor.policy):
+        sampler = RoundedSampler(sampler, args.sampler_dtype, keep=args.torch_compile)
+    return SharedSampler(sampler, actor) if processes.world() > 1 else sampler
+
+
+def evaluation_sampler(args, policy, tokenizer, task):
+    """The sampler for an evaluation: it uses the policy itself, without rounding its weights."""
+    return own_sampler(args, policy, tokenizer, task, basic(args))
+
+
+def basic(args):
+    return Sampler if args.plain else FastSampler
+
+
+def own_sampler(args, policy, tokenizer, task, kind):
+    kind = load_class(kind) if isinstance(kind, str) else kind
+    return kind(policy, tokenizer, args.max_completion_length, args.temperature, task.stop,
+                task.tool)
+
+
+def load_class(name):
+    """The class named by FILE.py:CLASS. Raises ValueError if there is none with a method
+    `sample`."""
+    path, _, attribute = name.rpartition(":")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise ValueError(f"--sampler {name}: it must be FILE.py:CLASS, and the file must exist")
+    try:
+        found = load_here(name)
+    except AttributeError:
+        found = None
+    except Exception as error:                               # whatever the user's file raises
+        raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
+    if not hasattr(found, "sample"):
+        raise ValueError(f"--sampler {name}: {path} has no class {attribute} with a method sample")
+    return found
+
+
+# --------------------------------------------------------------------------------------- wrappers
+
+class Wrapper:
+    """A sampler around another one."""
+
+    def __init__(self, sampler):
+        self.sampler, self.tokenizer = sampler, sampler.tokenizer
+
+    policy = property(lambda self: self.sampler.policy,
+                      lambda self, policy: setattr(self.sampler, "policy", policy))
+
+    def sample(self, *inputs, **options):
+        return self.sampler.sample(*inputs, **options)
+
+
+class CompiledSampler(Wrapper):
+    """A FastSampler whose token steps run under torch.compile, where there is a compiler."""
+
+    def sample(self, *inputs, **options):
+        return self.sampler.sample(*inputs, decoder=compiled.decoder(self.policy), **options)
+
+
+class RoundedSampler(Wrapper):
+    """Samples from a copy of the policy whose weights are rounded like an inference engine's."""
+
+    def __init__(self, sampler, dtype, keep):
+        super().__init__(sampler)
+        self.dtype, self.keep = dtype, keep
+
+    def sample(self, *inputs, **options):
+        policy = self.sampler.policy
+        try:
+            self.sampler.policy = sampling_copy(policy, self.dtype, self.keep)
+            rollout = self.sampler.sample(*inputs, **options)
+        finally:
+            self.sampler.policy = policy
+        if self.dtype == "float16" and not rollout.sampler_logp.isfinite().all():
+            raise ValueError("--sampler_dtype float16: this policy has activations beyond "
+                             "float16's 65504; use --sampler_dtype float32")
+        return rollout
+
+
+class AutocastSampler(Wrapper):
+    """Samples from the weights that are trained, in the arithmetic of scoring and updates."""
+
+    def __init__(self, sampler, half):
+        super().__init__(sampler)
+        self.half = half
+
+    def sample(self, *inputs, **options):
+        with autocast(self.policy.device, self.half):
+            return self.sampler.sample(*inputs, **options)
+
+
+class RecordingSampler(Wrapper):
+    """Stores the sampler's routes with the rollout, for --routing_replay rollout (R3). shares_rows:
+    the sampler is a FastSampler, which reports the rows that its responses read."""
+
+    def __init__(self, sampler, shares_rows):
+        super().__init__(sampler)
+        self.shares_rows = shares_rows
+
+    def sample(self, *inputs, **options):
+        reads = [] if self.shares_rows else None
+        if self.shares_rows:
+            options["reads"] = reads
+        with record_routes(self.policy) as recorded:
+            rollout = self.sampler.sample(*inputs, **options)
+        return with_sampled_routes(rollout, recorded, reads)
+
+
+class SharedSampler(Wrapper):
+    """Each process samples for its share of the prompts; every process gets the whole rollout."""
+
+    def __init__(self, sampler, actor):
+        super().__init__(sampler)
+        self.actor = actor
+
+    def sample(self, prompts, group_size, uniforms=None, **options):
+        own = processes.share(len(prompts))
+        if uniforms is not None:
+            uniforms = uniforms.unflatten(0, (len(prompts), group_size))[own].flatten(0, 1)
+        with processes.gathered(self.actor) as policy:
+            self.policy = policy
+            rollout = self.sampler.sample(prompts[own], group_size, uniforms=uniforms, **options)
+        return concat(processes.gather(rollout))
+
+
+# ----------------------------------------------------------------------------------- rounded copies
+
+HALVES = ("bfloat16", "float16")
+
+
+def all_float32(policy):
+    return all(p.dtype == torch.float32 for p in policy.parameters())
+
+
+def sampling_copy(policy, dtype, keep=False):
+    """The policy to sample with: in float32 the policy itself, else a copy rounded to `dtype`, as
+    an inference engine holds it. keep: write into the copy of the last call, whose addresses
+    compiled code uses."""
+    if dtype == "float32" and all_float32(policy):
+        return policy
+    kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
+    source = merged(policy, kind) if adapted_layers(policy) else policy
+    copied = standing_copy(policy, kind) if keep else source
+    copied = merged(policy, kind) if copied is policy else copied
+    for new, old in zip(copied.parameters(), source.parameters(), strict=True):
+        new.data.copy_(rounded(old.data, dtype))
+    return copied
+
+
+standing_copy = lru_cache(maxsize=1)(merged)
+
+
+def rounded(weight, dtype):
+    """A weight [..., n] rounded to `dtype` and back, symmetrically, with one scale per row: the
+    largest absolute value of a row maps to the largest number of `dtype`.
+
+    int<b>: 2^b - 1 equally spaced levels; float8: e4m3. Vectors (norms, biases) stay as they are,
+    as in quantized inference engines.
+    """
+    if weight.dim() < 2 or dtype in ("float32", *HALVES):
+        return weight
+    tiny = torch.finfo(weight.dtype).tiny
+    largest = weight.abs().amax(-1, keepdim=True).clamp(min=tiny)                   # [..., 1]
+    if dtype == "float8":
+        return (weight / largest * 448).to(torch.float8_e4m3fn).to(weight.dtype) * (largest / 448)
+    levels = 2 ** (int(dtype.removeprefix("int")) - 1) - 1
+    return (weight / largest * levels).round() * (largest / levels)

@@ -1,0 +1,39 @@
+"""The house: tests that documents, figures and code agree. They are a separate group because they also fail on a
+correct change whose documents are not up to date. `python -m pytest` leaves them out; `python -m pytest tests/house` or
+`-m house` runs them."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+USUAL = "not slow and not checkpoint"                        # pytest.ini's -m
+
+# What to do when a test fails, by the file of the test.
+REMEDIES = {
+    "test_readme.py": "`python experiments/readme.py` writes the generated figures and tables, among them those of docs/family.md; the row of "
+                      "docs/metrics.md for a new metric is written by hand",
+    "test_documents.py": "correct the document that names the flag or metric",
+    "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: git apply --reject shows where it no longer fits",
+    "test_experiments.py": "`python eval.py claims NAME` measures a claim again and draws its figure",
+    "test_notebook.py": "`python tools/notebook.py` writes gspo.ipynb from gspo.py",
+    "test_house.py": "imports must point downwards and lines must have at most 100 columns: see CONTRIBUTING.md",
+    "test_exact.py": "the sampler is no longer exact; if this is intended, correct the statement in the test",
+}
+
+
+def pytest_collection_modifyitems(config, items):
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.house)
+    named = any("house" in str(word) for word in config.args) or config.option.keyword
+    if not named and config.option.markexpr == USUAL:
+        config.hook.pytest_deselected(items=ours)
+        items[:] = [item for item in items if HERE not in item.path.parents]
+
+
+def pytest_terminal_summary(terminalreporter):
+    failed = {report.nodeid.split("::")[0].split("/")[-1] for report in terminalreporter.stats.get("failed", ())
+              if "tests/house/" in report.nodeid}
+    for name in sorted(failed):
+        terminalreporter.write_line(f"{name}: {REMEDIES.get(name, 'compares documents with the code')}")

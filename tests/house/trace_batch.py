@@ -1,0 +1,60 @@
+"""The walk of one rollout batch of train.py: how many files it passes through, and how many distinct
+calls from one file into another. python tests/house/trace_batch.py [-v]
+
+Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts, once the
+plain way (rollout.py) and once the fast one. tests/house/test_reading.py compares with docs/reading.md.
+"""
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parents[2]) + "/"
+sys.path[:0] = [ROOT, ROOT + "tests"]
+
+import train  # noqa: E402
+from tiny_run import TINY  # noqa: E402
+
+
+def ours(frame):
+    """The file of a frame, relative to the project, or None if it is not one of ours."""
+    file = frame.f_code.co_filename
+    return file[len(ROOT):] if file.startswith(ROOT) and "/.venv/" not in file and "/venv/" not in file else None
+
+
+def trace(flags):
+    """(files, distinct calls between files, those from train.py, names of the files) of one batch."""
+    edges, files, inside = set(), set(), False
+
+    def hook(frame, event, arg):
+        nonlocal inside
+        here = ours(frame)
+        if here == "train.py" and frame.f_code.co_name == "train" and event in ("call", "return"):
+            inside = event == "call"
+        if not inside or here is None or event != "call":
+            return
+        files.add(here)
+        caller = frame.f_back
+        while caller is not None and ours(caller) is None:
+            caller = caller.f_back
+        if caller is not None and ours(caller) != here:
+            edges.add((ours(caller), caller.f_code.co_name, here, frame.f_code.co_name))
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        sys.setprofile(hook)
+        try:
+            train.main([*TINY, "--steps", "1", "--output_dir", os.path.join(folder, "run"), *flags])
+        finally:
+            sys.setprofile(None)
+    from_train = {edge[2:] for edge in edges if edge[0] == "train.py"}
+    return len(files), len(edges), len(from_train), sorted(files)
+
+
+if __name__ == "__main__":
+    for flags in (["--plain"], []):
+        files, edges, direct, names = trace(flags)
+        print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files (distinct), {direct} of them "
+              "from train.py", *(names if "-v" in sys.argv else []))

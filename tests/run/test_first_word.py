@@ -1,0 +1,106 @@
+"""The first word of every command comes before the slow imports, and what it says. python -m pytest tests/run/test_first_word.py"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import eval
+import train
+from plumbing.run.arguments import CHECKPOINT_DEFAULTS, MEANT, Arguments, parse
+from tiny_run import TINY
+from tools.commands import of_training, options
+
+ROOT = Path(__file__).parents[2]
+
+LOOK = """
+import runpy, sys
+SLOW = {"transformers", "peft", "trl", "datasets", "matplotlib", "scipy", "pandas", "sklearn", "bitsandbytes"}
+
+def ends(script, *argv):
+    sys.argv = [script, *argv]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        print("END", script, *argv, stop.code, sorted(SLOW & sys.modules.keys()), len(sys.modules))
+
+for flags in (["--help"], ["--lr", "1"], ["--temperature", "0"]):
+    ends("train.py", *flags)
+for flags in (["--help"], ["passk", "--help"], ["passk", "--n", "0"], ["view"], ["pass"]):
+    ends("eval.py", *flags)
+import train
+print("IMPORTED", sorted(SLOW & sys.modules.keys()), "transformers.trainer" in sys.modules)
+"""
+
+
+def test_help_and_refusals_import_torch_and_nothing_slow_besides():
+    """transformers takes 2 to 4 seconds; peft, which transformers.set_seed pulls in with the trainer, as many again."""
+    done = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
+    ends = [line for line in done.stdout.splitlines() if line.startswith("END")]
+    assert len(ends) == 8, done.stderr
+    assert "\ntrain.py: --temperature 0.0 is not above 0\n" in done.stderr
+    for line in ends:
+        assert " [] " in line and int(line.split()[-1]) < 2000, line
+        assert (" 2 [] " in line) == ("--help" not in line), line
+    assert "IMPORTED ['transformers'] False" in done.stdout
+
+
+def test_a_checkpoints_defaults_stand_in_help(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    args = parse(["--model_name_or_path", "m"])
+    for name, value in CHECKPOINT_DEFAULTS.items():
+        assert f"(default: {getattr(Arguments(), name)}; for a checkpoint: {value})" in printed and getattr(args, name) == value
+
+
+@pytest.mark.parametrize("flag, meant", [("lr", "learning_rate"), ("epochs", "steps"), ("batch-size", "prompts_per_step"), ("kl_coef=0.1", "beta"),
+                                         ("max_new_tokens", "max_completion_length"), ("learning_rat", "learning_rate")])
+def test_a_near_miss_is_known_by_its_meaning(flag, meant):
+    with pytest.raises(ValueError, match=f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( |\\?)"):
+        parse([f"--{flag}", "1"])
+
+
+def test_every_meaning_is_a_flag():
+    names = {f for f in Arguments.__dataclass_fields__}
+    assert set(MEANT.values()) <= names
+
+
+def test_passk_takes_train_pys_names_for_its_numbers():
+    own, args = options("--num_generations 4 --eval_prompts 9 --temperature 0.5".split())
+    assert (own.n, own.problems, own.k, args.temperature) == (4, 9, [1, 4], .5)
+    own, _ = options(["--eval-samples", "2"])
+    assert own.k == [1] and own.n == 2
+    assert options([])[0].k == [1, 4, 16]
+
+
+@pytest.mark.parametrize("flag", ["learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "sampler_dtype", "torch_compile"])
+def test_passk_refuses_what_only_training_has(flag):
+    with pytest.raises(ValueError, match=f"passk: --{flag} affects training only, not an evaluation"):
+        options([f"--{flag}", "1"])
+
+
+def test_passk_keeps_every_flag_of_the_task():
+    assert not {"dataset_name", "verifier", "temperature", "max_completion_length", "chat_template", "stop", "seed", "use_cpu",
+                "model_name_or_path"} & of_training()
+
+
+def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(workplace, capsys):
+    train.main([*TINY, "--steps", "1", "--output_dir", "runs/gspo"])
+    (workplace / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
+    capsys.readouterr()
+    for folder in ("runs/gspo", "runs/gspo/checkpoints"):
+        for command in ([train.main, "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "next"], [eval.main, "passk"]):
+            with pytest.raises(SystemExit):
+                command[0]([*command[1:], "--model_name_or_path", folder, "--use_cpu"])
+            assert "it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1" in capsys.readouterr().err
+
+
+def test_more_steps_of_a_cosine_run_are_refused_with_the_reason(workplace, capsys):
+    train.main([*TINY, "--steps", "1", "--output_dir", "run"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        train.main([*TINY, "--steps", "2", "--output_dir", "run", "--resume"])
+    error = capsys.readouterr().err
+    assert "steps was 1, now 2. The cosine learning-rate schedule" in error and "--lr_scheduler_type constant_with_warmup" in error and error.count("\n") == 1

@@ -1,0 +1,92 @@
+"""The screen: the reward beside pass@1, advice that follows from the run, progress through a pipe. python -m pytest tests/run/test_screen.py"""
+
+import json
+
+import pytest
+
+import train
+from plumbing.model import cold_start as warm_up
+from plumbing.run.advice import command, next_steps
+from plumbing.run.arguments import parse
+from tiny_run import TINY
+
+
+def test_the_reward_and_its_parts_stand_beside_pass_at_1(workplace, monkeypatch, capsys):
+    (workplace / "mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (len(response) > 2), 'any': .25}\n")
+    (workplace / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(1, 8) for b in range(1, 5)))
+    model = str(next((workplace / "runs/cold_start").resolve().iterdir()))
+    train.main([*TINY, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--max_completion_length", "5",
+                "--steps", "2", "--eval_samples", "2", "--eval_prompts", "2", "--eval_steps", "1", "--reward_weights", "1", "2", "--output_dir", "run"])
+    summary = json.loads((workplace / "run/summary.json").read_text())
+    for when in ("before", "after"):
+        parts = summary[f"reward_parts_{when}"]
+        assert parts.keys() == {"some", "any"} and parts["any"] == .25 and 0 < parts["some"] <= .5
+        assert summary[f"reward_{when}"] == pytest.approx(parts["some"] + 2 * parts["any"])
+        low, high = summary[f"reward_interval_{when}"]
+        assert low <= summary[f"reward_{when}"] <= high
+        assert summary[f"pass_at_1_{when}"] == 0 and summary[f"interval_{when}"] == [0, pytest.approx(1 - .025 ** .5)]
+    screen = capsys.readouterr().out
+    assert "pass@1 0.000 [0.000, 0.842], greedy 0.000, mean reward " in screen and "any 0.250)" in screen
+    first = json.loads((workplace / "run/metrics.jsonl").read_text().splitlines()[0])
+    assert first["pass_at_1"][0] == 0 and first["held_out_reward"][0] > 0 and first["held_out_parts"]["any"] == .25
+
+
+# ------------------------------------------------------------------------------------------------------------------ advice
+
+HEALTHY = dict(step=1, pass_rate=.6, entropy=.5, clip_low=.1, clip_high=.1, dead_groups=.3, truncated=0.0, skipped=0)
+
+
+def advised(argv="", **last):
+    args = parse([*argv.split(), "--use_cpu"])
+    return next_steps(args, "runs/x", [HEALTHY] * 6 + [HEALTHY | last] * 5)
+
+
+@pytest.mark.parametrize("algorithm, other", [("gspo", "grpo"), ("grpo", "gspo"), ("dapo", "gspo")])
+def test_after_a_healthy_run_another_algorithm_is_worth_trying_but_not_its_own(algorithm, other):
+    lines = advised(f"--algorithm {algorithm} --seed 3")
+    commands = [line for line, _ in lines if line.startswith("python train.py")]
+    assert commands[0].split()[2:4] != ["--algorithm", algorithm] and "--seed 3" in commands[0]
+    assert parse(commands[0].split()[2:]).algorithm == other
+    assert any("GRPO's clip range" in why for _, why in lines) == (algorithm == "gspo")
+
+
+@pytest.mark.parametrize("last, words, changed", [
+    (dict(pass_rate=.1), "collapsed (pass rate below half its best)", dict(learning_rate=4e-4 / 3)),
+    (dict(pass_rate=.45, entropy=1e-6), "collapsed (no entropy left)", dict(learning_rate=4e-4 / 3)),
+    (dict(skipped=1), "not finite", dict(learning_rate=4e-4 / 3)),
+    (dict(clip_low=.5, clip_high=.45), "the clip removed 95% of the tokens", dict(learning_rate=4e-4 / 3)),
+    (dict(dead_groups=1.0), "100% of the groups have equal rewards and give no gradient", dict(dynamic_sampling=True)),
+    (dict(dead_groups=1.0, pass_rate=1.0), "nearly all responses are right", dict(max_terms=20)),
+    (dict(truncated=.5), "50% of the responses were cut off", dict(max_completion_length=40))])
+def test_every_trouble_has_its_own_line_and_its_flags_are_accepted(last, words, changed):
+    (line, why), *rest = advised("--max_terms 10 --max_completion_length 20", **last)
+    assert words in why and not any("from the same start" in other for _, other in rest)
+    args = parse(line.split()[2:])
+    for name, value in changed.items():
+        assert getattr(args, name) == pytest.approx(value)
+    assert args.max_terms == changed.get("max_terms", 10), "what the run was given stays"
+
+
+def test_no_right_answer_asks_for_easier_problems():
+    none = HEALTHY | dict(pass_rate=0.0, dead_groups=1.0)
+    (line, why), *_ = next_steps(parse(["--use_cpu"]), "runs/x", [none] * 9)
+    assert "easier problems" in line and "hardly any response is right: 100% of the groups" in why
+
+
+def test_the_command_of_a_run_repeats_it():
+    given = "--algorithm grpo --epsilon 0.1 --seed 7 --steps 3 --save_tokens false --use_cpu"
+    args = parse(given.split())
+    assert parse(command(args).split()[2:]) == args
+    switched = parse(command(args, algorithm="gspo").split()[2:])
+    assert (switched.algorithm, switched.epsilon, switched.seed) == ("gspo", 3e-4, 7), "GRPO's clip range is not GSPO's"
+
+
+# ---------------------------------------------------------------------------------------------------------------- progress
+
+def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
+    clock = iter(range(0, 1000, 2))                          # a step takes two seconds
+    monkeypatch.setattr(warm_up.time, "perf_counter", lambda: next(clock))
+    assert list(warm_up.told(10)) == list(range(1, 11))
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"cold start: {step} of 10 supervised steps, {left} s left" for step, left in ((3, 14), (6, 8), (9, 2))]
+    assert printed.err == ""

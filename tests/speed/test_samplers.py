@@ -1,0 +1,64 @@
+"""Samplers: a class of the user's own, from the command line. python -m pytest tests/speed/test_samplers.py"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import train
+from plumbing.data.running_sum import builtin_tokenizer
+from tiny_run import TINY, metrics
+
+ROOT = Path(__file__).parents[2]
+SECTION = (ROOT / "docs/data.md").read_text().split("## Another sampler")[1].split("\n## ")[0]
+DATA = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact --max_completion_length 4".split()
+
+
+@pytest.fixture
+def place(workplace):
+    """A tiny checkpoint of transformers, rows, and the sampler of docs/data.md."""
+    torch.manual_seed(0)
+    tokenizer = builtin_tokenizer()
+    Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=8, intermediate_size=48, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)).save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    rows = [{"prompt": "+".join("1" * n) + "=", "answer": str(n % 10)} for n in range(1, 30)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = re.search(r"\n((?:    .*\n|\n)+?)    python train.py", SECTION)[1]
+    Path("generate.py").write_text("".join(line[4:] or "\n" for line in code.splitlines(keepends=True)))
+    return workplace
+
+
+def test_the_sampler_of_the_documentation_trains_on_the_log_probs_that_it_recorded(place):
+    """generate's own log-probs are those of the policy: recomputed, they are the same to rounding."""
+    argv = [*TINY, *DATA, "--steps", "2", "--sampler", "generate.py:GenerateSampler"]
+    train.main([*argv, "--output_dir", "recomputed"])
+    assert all(0 <= record["mismatch_kl"] < 1e-9 for record in metrics("recomputed"))
+    train.main([*argv, "--old_logp", "sampler", "--output_dir", "trusted"])
+    first, = (metrics(name)[0] for name in ("trusted",))
+    assert first["mismatch_kl"] is None and first["length"] > 0
+    train.main([*argv, "--mismatch", "token_truncate", "--output_dir", "weighted"])
+    assert metrics("weighted")[0]["mismatch_ess"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("sampler, words", [
+    ("nowhere.py:Sampler", "the file must exist"), ("generate.py:Nothing", "has no class Nothing with a method sample"),
+    ("broken.py:Sampler", "does not load: ZeroDivisionError"), ("generate", "must be FILE.py:CLASS")])
+def test_what_is_no_sampler_is_refused_in_one_line(sampler, words, place, capsys):
+    Path("broken.py").write_text("1 / 0\n")
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, *DATA, "--steps", "1", "--sampler", sampler, "--output_dir", "run"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and words in err and err.count("\n") == 1 and not Path("run").exists()
+
+
+@pytest.mark.parametrize("flags", [["--torch_compile"], ["--routing_replay", "rollout"]])
+def test_flags_of_the_built_in_sampler_do_not_go_with_another(flags, place, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*TINY, *DATA, "--sampler", "generate.py:GenerateSampler", *flags])
+    assert stop.value.code == 2 and "built-in sampler" in capsys.readouterr().err

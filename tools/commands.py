@@ -1,0 +1,119 @@
+"""The command line of eval.py: its commands, their flags, and their checks.
+
+Nothing here imports transformers, so that --help and error messages appear immediately.
+"""
+
+import argparse
+import sys
+from dataclasses import fields
+
+from plumbing.run.arguments import Arguments, parse, underscored
+
+COMMANDS = {
+    "passk": "pass@1, pass@k, majority vote of a checkpoint, or of two and their difference.",
+    "claims": "Measure the papers' claims (experiments/shared/run_claims.py, in its own process).",
+    "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
+    "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
+}
+
+# Flags of train.py that change how a policy is trained, not how it is evaluated: whole sections of
+# flags, and single flags of other sections.
+TRAINING = ("the algorithm", "adapters", "the optimizer", "the run")
+TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mismatch_mask_bounds",
+                  "routing_replay", "router_aux_loss_coef", "steps", "prompts_per_step",
+                  "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
+                  "optimizer_offload", "shard", "sampler", "sampler_dtype", "torch_compile", "bf16",
+                  "fp16")
+
+
+def read(argv, description):
+    """(command, its parsed flags). For passk these are its own flags and train.py's Arguments, for
+    claims the words as given, else the run folders and the output file. Prints the description and
+    exits for --help.
+
+    Raises ValueError with one line.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        print(description)
+        raise SystemExit
+    command, *words = argv
+    if command not in COMMANDS:
+        raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
+    if command == "claims":
+        return command, words
+    return command, (options(words) if command == "passk" else runs_and_output(command, words))
+
+
+def first_word(argv, description):
+    """Before the slow imports of eval.py: print --help, refuse bad flags (exit code 2), or print a
+    first line."""
+    try:
+        command, asked = read(argv, description)
+    except ValueError as error:
+        print(f"eval.py: {error}", file=sys.stderr)
+        raise SystemExit(2)
+    print({"passk": "loading transformers ...", "claims": "reading experiments/ ..."}.get(
+        command, f"reading {' '.join(getattr(asked, 'runs', ()))} ..."), flush=True)
+
+
+def quiet_parser(command, epilog=None):
+    """An argument parser that raises a ValueError of one line instead of printing its usage."""
+    parser = argparse.ArgumentParser(prog=f"eval.py {command}", allow_abbrev=False,
+                                     description=COMMANDS[command], epilog=epilog)
+
+    def refuse(message):
+        raise ValueError(f"{command}: {message}")
+    parser.error = refuse
+    return parser
+
+
+def runs_and_output(command, argv):
+    """The parsed flags of the commands that draw runs: run folders and --output."""
+    parser = quiet_parser(command)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("--output", help="output file (default: a file in the first run folder)")
+    return parser.parse_args(argv)
+
+
+def of_training():
+    """The names of train.py's flags that have no effect in an evaluation."""
+    found, section = {*TRAINING_FLAGS}, None
+    for f in fields(Arguments):
+        section = f.metadata.get("section", section)
+        found |= {f.name} if section in TRAINING else set()
+    return found - {"seed"}
+
+
+def options(argv):
+    """(passk's own flags, train.py's arguments for the rest). Raises ValueError with one line."""
+    shared = [f"--{f.name}" for f in fields(Arguments) if f.name not in of_training()]
+    parser = quiet_parser("passk", f"Flags of train.py that also apply here: {', '.join(shared)}.")
+    parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
+                        help="one checkpoint, or two to compare (default: the built-in cold start)")
+    parser.add_argument("--n", "--num_generations", "--eval_samples", type=int, default=16,
+                        help="responses sampled per problem (default: 16)")
+    parser.add_argument("--k", type=int, nargs="+",
+                        help="values of k for pass@k, at most n (default: 1, 4 and 16, up to n)")
+    parser.add_argument("--problems", "--eval_prompts", type=int, default=256,
+                        help="largest number of held-out problems (default: 256)")
+    parser.add_argument("--examples", type=int, default=2,
+                        help="number of right and of wrong responses to show (default: 2)")
+    parser.add_argument("--output", default="runs/passk.json",
+                        help="file for the numbers (default: runs/passk.json)")
+    own, rest = parser.parse_known_args(underscored(argv))
+    own.k = own.k or [k for k in (1, 4, 16) if k <= own.n]
+    if own.n < 1 or own.problems < 1 or own.examples < 0:
+        raise ValueError(f"--n {own.n}, --problems {own.problems}, --examples {own.examples}: they "
+                         "must be at least 1, 1 and 0")
+    for k in own.k:
+        if not 1 <= k <= own.n:
+            raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {own.n} samples per problem")
+    if len(own.model_name_or_path) > 2:
+        raise ValueError(f"--model_name_or_path names {len(own.model_name_or_path)} checkpoints: "
+                         "give one, or two to compare")
+    for word in rest:
+        name = word.split("=")[0].removeprefix("--")
+        if word.startswith("--") and name.removeprefix("no_") in of_training():
+            raise ValueError(f"passk: --{name} affects training only, not an evaluation")
+    first = own.model_name_or_path[0]
+    return own, parse(rest + (["--model_name_or_path", first] if first else []))
