@@ -4,6 +4,9 @@ A record is the work of its command line at the code of today: five digits of ev
 code. Minutes in all. Not made again: timings (speed, memory, replay_cost), SmolLM2's runs, and the cold starts 0 to 2
 of sampler_noise, irreversible and the answers by length, which are of older code (its cold starts differ; comparisons
 in these files are paired on the same ones).
+
+Another kind of processor adds floats in another order, which training then amplifies, so its cold starts are others.
+There these tests are skipped. The record of one cold start and its first batch tells whether this processor is one.
 """
 
 import json
@@ -31,7 +34,24 @@ def desk(tmp_path_factory):
     (home / "runs" / "cold_start").symlink_to(kept.resolve())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
+        same_arithmetic()
         yield home
+
+
+def same_arithmetic():
+    """Skip where the cold start of a recorded run cannot be made again, fail where it is no longer as good."""
+    then = run_of("stability_map", arm="gspo", seed=SEED, rate=6e-4, minibatches=4, policy="moe")
+    now = again(maps.one_run({key: then[key] for key in maps.KEY} | {"batches": 1}, "--algorithm gspo"))
+    found, filed_ = ((run["before"], run["pass_rates"][0]) for run in (now, then))
+    assert found == pytest.approx(filed_, abs=0.15), "the cold start is no longer as good as the recorded one"
+    if found != filed_:
+        pytest.skip(f"another kind of processor than that of the records, or another cold start: pass@1 {found[0]} after "
+                    f"it and {found[1]} in the first batch, recorded {filed_[0]} and {filed_[1]}")
+
+
+def run_of(name, **wanted):
+    """The recorded run of a map that has these values."""
+    return next(r for r in maps.read(ROOT / maps.runs_of(name)) if all(r[key] == x for key, x in wanted.items()))
 
 
 def filed(name):
@@ -108,7 +128,7 @@ def test_a_run_of_the_family_is_what_train_makes(desk):
     ("sampler_noise", dict(arm="gspo_trusted", seed=SEED, bits="int4", policy="moe")),
     ("flip_depth", dict(arm="4 layers", seed=SEED))])
 def test_a_run_of_a_map_is_what_its_command_makes(name, wanted, desk):
-    then = next(r for r in maps.read(ROOT / maps.runs_of(name)) if all(r[key] == x for key, x in wanted.items()))
+    then = run_of(name, **wanted)
     c, experiment = {key: then[key] for key in maps.KEY}, __import__(name)
     if hasattr(experiment, "make"):
         Path("runs/claims").mkdir(parents=True, exist_ok=True)
