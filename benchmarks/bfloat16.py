@@ -46,7 +46,7 @@ def head_under_autocast(model):
 
 
 def logp_of(model, rollout, dtype, exact_head):
-    """Log-probs [B, T] without gradient, in one arithmetic."""
+    """Log-probs [B, T] of the rollout without gradient, computed in `dtype`."""
     head = plain.head_of if exact_head else head_under_autocast
     with (torch.no_grad(), patch.object(plain, "head_of", head),
           torch.autocast("cpu", dtype, enabled=dtype != torch.float32)):
@@ -54,7 +54,8 @@ def logp_of(model, rollout, dtype, exact_head):
 
 
 def noise(model, tokenizer, tokens):
-    """{arm: what it sees of a step}, beside the truth, for one step and sixteen."""
+    """What each arithmetic measures of an AdamW step, beside the true change, as {arm: figures},
+    after one step and after sixteen."""
     torch.manual_seed(0)
     for p in model.parameters():  # a tenth of a 4-bit file lies halfway between two
         p.data.copy_(p.data.bfloat16())
@@ -89,7 +90,7 @@ def rms(x):
 
 
 def sampling(model, tokenizer, prompts, group, tokens, rounds=3):
-    """Processor seconds of a rollout, {dtype: median}, and how much faster bfloat16 is."""
+    """Processor seconds of a rollout as {dtype: median}, and how many times as fast bfloat16 is."""
     seconds = {"float32": [], "bfloat16": []}
     for turn in range(rounds + 1):
         uniforms = torch.rand(len(prompts) * group, tokens,

@@ -57,7 +57,7 @@ SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_p
 
 
 class Bench:
-    """The model and the sizes that all parts measure."""
+    """The model and the batch sizes that all parts of the benchmark measure."""
 
     def __init__(self, cpu, model=None, dataset=None):
         self.own = {"--model_name_or_path": model, "--dataset_name": dataset}
@@ -80,7 +80,8 @@ class Bench:
                 setattr(self.rollout, name, value.to(self.device))
 
     def seconds(self, work, rounds=3):
-        """The quickest of some rounds after a warm-up, the device waited for."""
+        """Seconds of the quickest of `rounds` runs after a warm-up, each ending when the device has
+        finished."""
         work()
         found = []
         for _ in range(rounds):
@@ -96,11 +97,12 @@ class Bench:
             torch.cuda.synchronize()
 
     def left(self):
-        """Seconds that are left of LIMIT."""
+        """Seconds that remain of LIMIT."""
         return max(1.0, self.end - time.perf_counter())
 
     def run(self, *command):
-        """What a Python process printed. RuntimeError with its last words if it failed."""
+        """Run a Python command and return what it printed. Raises RuntimeError with the end of its
+        output if it failed."""
         done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
                               timeout=self.left(), env=os.environ | {"PYTHONPATH": str(ROOT)})
         if done.returncode:
@@ -121,7 +123,8 @@ def device(bench):
 
 
 def limits(bench):
-    """Bytes per second of a copy, and FLOP per second of a matrix product in bfloat16."""
+    """What the device can do at most: bytes per second of a copy, and FLOP per second of a bfloat16
+    matrix product."""
     n = SQUARE[bench.cpu]
     a = torch.randn(n, n, device=bench.device, dtype=torch.bfloat16)
     copied = a.clone()
@@ -130,7 +133,8 @@ def limits(bench):
 
 
 def decode(bench):
-    """Tokens per second of sampling, plain and compiled, beside weight bytes over bandwidth."""
+    """Tokens per second of sampling, plain and compiled, and the limit that reading all weights at
+    every token step sets."""
     tokenizer, model = builtin_tokenizer(), sampling_copy(bench.model, "bfloat16")
     prompts = [[3] * (bench.P - 1) + [i % 10] for i in range(bench.Q)]
     tokens = bench.Q * bench.G * bench.T
@@ -158,7 +162,8 @@ def one_update(bench, optimizer):
 
 
 def update(bench):
-    """Seconds of an update, its share of the limit of products, its peak beside the estimate."""
+    """Seconds of an update, its share of the device's FLOP limit, and its peak memory beside the
+    estimate."""
     optimizer = torch.optim.AdamW(bench.model.parameters(), lr=1e-9, fused=True)
     seconds = bench.seconds(lambda: one_update(bench, optimizer))
     tokens = bench.Q * bench.P + bench.Q * bench.G * bench.T
@@ -173,7 +178,8 @@ def update(bench):
 
 @torch.no_grad()
 def noise(bench):
-    """Deviation of log-probs and of log s from float32's, by arithmetic: GSPO's band is 3e-4."""
+    """How far log-probs and log s deviate from float32's, for each arithmetic. GSPO's clip range is
+    3e-4."""
     exact, found = response_logp(bench.model, bench.rollout, entropy=False).logp, {}
     for dtype in (torch.bfloat16, torch.float16):
         with bench.autocast(dtype):
@@ -184,7 +190,8 @@ def noise(bench):
 
 
 def syncs(bench):
-    """How often the host waits in an update and in sampling, with the lines that make it wait."""
+    """How often the host waits for the device in an update and in sampling, and the lines that
+    cause it."""
     if bench.cpu:
         return {"skipped": "a CPU never waits; tests/speed/test_gpu.py counts on a pretended GPU"}
     optimizer, tokenizer = torch.optim.SGD(bench.model.parameters(), 0.0), builtin_tokenizer()
@@ -204,7 +211,7 @@ def syncs(bench):
 
 
 def script(bench, *flags):
-    """Seconds of train.py with these flags, and what its last rollout batch says of itself."""
+    """Seconds of train.py with these flags, and the metrics of its last rollout batch."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         size = SMALL if bench.cpu else "--steps 10"
@@ -223,7 +230,8 @@ def versus_trl(bench):
 
 
 def tests(bench):
-    """The last line of the tests that need a GPU; none of them runs without one."""
+    """The last line that pytest prints for the tests that need a GPU. Without a GPU none of them
+    runs."""
     file = ROOT / "tests" / "speed" / "test_gpu.py"
     return bench.run("-m", "pytest", "-q", "-m", "gpu", file).splitlines()[-1]
 
@@ -231,7 +239,8 @@ def tests(bench):
 # ----------------------------------------------------------------- README's first GPU command
 
 def command(bench, folder):
-    """Its flags; on a CPU those of a tiny random checkpoint, made in `folder`."""
+    """The flags of README's first GPU command; on a CPU those of a tiny random checkpoint, which is
+    made in `folder`."""
     if bench.cpu:
         return tiny_command(Path(folder))
     text = (ROOT / "README.md").read_text().split("## I have a GPU")[1]
@@ -264,7 +273,8 @@ def with_steps(flags, steps):
 
 
 def first_command(bench):
-    """{way: seconds and laps of the batches after the first, peak bytes} of three batches."""
+    """Seconds per batch, by phase, and peak bytes as {way: figures} of three rollout batches. The
+    first batch is not counted."""
     found = {}
     for way in ((), ("--plain",), ("--torch_compile",)):
         with tempfile.TemporaryDirectory() as folder:
@@ -299,19 +309,20 @@ def numbers(text):
 
 
 def strict(response, answer):
-    """The last \\boxed{} holds the answer's number and nothing else."""
+    """Whether the last \\boxed{} holds the answer's number and nothing else."""
     boxed = re.findall(r"\\boxed\{([^{}]*)\}", response)
     return bool(boxed) and numbers(boxed[-1])[-1:] == numbers(answer)[-1:] == [
         boxed[-1].strip(" $").replace(",", "").rstrip(".")]
 
 
 def lenient(response, answer):
-    """The last number of the response is the answer's."""
+    """Whether the last number of the response is the answer's."""
     return numbers(response)[-1:] == numbers(answer)[-1:]
 
 
 def examined(bench, args, task, name):
-    """Greedy answers to the held-out questions, judged both ways."""
+    """Pass rates of greedy answers to the held-out questions, by the strict and by the lenient
+    verifier."""
     policy, tokenizer = load_policy(args, task, bench.device, name)
     sampler = evaluation_sampler(args, policy, tokenizer, task)
     texts = evaluate(args, sampler, task, task.test, 1, 0.0)["texts"]
@@ -321,7 +332,8 @@ def examined(bench, args, task, name):
 
 
 def gsm8k(bench):
-    """The held-out questions before and after README's first command, as far as time allows."""
+    """Pass rates on the held-out questions before and after README's first command, which trains
+    for as many batches as the remaining time allows."""
     with tempfile.TemporaryDirectory() as folder:
         flags = command(bench, folder)
         args = parse(flags)

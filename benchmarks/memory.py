@@ -44,7 +44,7 @@ MB = 2 ** 20
 
 
 def peak_bytes(work, device=torch.device("cpu")):
-    """How far work() raises the allocated memory above its level before, at most."""
+    """How many bytes work() allocates at most, beyond what is allocated before it."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -81,7 +81,7 @@ def random_rollout(V, prompts, group, P, T):
 # ------------------------------------------------------------------------ against the vocabulary
 
 def passes(logp_of, model):
-    """Peaks in MB of a log-prob pass without gradient and of a forward and backward."""
+    """Peak MB of a log-prob pass without gradient, and of a forward with its backward pass."""
     def update():
         logp_of(model).sum().backward()
 
@@ -93,7 +93,8 @@ def passes(logp_of, model):
 
 
 def vocabulary(lengths, V=151936):
-    """{T: {side: (log-prob pass, update) in MB}}, without sides that would need too much memory."""
+    """Peak MB as {T: {side: (log-prob pass, update)}}. A side that would not fit in memory is left
+    out."""
     try:
         from trl.trainer.utils import add_fused_lm_head
     except ImportError:
@@ -139,7 +140,7 @@ CHECKS = {   # (model, work): small enough for a CPU, dominated by different thi
 
 
 def measured(shape, work):
-    """(measured, estimated) peak in bytes of an update, weights and AdamW included."""
+    """Peak bytes of an update, as (measured, estimated), with weights and AdamW's state."""
     more = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=shape[1],
                 decoder_sparse_step=1, norm_topk_prob=True) if shape[0] == "qwen3_moe" else {}
     model = random_model(*shape, **more).train()
@@ -169,9 +170,11 @@ ONE_GROUP = ("--steps 2 --prompts_per_step 2 --num_generations 8 --steps_per_gen
 
 
 def through_the_script(shape=SCRIPT, flags=ONE_GROUP):
-    """{"tokens", "layers", "width", "ways": {flag: (peak in MB, CPU seconds)}} of an update of
-    train.main, with and without --gradient_checkpointing: the last of four is weighed, the two
-    before it are timed; the first makes AdamW's moments."""
+    """The memory of an update of train.main, with and without --gradient_checkpointing:
+    {"tokens", "layers", "width", "ways": {flag: (peak in MB, CPU seconds)}}.
+
+    Of four updates the first creates AdamW's moments, the next two are timed and the last is
+    measured."""
     found, update = {}, train.update
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         tokenizer = builtin_tokenizer()
@@ -214,7 +217,7 @@ DEEPER = [("SmolLM2 135M", "full", 30), ("Qwen 0.5B", "full", 24), ("Qwen3 0.6B"
 
 
 def named(name):
-    """The config of a row of MODELS."""
+    """The transformers config of a row of MODELS."""
     kind, D, L, H, H_kv, F, V = MODELS[name]
     return AutoConfig.for_model(
         kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
@@ -223,7 +226,7 @@ def named(name):
 
 
 def simulated(cases):
-    """[{"model", ..., "peak", "estimate"} in bytes] of cases as simulate_memory.py takes them."""
+    """Run simulate_memory.py on these cases -> [{"model", ..., "peak", "estimate"}], in bytes."""
     script = ROOT / "tests" / "gpu" / "simulate_memory.py"
     done = subprocess.run([sys.executable, script, json.dumps(cases)], capture_output=True,
                           text=True)
@@ -233,8 +236,9 @@ def simulated(cases):
 
 
 def simulated_cases(models):
-    """Every model in full, the first two in every way (masters are real); few layers: quick. Then,
-    with more than one model, those of DEEPER, on which the formula was not fitted."""
+    """The cases to simulate: every model with full fine-tuning and the first two in every way, with
+    two layers, which is quick. With more than one model also those of DEEPER, with all layers, on
+    which the formula was not fitted."""
     few = [{"model": m, "way": way, "rows": 8, "layers": 2, "max_logits": 2**26, **more}
             for i, m in enumerate(models) for way, more in WAYS.items() if way == "full" or i < 2]
     deep = [{"model": m, "way": way, "rows": 8, "layers": layers, "max_logits": 2**26, **WAYS[way]}
@@ -243,7 +247,8 @@ def simulated_cases(models):
 
 
 def fits_table(error):
-    """What fits where, as lines of text. error: largest relative one, of simulated peaks."""
+    """The table of docs/speed.md of what fits on which GPU, as lines of text. error: the largest
+    relative error of the estimate against the simulated peaks."""
     sizes = (8, 16, 24, 80)
     lines = ["rows per micro-batch that fit: 8 queries x 8 responses, 512 + 512 tokens, bfloat16",
              "(GC: only with --gradient_checkpointing; -: not even one row). Computed, no GPU was",

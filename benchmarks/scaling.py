@@ -114,7 +114,8 @@ def slope(xs, ys):
 
 
 def in_turns(sides, rounds):
-    """{name: work} -> {name: seconds of every round}, after one warm-up each."""
+    """Time every work() in turn, {name: work} -> {name: seconds of every round}, after one warm-up
+    each."""
     seconds = {name: [] for name in sides}
     for work in sides.values():
         work()

@@ -147,7 +147,7 @@ TASKS = {
 
 
 def rows():
-    """{file: rows} of the data sets, the same every time."""
+    """The rows of the data sets as {file: rows}; the same at every call."""
     rng, words = random.Random(0), [{"prompt": w, "answer": w[::-1]} for w in WORDS]
     small = [(a, b) for a in range(1, 30) for b in range(1, 30)]
     large = [(rng.randrange(100, 900), rng.randrange(100, 900)) for _ in range(400)]
@@ -174,14 +174,14 @@ def write_files():
 
 
 def command(name, model, more=()):
-    """The command line of a task, a list of words."""
+    """The command line of a task, as a list of words."""
     flags = [flag.replace("{home}", str(HOME)) for flag in TASKS[name][1]]
     return ["python", "train.py", "--model_name_or_path", model, *flags,
             "--output_dir", str(HOME / name), "--overwrite_output_dir", *more]
 
 
 def run(name, model, more=()):
-    """Run a task -> what summary.json says of it, less its texts."""
+    """Run a task and return its summary.json without the texts."""
     words = command(name, model, more)
     used = processor_seconds()
     subprocess.run([sys.executable, *words[1:]], cwd=ROOT, check=True)
@@ -197,7 +197,7 @@ def run(name, model, more=()):
 
 
 def processor_seconds():
-    """Of all processes that this one has waited for."""
+    """Processor seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

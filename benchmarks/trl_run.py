@@ -29,7 +29,7 @@ from tools.trl import trl_config  # noqa: E402
 
 
 class Clock(TrainerCallback):
-    """Seconds between the beginnings of rollout batches."""
+    """A TrainerCallback that records the seconds between the beginnings of rollout batches."""
 
     def __init__(self, every):
         self.every, self.times = every, []

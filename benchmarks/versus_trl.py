@@ -195,7 +195,7 @@ class Trl:
 # ------------------------------------------------------------------------------------------- a case
 
 def make_model(kind, folder, args, tokenizer):
-    """Random weights as an ordinary checkpoint in `folder`."""
+    """Write a model with random weights to `folder`, as an ordinary checkpoint."""
     torch.manual_seed(0)
     if kind == "tiny_moe":
         model = TinyMoE(tiny_config(args, tokenizer))

@@ -55,7 +55,9 @@ number = claim.counted
 
 
 def grid(full):
-    """Cold start by cold start: what decides first. --full: 60 tokens, and recomputed at int4."""
+    """The cells to run, one cold start after the other, so that complete cold starts remain
+    wherever the experiment is stopped. The judged cells come first. --full adds those with answers
+    of 60 tokens, and the recomputed log-probs at int4."""
     def cells(arms, bits, seed):
         return [maps.cell(arm, seed, bits=bits, batches=BATCHES) for arm in arms]
     for seed in SEEDS:
@@ -72,30 +74,32 @@ def grid(full):
 # -------------------------------------------------------------------------------- what was found
 
 def ends(runs, arm, bits):
-    """{cold start: held-out pass@1}"""
+    """Held-out pass@1 at the end of each run, as {cold start: pass@1}."""
     return maps.values(runs, arm=arm, bits=bits, seeds=SEEDS, batches=BATCHES)
 
 
 def lost(runs, name, bits, length=""):
-    """{cold start: with a float32 sampler minus with the coarse one, trusted}"""
+    """What an arm loses by trusting the coarse sampler: its pass@1 with a float32 sampler minus
+    that with the coarse one, as {cold start: difference}."""
     return claim.paired(ends(runs, name + length, FLOAT),
                         ends(runs, f"{name}_trusted{length}", bits))
 
 
 def gaps(runs, bits, length="", name="grpo"):
-    """{cold start: lost by an arm minus lost by GSPO with 100 times the band}"""
+    """What an arm loses more than GSPO with 100 times the band does, as {cold start:
+    difference}."""
     return claim.paired(lost(runs, name, bits, length), lost(runs, "gspo_x100", bits, length))
 
 
 def both_doses(runs):
-    """{cold start: D}, of the cold starts that have both doses."""
+    """The D of the rule as {cold start: D}, for the cold starts with runs at int3 and at int4."""
     found = [gaps(runs, bits) for bits in DOSES]
     return {seed: claim.mean(gap[seed] for gap in found)
             for seed in sorted(set.intersection(*map(set, found)))}
 
 
 def decide(D, wide):
-    """The verdict from D and from what GSPO with 100 times the band loses at int4."""
+    """The verdict, from D and from what GSPO with 100 times the band loses at int4."""
     if claim.verdict(D, held=(-math.inf, NOTHING)) == claim.HELD:
         return claim.Verdict(claim.REFUTED, claim.p_within(D, (-math.inf, NOTHING)))
     parts = (claim.verdict(D, held=(0, math.inf), refuted=(-math.inf, 0)),
@@ -128,7 +132,7 @@ def judge(runs):
 
 
 def recomputed(runs):
-    """What recomputing the old log-probs gains over trusting the sampler's, at int4."""
+    """What recomputing the old log-probs gains over trusting those of the sampler, at int4."""
     for name in ALGORITHMS:
         gain = claim.differences(ends(runs, name, "int4"), ends(runs, f"{name}_trusted", "int4"))
         if gain:
@@ -136,7 +140,7 @@ def recomputed(runs):
 
 
 def longer(runs):
-    """D at int4 with 60 tokens, and minus D at int4 with 20."""
+    """D at int4 with answers of 60 tokens, and the difference to D at int4 with 20."""
     D = gaps(runs, "int4", LONG)
     if D:
         more = claim.differences(D, gaps(runs, "int4"))
@@ -146,7 +150,7 @@ def longer(runs):
 
 
 def takeaway(runs):
-    """What each arm loses by trusting an int4 sampler, in words."""
+    """One sentence: what each arm loses by trusting an int4 sampler."""
     told = [f"{NAMES[name]} {claim.mean(found):+.2f}" for name in ALGORITHMS
             if (found := lost(runs, name, "int4").values())]
     return f"Lost by trusting an int4 sampler: {', '.join(told) or 'not run'}."
@@ -158,7 +162,8 @@ PLACES = [(bits, name) for bits in reversed(DOSES) for name in ALGORITHMS
 
 
 def draw(runs):
-    """Left: pass@1 at the end by sampler. Right: what trusting it costs, with intervals."""
+    """On the left pass@1 at the end of the runs by sampler, on the right what trusting the sampler
+    costs, with intervals."""
     figure, (left, right) = panels(1, 2, height=4.2, width=9.4)
     samplers = ((FLOAT, ""), ("int4", "_trusted"), ("int3", "_trusted"))
     for i, name in enumerate(ALGORITHMS):
@@ -184,7 +189,7 @@ def draw(runs):
 
 
 def dots(axes, places, name, line=""):
-    """places: [(x, values)]; small: cold starts; large: their means."""
+    """Draw one small dot per cold start and a large one at their mean. places: [(x, values)]."""
     colour, marker, face = LOOK[name]
     look = dict(marker=marker, color=colour, markerfacecolor=face)
     for x, values in places:

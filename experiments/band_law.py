@@ -53,7 +53,8 @@ BINS = (0, .03, .1, .3, 1, 3, math.inf)
 
 
 def grid(full):
-    """Cold start by cold start, so that stopping anywhere leaves whole ones; --full: all arms."""
+    """The cells to run, one cold start after the other, so that complete cold starts remain
+    wherever the experiment is stopped. --full adds the arms that are not judged."""
     for arms in (ARMS, BESIDE) if full else (ARMS,):
         for seed in SEEDS:
             for rate, minibatches in CELLS:
@@ -64,7 +65,8 @@ def grid(full):
 # -------------------------------------------------------------------------------- what was found
 
 def gaps(runs, arm, other="grpo"):
-    """{cell: {cold start: pass@1 of arm minus other}} of the cold starts that have every cell."""
+    """pass@1 of `arm` minus that of `other` as {cell: {cold start: difference}}, for the cold
+    starts that have every cell."""
     found = {}
     for rate, minibatches in CELLS:
         ends = [maps.values(runs, arm=name, rate=rate, minibatches=minibatches, seeds=SEEDS)
@@ -76,7 +78,7 @@ def gaps(runs, arm, other="grpo"):
 
 
 def pooled(cells):
-    """One value per cold start: its mean over the cells."""
+    """The mean over the cells, one value per cold start."""
     seeds = next(iter(cells.values()))
     return [claim.mean(values[seed] for values in cells.values()) for seed in seeds]
 
@@ -109,19 +111,20 @@ def judge(runs):
 
 
 def decide(cells):
-    """The verdict from {cell: {cold start: auto minus GRPO}}."""
+    """The verdict, from {cell: {cold start: auto minus GRPO}}."""
     mean = claim.verdict(pooled(cells), held=(0, 1), refuted=(-1, 0))
     worse = [claim.verdict(found.values(), held=(-1, 0)) == claim.HELD for found in cells.values()]
     return claim.REFUTED if any(worse) else mean
 
 
 def gained(runs, arm):
-    """pass@1 at the end minus that at the start, every run of an arm."""
+    """pass@1 at the end minus that at the start, for every run of an arm."""
     return [run["after"] - run["before"] for run in runs if run["arm"] == arm]
 
 
 def explored(runs):
-    """What the map's runs say: every cell and every run of it, no best of anything."""
+    """What the runs of the stability map say about the band, as sentences. Every cell and every run
+    counts; no best cell is selected."""
     runs = [r for r in runs if r["policy"] == "moe"]
     for arm in ("gspo", "gspo_x10", "gspo_x100", "gmpo", "dppo", "gspo_free"):
         gains = [claim.mean(values) for cell in STEPS
@@ -141,15 +144,16 @@ def explored(runs):
 
 
 def against(runs, arm, other, cell, seeds=maps.CHOOSE, name="after", of=float):
-    """of(a run's `name`) of an arm minus another's at one rate and number of mini-batches, a value
-    per seed; by default held-out pass@1."""
+    """An arm minus another at one rate and number of mini-batches, one value per seed. name: the
+    figure of a run to compare, held-out pass@1 by default."""
     found = [maps.values(runs, name, seeds, arm=one, rate=cell[0], minibatches=cell[1],
                          policy="moe") for one in (arm, other)]
     return claim.differences(*({seed: of(x) for seed, x in values.items()} for values in found))
 
 
 def in_rough_cells(runs, arm, other, name="after", of=float):
-    """The same, the mean over the map's roughest cells, a value per cold start."""
+    """The same difference, averaged over the cells of the map with large steps; one value per cold
+    start."""
     return [claim.mean(values) for seed in maps.CHOOSE
             if (values := [x for cell in ROUGH
                            for x in against(runs, arm, other, cell, [seed], name, of)])]
@@ -160,7 +164,7 @@ def shown(cell):
 
 
 def takeaway(runs):
-    """The band in words: each arm's mean over the cells, and its worst cell against GRPO."""
+    """One sentence: each arm minus GRPO, its mean over the cells and its worst cell."""
     told = []
     for arm in ("gspo", "gspo_x10", "gspo_x100", "auto"):
         cells = gaps(runs, arm)
@@ -174,7 +178,7 @@ MARKERS = {"gspo": "o", "gspo_x10": "^", "gspo_x100": "D", "auto": "*"}
 
 
 def widths(runs, arm):
-    """[(ε / std(log s), run)] of an arm's runs whose answers moved."""
+    """[(ε / std(log s), run)] of an arm's runs whose log s varied."""
     for run in runs:
         if run["arm"] == arm and run["policy"] == "moe" and run["log_s_var"]:
             fixed = EDGES.get(arm, 0) / math.sqrt(run["log_s_var"])
@@ -182,7 +186,8 @@ def widths(runs, arm):
 
 
 def draw(runs):
-    """pass@1 and the clipped share over ε / std(log s): these runs dark, the map's light."""
+    """pass@1 and the clipped share against ε / std(log s). Dark dots are runs of this experiment,
+    light ones those of the stability map."""
     figure, (left, right) = panels(1, 2, height=4, width=9.4)
     for axes, name in ((left, "after"), (right, "clipped")):
         for some, alpha, size in ((maps.read(stability_map.FILE), .25, 3), (runs, 1, 5)):

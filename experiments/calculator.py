@@ -32,13 +32,14 @@ FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers
 
 
 def calculator(text):
-    """The text to insert after a response that ends with a call; "" for any other response."""
+    """The text to insert after a response that ends with a call, and "" for any other response."""
     call = CALL.search(text)
     return str(int(call[1]) + int(call[2])) if call else ""
 
 
 def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2048, test_size=256):
-    """Sums of `low` to `high` terms of 1-9. The answer is right if its last number is the sum."""
+    """The task: sums of `low` to `high` terms from 1 to 9. A response is right if its last number
+    is the sum."""
     def calls(terms):
         total, text = terms[0], ""
         for term in terms[1:]:
@@ -67,7 +68,7 @@ def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2
 
 
 def run(seed, folder, *more):
-    """One cold start and its training -> what summary.json says."""
+    """Make one cold start, train it, and return its summary.json."""
     task = task_with_calculator()
     args = parse([*FLAGS, *more, "--seed", str(seed), "--output_dir", str(folder),
                   "--max_completion_length", str(longest_answer(task))])

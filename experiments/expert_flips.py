@@ -50,11 +50,10 @@ def measure(seeds, quick):
 
 
 def follow(lab, count):
-    """That many rollout batches, each on the answers of its last mini-batch:
+    """Train for that many rollout batches and measure on the last mini-batch of each.
 
-    -> {"first", "flips": [batches, L] after one update and after all of them,
-        "native", "replayed": [batches] Var[log w] with experts chosen anew and with the old ones}
-    """
+    -> {"first", "flips": [batches, L] share of experts that change, after one update and after all,
+        "native", "replayed": [batches] Var[log w] with experts chosen anew and with the old}"""
     found = dict(first=[], flips=[], native=[], replayed=[])
     for step in range(1, count + 1):
         minis = list(lab.minibatches(step, lab.rollout(step, routes=True)))

@@ -55,13 +55,15 @@ def measure(seeds, quick):
 
 
 def later(name, steps, seeds=range(3)):
-    """Held-out pass@1 at the end of an algorithm that came after the claim was judged."""
+    """Held-out pass@1 at the end, one value per seed, of an algorithm that was added after the
+    claim had been judged."""
     found = [claim.trained(["--algorithm", LATER[name]], seed, steps) for seed in seeds]
     return [summary["pass_at_1_after"] for _, summary in found]
 
 
 def add_later():
-    """`--later`: the algorithms of LATER that the result does not hold yet, and the figure anew."""
+    """`--later`: train the algorithms of LATER that are missing in the result, and draw its figure
+    again."""
     os.chdir(claim.ROOT)
     found = claim.read_result(claim.places("family_rewards", False)[0])
     data = found["data"]
@@ -101,7 +103,7 @@ def draw(data):
 
 
 def held_out(axes, data):
-    """Every algorithm's cold starts, mean and interval."""
+    """Draw every cold start of every algorithm, with mean and interval."""
     after = data["after"] | data["later"]
     order = sorted(after, key=lambda name: claim.mean(after[name]))
     for place, name in enumerate(order):

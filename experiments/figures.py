@@ -29,7 +29,8 @@ CLIPS = {"none": "no clip", "min": "PPO's clip: no gradient\noutside the band",
 
 
 def family_map():
-    """Each objective in the cell of its ratio and its clip, as losses.OBJECTIVES has them."""
+    """Draw each objective in the cell of its ratio and its clip, as its row in losses.OBJECTIVES
+    says."""
     ratios, clips = ({**{x: x for x in found}, **names} for found, names in (
         ([row.ratio for row in OBJECTIVES.values()], RATIOS),
         ([row.clip for row in OBJECTIVES.values()], CLIPS)))     # a new one under its own name

@@ -75,7 +75,8 @@ def make(c):
 
 
 def taught(args, task, tokenizer):
-    """The policy that a cell begins with: one per depth and seed, kept under runs/claims/."""
+    """The policy that a run begins with. There is one per depth and seed; it is kept under
+    runs/claims/."""
     folder = Path(claim.RUNS) / f"depth-{args.num_hidden_layers}-{args.seed}"
     if not folder.is_dir():
         torch.manual_seed(args.seed)
@@ -93,7 +94,7 @@ def found(runs, name, layers, rate, seeds):
 
 
 def chosen(runs):
-    """(layers, rate) of the grid's cell where flips matter most, by the cold starts of the gate."""
+    """The (layers, rate) at which flips matter most, chosen on the cold starts of the gate."""
     cells = {}
     for layers in LAYERS:
         for rate in RATES:
@@ -125,7 +126,7 @@ def judge(runs):
 
 
 def decide(flips, share):
-    """The verdict from one value per fresh cold start."""
+    """The verdict, from one value of each kind per fresh cold start."""
     answers = [claim.verdict(values, held=(bar, 1.), refuted=(-10., bar))
                for values, bar in ((flips, OFTEN), (share, MOST))]
     return claim.all_of(*answers)

@@ -40,7 +40,7 @@ OBJECTIVES = {"GRPO": ("grpo", dict(epsilon_high=.27)), "GSPO": ("gspo", {}),
 
 
 def gradients(policy, rollout, batch):
-    """{objective: [groups, parameters]}: the gradient of every group of eight answers."""
+    """The gradient of every group of eight answers, as {objective: [groups, parameters]}."""
     found = {name: [] for name in OBJECTIVES}
     for start in range(0, len(rollout.mask), 8):
         rows = slice(start, start + 8)
@@ -76,13 +76,15 @@ def measure(seeds, quick):
 
 
 def fixed_tokens(rows, name, seed):
-    """The slope of variance · L against L of one objective and cold start."""
+    """The slope of variance · L over L, for one objective and one cold start."""
     own = [r for r in rows if (r["objective"], r["seed"]) == (name, seed) and r["variance"] > 0]
     return claim.slope([r["length"] for r in own], [r["variance"] * r["length"] for r in own])
 
 
 def signal_to_noise(data, name):
-    """Of every cold start, averaged over lengths: E|ḡ|² = |mean|² + variance / groups."""
+    """The signal-to-noise ratio of a group's gradient, averaged over lengths, one value per cold
+    start. The signal is |mean|² without the part that noise adds to it: E|ḡ|² = |mean|² + variance
+    / groups."""
     own = [r for r in data["rows"] if r["objective"] == name and r["variance"] > 0]
     ratio = lambda r: (r["mean"] - r["variance"] / r.get("groups", drift.GROUPS)) / r["variance"]
     return [claim.mean(ratio(r) for r in own if r["seed"] == seed)
@@ -109,11 +111,9 @@ def judge(data):
 
 
 def token_strip(rollout, batch):
-    """Weights of the tokens of one answer with A > 0, as multiples of A / (N·|y|).
-
-    GRPO's w or 0 where clipped, GSPO's s. Of the answers that GSPO does not clip, the one whose
-    ratios spread most.
-    """
+    """Weights of the tokens of one answer with A > 0, as multiples of A / (N·|y|): GRPO's w, or 0
+    where it is clipped, and GSPO's s. The answer is the one whose token ratios vary most, among
+    those that GSPO does not clip."""
     w, s = (ratio(batch["new_logp"], batch["old_logp"], rollout.mask)
             for ratio in (token_ratio, sequence_ratio))                              # [B, T], [B]
     clipped = (batch["advantages"] <= 0) | (s > 1 + 4e-4)                            # [B]

@@ -57,7 +57,8 @@ def measure(seeds, quick):
 
 
 def run(seed, name, steps, rate, start=None):
-    """(records, summary, its last checkpoint) of one run; their flags would be too long a name."""
+    """(records, summary, last checkpoint) of one run. The folder has a short name of its own, as a
+    name made of the flags would be too long."""
     folder = claim.RUNS / f"collapse-{steps}-{seed}-{name}"
     flags = [*COLLAPSES, "--learning_rate", f"{rate:g}"]
     flags += ["--model_name_or_path", str(start)] if start else []
@@ -65,13 +66,14 @@ def run(seed, name, steps, rate, start=None):
 
 
 def counted(data):
-    """The places of the runs that learned something and then collapsed."""
+    """The indices of the runs that learned something and then collapsed."""
     return [i for i, (first, best) in enumerate(zip(data["first"], data["best"]))
             if collapsed_at(first["rates"]) and first["rates"][best] - first["before"] >= GAINED]
 
 
 def gains(data, places):
-    """{arm: held-out pass@1 minus that of the start of the whole}, of those runs."""
+    """Held-out pass@1 at the end minus that at the very start, as {arm: differences} for the runs
+    at `places`."""
     return {name: [data[name][i]["after"] - data["first"][i]["before"] for i in places]
             for name in ARMS}
 

@@ -37,12 +37,14 @@ RULES = {"fixed": "one band for all", "scaled": "band ∝ 1/√L",
 
 
 def clipped(log_s, advantages, width):
-    """Answers whose gradient a band [-3 width, 4 width] in log s removes, [B] bool."""
+    """Which answers lose their gradient to a clip range of [-3 width, 4 width] in log s, [B]
+    bool."""
     return ((log_s > 4 * width) & (advantages > 0)) | ((log_s < -3 * width) & (advantages < 0))
 
 
 def width_for(log_s, advantages, scale, share):
-    """The width whose band, multiplied by scale [B], clips that share: bisection."""
+    """The width at which the clip range, multiplied by scale [B], clips this share of the answers.
+    Found by bisection."""
     low, high = 0.0, 10.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -74,7 +74,8 @@ def cell(arm, seed, policy="top2", lr=LR, minibatches=16, answers="plain", optim
 
 
 def grid():
-    """Every run, the most informative first, seed by seed: stopping anywhere leaves whole rows."""
+    """All runs, the most informative first and seed by seed, so that complete rows remain wherever
+    the experiment is stopped."""
     others = ("grpo_dual", "gspo_wide", "gspo_replay", "grpo_matched", "gmpo", "rspo")
     for seed in range(8):
         yield from (cell(arm, seed) for arm in ("grpo", "gspo", "grpo_replay"))
@@ -100,8 +101,9 @@ def grid():
 
 @contextmanager
 def watched(seen, optim):
-    """train.py's update and loss, with what it does not log: the largest |log w|, the largest w
-    where A < 0, the length of a step. optim "sgd": by plain gradient descent."""
+    """train.py's update and loss, which also record what train.py does not log: the largest |log
+    w|, the largest w of a token with A < 0, and the length of the step. optim "sgd" replaces AdamW
+    by plain gradient descent."""
     update, loss, optimizer = train.update, train.policy_loss, train.make_optimizer
 
     def watched_loss(name, logp, old_logp, advantages, mask, **options):
@@ -131,10 +133,9 @@ def watched(seen, optim):
 
 
 def one_run(c, done, batches=BATCHES):
-    """Cold start from the cache, RL, held-out pass@1: one record with its curves.
+    """Take the cold start from the cache, train, evaluate -> one record with its curves.
 
-    done: finished runs, which grpo_matched looks at.
-    """
+    done: the finished runs, which the arm grpo_matched needs."""
     began, lr, cold, seen = time.perf_counter(), c["lr"], cold_start(c), []
     shape = f"{BASE} {POLICIES[c['policy']]} {ANSWERS[c['answers']]}"
     if c["arm"] == "grpo_matched":                           # Adam's steps grow with its rate
@@ -187,7 +188,8 @@ def cold_start(c):
 
 
 def collapsed_at(pass_rates):
-    """The first batch, counted from 1, of PATIENCE in a row below half the best so far, or None."""
+    """The first of PATIENCE successive batches whose pass rate is below half of the best so far.
+    Counted from 1; None if there is none."""
     best = running = 0
     for step, rate in enumerate(pass_rates, 1):
         best = max(best, rate)
@@ -202,7 +204,7 @@ def key(c):
 
 
 def setting(c):
-    """What the runs of a table's row share besides the arm and the policy."""
+    """What the runs of a table row have in common besides the arm and the policy."""
     return c["optim"], c["lr"], c["minibatches"], c["answers"]
 
 
@@ -213,7 +215,7 @@ def mean(values):
 # ---------------------------------------------------------------------------- tables and verdicts
 
 def interval(k, n):
-    """Clopper-Pearson: the shares that k of n does not contradict at 95 %, by bisection."""
+    """Clopper and Pearson's 95 % interval for k of n, by bisection."""
     def solve(too_low, low=0.0, high=1.0):
         for _ in range(50):
             middle = (low + high) / 2
@@ -225,8 +227,8 @@ def interval(k, n):
 
 
 def table(runs):
-    """One row per arm and setting: collapses with their interval, every seed's values, means and
-    extremes over seeds."""
+    """One row per arm and setting: the number of collapses with its interval, the values of all
+    seeds, and means and extremes over the seeds."""
     names, rows = [name for name in cell(0, 0) if name != "seed"], {}
     for r in runs:
         rows.setdefault(tuple(r[name] for name in names), []).append(r)
@@ -264,7 +266,7 @@ def show(rows):
 
 
 def gains(rows):
-    """What the three sentences are judged by: {sentence: differences, one per cold start}."""
+    """The differences that the three sentences are judged by, as {sentence: one per cold start}."""
     ends = {(r["policy"], r["arm"]): dict(zip(r["seed"], r["held_out"])) for r in rows}
 
     def gain(arm, policy="top2"):
@@ -280,7 +282,8 @@ RATES = (LOWER, 5e-4, LR)                # of GRPO and GSPO, in the main setting
 
 
 def over_rates(rows):
-    """GSPO minus GRPO, held out, mean of the rates: one value per cold start that has them all."""
+    """Held-out pass@1 of GSPO minus that of GRPO, averaged over the learning rates; one value per
+    cold start that has all of them."""
     ends = {(r["arm"], r["lr"]): dict(zip(r["seed"], r["held_out"])) for r in rows
             if (r["policy"], setting(r)) == ("top2", setting(cell(0, 0, lr=r["lr"])))}
     seeds = set.intersection(*(set(ends[arm, lr]) for arm in ("grpo", "gspo") for lr in RATES))
@@ -304,7 +307,7 @@ def read():
 
 
 def run_all(cells):
-    """What is not in the file of finished runs yet; each finished run is one more line of it."""
+    """Make the runs that are missing in the file of finished runs, and append each as a line."""
     RUNS.parent.mkdir(exist_ok=True)
     for i, c in enumerate(cells, 1):
         done = read()
@@ -320,7 +323,8 @@ def run_all(cells):
 
 
 def write():
-    """results/moe_stability.json from all finished runs: the claim's row, a table, every curve."""
+    """Write results/moe_stability.json from all finished runs: the row of the claim, a table, and
+    every curve."""
     runs = read()
     rows = table(runs)
     main = [r for r in rows if setting(r) == setting(cell(0, 0))]
@@ -354,10 +358,9 @@ def write():
 
 
 def spike():
-    """One token kills a run of plain SGD without a norm clip.
+    """Show that one token can end a run with plain SGD and no norm clipping.
 
-    The same run with --dual_clip 3 is identical up to that token.
-    """
+    The same run with --dual_clip 3 is identical up to that token."""
     print(f"GRPO by plain SGD, rate {SPIKE_LR}, no norm clip, 4 mini-batches, seed {SPIKE_SEED}; "
           "without and with --dual_clip 3\n")
     pair = [one_run(cell(arm, SPIKE_SEED, lr=SPIKE_LR, minibatches=4, optim="sgd"), [])["curve"]
@@ -371,7 +374,7 @@ def spike():
 
 
 def quick():
-    """Three minutes: one seed, half as many batches, nothing written."""
+    """`--quick`: one seed and half as many batches, three minutes. Writes nothing."""
     cells = (cell("grpo", 0), cell("gspo", 0), cell("grpo", 0, "dense"))
     show(table([one_run(c, [], batches=8) for c in cells]))
 
@@ -383,7 +386,7 @@ MARKERS = {"grpo": "s", "gspo": "o"}                         # the others: a mea
 
 
 def draw():
-    """docs/figures/moe_stability.png from results/moe_stability.json."""
+    """Draw docs/figures/moe_stability.png from results/moe_stability.json."""
     result = json.loads(RESULT.read_text())
     figure, axes = style.panels(2, 2, height=7.2, width=9)
     batches = range(1, BATCHES + 1)

@@ -31,9 +31,10 @@ RATIO = torch.cat([torch.linspace(0.005, 2.5, 1000, dtype=torch.float64), NEAR_1
 
 
 def curves(name, A, ratio=RATIO, **options):
-    """(surrogate, weight) [x] of objective `name` on answers of one token, for which w, s and ∏w
-    are the same ratio [x]. The surrogate is the loss's derivative by the token's weight, and the
-    weight of ∇log π its derivative by log π, divided by A."""
+    """(surrogate [x], weight [x]) of objective `name` for answers of one token, on which w, s and
+    ∏w are the same ratio [x]. The surrogate is the derivative of the loss with respect to the
+    token's weight, and the weight of ∇log π is its derivative with respect to log π, divided by
+    A."""
     old = torch.full_like(ratio, OLD).log()[:, None]                                  # [x, 1]
     logp = (old + ratio.log()[:, None]).requires_grad_()                              # [x, 1]
     weights = torch.ones_like(logp).requires_grad_()                                  # [x, 1]
@@ -46,7 +47,8 @@ def curves(name, A, ratio=RATIO, **options):
 
 
 def kept(name, **options):
-    """The edges of the band: where the gradient of good and of bad answers ends, or the clamp."""
+    """The edges of the clip range: the ratios at which the gradient of good and of bad answers
+    ends."""
     row = OBJECTIVES[name]
     if row.clip == "weight":
         return max(1 - row.epsilon, 0), 1 + row.epsilon_high
@@ -59,7 +61,8 @@ def kept(name, **options):
 
 
 def draw_member(figure, place, name, title, colour, **options):
-    """Surrogate above, weight below, the band shaded. Returns both axes."""
+    """Draw the surrogate above and the weight below, with the clip range shaded. Returns both
+    axes."""
     inner = place.subgridspec(2, 1, hspace=0.12, height_ratios=(1.25, 1))
     top, bottom = figure.add_subplot(inner[0]), figure.add_subplot(inner[1])
     start = curves(name, 1.0, torch.ones(1, dtype=torch.float64), **options)[0]
@@ -81,7 +84,7 @@ def draw_member(figure, place, name, title, colour, **options):
 
 
 def zoom(axes, name, colour):
-    """The weight close to ratio 1, for bands too narrow to see."""
+    """Draw the weight close to ratio 1, for clip ranges too narrow to see."""
     half = 2.5 * OBJECTIVES[name].epsilon_high
     inset = axes.inset_axes((0.03, 0.5, 0.34, 0.36))
     for A, line in ((1.0, "-"), (-1.0, "--")):
@@ -137,7 +140,8 @@ def objectives():
 # ---------------------------------------------------------------------------- the units of a ratio
 
 def answer(T, spread, seed=0):
-    """Log-probs of one made-up answer whose tokens moved independently: logp, old_logp [1, T]."""
+    """Log-probs of an invented answer whose tokens changed independently: logp and old_logp, [1,
+    T]."""
     generator = torch.Generator().manual_seed(seed)
     old = -2 * torch.rand(1, T, generator=generator, dtype=torch.float64)
     return old + spread * torch.randn(1, T, generator=generator, dtype=torch.float64), old
@@ -241,7 +245,8 @@ PAPERS = {                       # name: (arXiv id, lane or row of OBJECTIVES)
 
 
 def lane(row):
-    """Which lane: by the ratio of the objective's row; a mean of log-ratios is one of an answer."""
+    """The lane of the timeline that a paper is drawn in, by the ratio of its objective. An int is
+    the lane itself."""
     if isinstance(row, int):
         return row
     per_token = OBJECTIVES[row].ratio == "token"
@@ -278,8 +283,8 @@ def timeline():
 
 
 def when(number):
-    """Where an arXiv id stands: months since January 2025, years before that. Within a month ids
-    count up, to about 25,000."""
+    """Position of an arXiv id on the time axis: months since January 2025, and one unit per year
+    before that. Ids count up within a month, to about 25,000."""
     months = 12 * (int(number[:2]) - 25) + int(number[2:4]) - 1 + int(number[5:]) / 25_000
     return months if months >= 0 else months / 12
 

@@ -44,7 +44,8 @@ def judge(data):
     quarter = len(data["median"][0]) // 4
 
     def ends(name):
-        """Of every cold start: log perplexity in the first and in the last quarter of the run."""
+        """Mean log perplexity in the first and in the last quarter of the run, one pair per cold
+        start."""
         logs = [[math.log(x) for x in row] for row in data[name]]
         return [(claim.mean(row[:quarter]), claim.mean(row[-quarter:])) for row in logs]
 

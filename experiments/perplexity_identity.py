@@ -32,7 +32,8 @@ NAMES = {"float64": "per answer, float64", "float32": "per answer, float32",
 
 
 def errors(new, old, mask):
-    """Per way of computing: the differences, over answers or over batches."""
+    """The differences between s and PPL_old / PPL_new, for each way of computing them, over answers
+    or over batches."""
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         n, o = new.to(dtype), old.to(dtype)

@@ -43,7 +43,7 @@ def mean(values):
 
 
 def table(head, *rows):
-    """A markdown table; a | inside a cell is escaped."""
+    """A markdown table. A | inside a cell is escaped."""
     line = lambda cells: "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"
     return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)])
 
@@ -51,26 +51,28 @@ def table(head, *rows):
 # ------------------------------------------------------------------------------ single figures
 
 def perplexity_start(name):
-    """A perplexity of the first rollout batch, averaged over cold starts."""
+    """Perplexity of the first rollout batch, averaged over cold starts. name: how it is averaged
+    over answers."""
     return mean(curve[0] for curve in data("perplexity_dynamics")[name])
 
 
 def at_4e4():
-    """GSPO minus GRPO on fresh cold starts, both at 4e-4."""
+    """GSPO minus GRPO on fresh cold starts, both at a learning rate of 4e-4."""
     measured = load("stability_map")["measured"]
     found = re.search(r"minus GRPO, both at 4e-4: (\S+ \[[^]]+\])", measured)
     return found.group(1)
 
 
 def moved():
-    """(tokens of a long answer, s - 1 if one of them moved by 3 nats)."""
+    """(tokens of a long answer, s - 1 if the log-prob of one of its tokens changes by 3 nats)."""
     rows = data("hidden_divergence")["rows"]
     length = round(mean(row["length"] for row in rows if 200 < row["length"] < 300))
     return length, math.expm1(3 / length)
 
 
 def hidden():
-    """Share of the answers inside GSPO's band that hold a token beyond GRPO's, all lengths."""
+    """Share of the answers within GSPO's clip range that have a token outside GRPO's, over all
+    lengths."""
     rows = data("hidden_divergence")["rows"]
     return sum(r["hidden"] * r["calm"] for r in rows) / sum(r["calm"] for r in rows)
 
@@ -89,7 +91,8 @@ def default_run(key):
 
 
 def collapsed(arm):
-    """k of n runs of the stability experiment's main setting, its first rows."""
+    """"k of n" collapsed runs of an arm in the main setting of moe_stability, which its first rows
+    have."""
     row = next(row for row in load("moe_stability")["table"] if row["arm"] == arm)
     return f"{row['collapsed']} of {row['runs']}"
 
@@ -99,13 +102,13 @@ def smollm2(key):
 
 
 def both_minus_verifier():
-    """Held-out pass@1 of teacher and verifier together minus that of the verifier alone."""
+    """Held-out pass@1 with teacher and verifier minus that with the verifier alone."""
     found = re.search(r"both minus verifier (\S+ \[[^]]+\])", load("distillation")["measured"])
     return found.group(1)
 
 
 def bf16_error():
-    """Of log s under autocast, after one step of 1e-6."""
+    """Error of log s under bfloat16 autocast, after one step at 1e-6."""
     return load("bfloat16")["noise"]["steps"]["1"]["arms"]["bfloat16"]["error_rms"]
 
 
@@ -158,18 +161,19 @@ FIGURES = {
 # ---------------------------------------------------------------------------------- the claims
 
 def result(name):
-    """A claim's committed result, None if it is not measured."""
+    """The committed result of a claim, or None if there is none."""
     return load(name) if (ROOT / f"results/{name}.json").is_file() else None
 
 
 def verdict(found):
-    """A verdict in a word or two; a result with several says how many."""
+    """A verdict in a word or two. For a result with several verdicts, how many of each."""
     parts = found["verdict"].split("; ")
     return found["verdict"].split(":")[0] if len(parts) == 1 else f"{len(parts)} answers"
 
 
 def claims():
-    """The README's six rows: a group of claims each, told by its first one that is measured."""
+    """The table of claims in README: one row per group, described by its first claim that has a
+    result."""
     rows = []
     for group, (question, names) in GROUPS.items():
         name = next(name for name in names if result(name))
@@ -180,7 +184,8 @@ def claims():
 
 
 def regime():
-    """Where most claims are measured; the others say where in docs/claims.md."""
+    """The setting in which most claims were measured. Claims with another one say so in
+    docs/claims.md."""
     return Counter(found["regime"] for found in all_results()).most_common(1)[0][0]
 
 
@@ -190,7 +195,8 @@ def all_results():
 
 
 def verdicts():
-    """Every claim's verdict with its p, alone and by Holm over all rows."""
+    """Every claim with its verdict, its p-value, and the p-value after Holm's correction over all
+    rows."""
     found = all_results()
     form = lambda p: "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
     rows = [(r["claim"], r["number"], r["verdict"].split(":")[0], form(r["p"]), form(p))
@@ -203,7 +209,7 @@ def verdicts():
 
 
 def rule(name):
-    """What the experiment's docstring said beforehand: its indented lines."""
+    """The rule that was written beforehand: the indented lines of the experiment's docstring."""
     doc = docstring(ROOT / f"experiments/{name}.py")
     after = doc[re.search("beforehand|before the", doc).start():]
     lines = [line for line in after.splitlines() if line.startswith("  ")]
@@ -211,7 +217,8 @@ def rule(name):
 
 
 def all_claims():
-    """docs/claims.md: every claim with its figure, number, verdict, rule and measurement."""
+    """The text of docs/claims.md: every claim with its figure, number, verdict, rule and
+    measurement."""
     parts = []
     for group, (question, names) in GROUPS.items():
         parts.append(f"## {group.capitalize()}\n\n{question}")
@@ -263,7 +270,8 @@ SHOWN_AS = {"GSPO": "gspo", "GRPO": "grpo", "GMPO": "gmpo", "RSPO": "rspo", "DAP
 
 
 def family():
-    """One row per objective: its choices, the paper, the frameworks that have it, TRL's name."""
+    """The table of objectives: the choices of each, its paper, the frameworks that have it, and
+    TRL's name."""
     rows = []
     for name, row in OBJECTIVES.items():
         band = "–" if row.epsilon is None else f"{row.epsilon:g}, {row.epsilon_high:g}"
@@ -276,7 +284,7 @@ def family():
 
 
 def trl_name(name):
-    """The flags of trl.GRPOConfig that mean this objective."""
+    """The arguments of trl.GRPOConfig that select this objective."""
     if name == "gmpo":
         return "`trl.experimental.gmpo`"
     if name not in TRL_LOSS or name == "ppo":
@@ -287,7 +295,8 @@ def trl_name(name):
 
 
 def presets():
-    """The objective that --algorithm NAME takes, the flags that it fills in, a first result."""
+    """The table of presets: the objective of each --algorithm, the flags that it sets, and its
+    pass@1."""
     def flags(row):
         words = [f"--{k}" if v is True else f"--{k} {v}"
                  for k, v in row.items() if k != "objective"]
@@ -364,7 +373,7 @@ def memory():
 
 
 def checkpointing():
-    """An update of the script with and without --gradient_checkpointing."""
+    """Memory and time of an update of train.py with and without --gradient_checkpointing."""
     found = load("memory")["script"]
     (_, (peak, seconds)), (flag, (lower, longer)) = found["ways"].items()
     head = (f"an update, {found['layers']} layers, {found['tokens']:,} tokens", "peak memory")
@@ -373,7 +382,7 @@ def checkpointing():
 
 
 def lora():
-    """SmolLM2's reference run with adapters, beside full fine-tuning."""
+    """SmolLM2's reference run with LoRA adapters, beside full fine-tuning."""
     runs = load("reference_runs")["lora"]
     full = {key: smollm2(key) for key in ("pass_at_1_before", "pass_at_1_after")}
     run = runs["runs"][0]
@@ -391,7 +400,7 @@ def lora():
 
 
 def bfloat16():
-    """What bfloat16 does to log s, and to sampling on a CPU."""
+    """What bfloat16 does to log s, and to the speed of sampling on a CPU."""
     found = load("bfloat16")
     steps, rows = found["noise"]["steps"], []
     for name, error in found["noise"]["log_prob_error"].items():
@@ -413,7 +422,8 @@ def bfloat16():
 
 
 def simulated():
-    """Waits and kernels per token step and per update, counted on a pretended GPU."""
+    """How often the host waits and how many kernels it starts, per token step and per update, on a
+    pretended GPU."""
     rows = [(f"`{r['flags']}`", *(f"{r[what][phase]:,.{digits}f}"
                                   for phase in ("token step", "update")
                                   for what, digits in (("syncs", 1), ("launches", 0))))
@@ -437,7 +447,8 @@ def scaling():
 
 
 def stability():
-    """The rows of results/moe_stability.json: every arm with its collapses and its endpoint."""
+    """The table of results/moe_stability.json: every arm with its collapses and its final
+    pass@1."""
     rows = []
     for r in load("moe_stability")["table"]:
         flips = " ".join(f"{100 * x:.1f}" for x in r["flips_per_layer"] or ())
@@ -452,7 +463,7 @@ def stability():
 
 
 def stranger():
-    """Tasks of a reader's own on SmolLM2, one command line each."""
+    """The table of the seven tasks of benchmarks/stranger.py."""
     form = lambda r, key: f"{r[key + '_before']:.3f} → {r[key + '_after']:.3f}"
     rows = [(f"`{name}`: {r['what']}", r["steps"], form(r, "pass_at_1"), form(r, "reward"),
              f"{r['processor_seconds']:.0f}") for name, r in load("stranger").items()]
@@ -461,13 +472,14 @@ def stranger():
 
 
 def read_off():
-    """Sentences of the sources that the runs of the stability map speak to."""
+    """Sentences of the sources that can be judged by the runs of the stability map."""
     return table(("sentence", "computed from the map's runs", "mean", "cold starts"),
                  *sentences.rows())
 
 
 def rooms():
-    """Every file that a first reader can skip, with the first sentences of its docstring."""
+    """The list of all files that a first reader can skip, each with the beginning of its
+    docstring."""
     parts = []
     for room in ("plumbing/data", "plumbing/model", "plumbing/loop", "plumbing/speed",
                  "plumbing/run", "tools", "experiments/shared"):
@@ -494,7 +506,8 @@ def documents():
 
 
 def build(text):
-    """A document's text, its marked parts made anew. Raises ValueError for an unknown mark."""
+    """The text of a document with its marked parts generated again. Raises ValueError for an
+    unknown mark."""
     def block(match):
         if match[1] not in BLOCKS:
             raise ValueError(f"<!-- {match[1]} --> is no block of experiments/readme.py")

@@ -44,8 +44,8 @@ CURVES = ("pass_rate", "clip_low", "clip_high", "perplexity_new", "seconds_rollo
 
 
 def run(command):
-    """One run of the script: its summary, what metrics.jsonl says per rollout batch, and of the
-    whole process seconds, seconds of processor time (those of a busy machine too) and the peak of
+    """Run train.py once -> its summary, the metrics of every rollout batch, and of the whole
+    process the seconds, the processor seconds (which depend less on what else runs) and the peak
     resident memory."""
     folder = Path("runs/reference")
     shutil.rmtree(folder, ignore_errors=True)

@@ -39,7 +39,8 @@ ARMS = {"GSPO": (), "GRPO + replay": (*drift.GRPO, *drift.REPLAY)}
 
 
 def one_batch(lab, batch, replay):
-    """(seconds of the log-probs, seconds of the updates, bytes of the routes)"""
+    """Train on a rollout batch -> (seconds of the log-probs, seconds of the updates, bytes of the
+    routes)."""
     began = time.perf_counter()
     routes = lab.score(batch.rollout, routes=replay).passes
     middle = time.perf_counter()

@@ -55,7 +55,8 @@ FILE = maps.runs_of("sampler_noise")
 
 
 def grid(full):
-    """The doses that hurt first, seed by seed: stopping anywhere leaves whole rows."""
+    """The cells to run, the coarsest samplers first and seed by seed, so that complete rows remain
+    wherever the experiment is stopped."""
     def cells(arms, doses, seeds=SEEDS, **more):
         return [maps.cell(arm, seed, bits=bits, batches=BATCHES, **more)
                 for seed in seeds for bits in doses for arm in arms]
@@ -81,7 +82,8 @@ def make(c):
 
 
 def measure_dose(c):
-    """How far the sampler is from the trainer, on the first rollout batch of a cold start."""
+    """How much the log-probs and the experts of the sampler differ from the trainer's, on the first
+    rollout batch of a cold start."""
     began, shape = time.perf_counter(), maps.POLICIES[c["policy"]].split()
     lab = drift.Lab(c["seed"], "--sampler_dtype", c["bits"], *shape)
     batch = lab.rollout(1, routes=True)
@@ -99,17 +101,19 @@ def measure_dose(c):
 # -------------------------------------------------------------------------------- what was found
 
 def outcomes(runs, arm, bits, policy="moe"):
-    """{seed: held-out pass@1}"""
+    """Held-out pass@1 at the end of each run, as {seed: pass@1}."""
     return maps.values(runs, arm=arm, bits=bits, policy=policy, batches=BATCHES)
 
 
 def whole(values):
-    """Values of an arm, none before all its cold starts ran: it is not ranked on a few."""
+    """The values of an arm, or [] if some of its cold starts are missing, so that no arm is ranked
+    on a few of them."""
     return values if len(values) >= claim.LEAST else []
 
 
 def lost(runs, name, bits, policy="moe"):
-    """Recomputed minus trusted, paired."""
+    """What trusting the sampler costs: pass@1 with recomputed log-probs minus that with trusted
+    ones, paired by cold start."""
     return claim.differences(outcomes(runs, name, bits, policy),
                        outcomes(runs, f"{name}_trusted", bits, policy))
 
@@ -135,7 +139,8 @@ def judge(runs):
 
 
 def decide(grpo, gspo, seeds):
-    """The verdict from {dose: HELD (tolerates), REFUTED (suffers) or undecided} of the two."""
+    """The verdict from the answers of GRPO and GSPO, {dose: HELD (tolerates it), REFUTED (suffers)
+    or undecided}."""
     suffers = [bits for bits, answer in grpo.items() if answer == claim.REFUTED]
     if suffers and all(gspo[bits] == claim.HELD for bits in suffers):
         return claim.HELD
@@ -147,7 +152,8 @@ def decide(grpo, gspo, seeds):
 
 
 def headline(runs, doses):
-    """What trusting costs GSPO at the mildest dose and where it costs most."""
+    """What trusting the sampler costs GSPO at the finest dose, and at the dose where it costs
+    most."""
     worst = max(doses, key=lambda bits: claim.mean(lost(runs, "gspo", bits)))
     costs = [f"{claim.number(lost(runs, 'gspo', bits), '{:+.2f}')} ({bits})"
              for bits in dict.fromkeys((doses[-1], worst))]
@@ -155,7 +161,8 @@ def headline(runs, doses):
 
 
 def remedies(runs, bits):
-    """What recomputing with weights or replayed routes gains over recomputing alone, and dense."""
+    """What importance weights and replayed routes gain over recomputing alone, and what the dense
+    control shows."""
     names = {"tis": "TIS", "r3": "R3", "r2": "R2"}
     for arm in ("grpo", "gspo"):
         for way, name in names.items():
@@ -169,7 +176,8 @@ def remedies(runs, bits):
 
 
 def takeaway(runs):
-    """Who stands the largest dose best, on average and in the worst cold start."""
+    """One sentence: which arm does best at the coarsest dose, on average and on its worst cold
+    start."""
     bits = next(bits for bits in DOSES if outcomes(runs, "grpo", bits))
     found = {name: whole(outcomes(runs, arm, bits).values()) for arm, (name, *_) in LOOK.items()}
     found = {name: values for name, values in found.items() if values}
@@ -217,7 +225,7 @@ def draw(runs):
 
 
 def losses(axes, runs, doses):
-    """What trusting costs against the measured dose, a point per cold start and dose."""
+    """Draw what trusting costs against the measured dose, one point per cold start and dose."""
     for name, colour, marker in (("grpo", ORANGE, "s"), ("gspo", BLUE, "o")):
         points = []
         for bits in doses:
@@ -234,7 +242,8 @@ def losses(axes, runs, doses):
 
 
 def tick(runs, bits):
-    """A dose's name and the share of chosen experts that differ, where it was measured."""
+    """The label of a dose: its name and, where it was measured, the share of chosen experts that
+    differ."""
     flips = maps.values(runs, "flips", arm="dose", bits=bits, policy="moe")
     return f"{bits}\n{claim.mean(flips.values()):.0%} of experts" if flips else bits
 

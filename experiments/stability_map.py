@@ -59,7 +59,8 @@ number = claim.counted
 
 
 def grid(full):
-    """What decides first, then what is beside it; the rest of the map comes with --full."""
+    """The cells to run: first those that are judged, then the rest; --full adds the remaining cells
+    of the map."""
     def cells(arms, rates, minibatches=(4,), **more):
         return [maps.cell(arm, seed, rate=rate, minibatches=m, **more) for seed in maps.CHOOSE
                 for m in minibatches for rate in rates for arm in arms]
@@ -80,7 +81,8 @@ def grid(full):
 
 
 def fresh(runs):
-    """Each arm at its best rate, and GRPO and GSPO at each other's, on fresh cold starts."""
+    """Each arm at its best rate, and GRPO and GSPO also at each other's, on cold starts that did
+    not choose the rates."""
     best = {arm: rate for arm in MAIN if (rate := best_rate(runs, arm))}
     shared = {best[arm] for arm in PAIR if arm in best}
     for seed in maps.REPORT:
@@ -92,13 +94,14 @@ def fresh(runs):
 # -------------------------------------------------------------------------------- what was found
 
 def ends(runs, arm, rate, seeds, policy="moe", minibatches=4, name="after"):
-    """{seed: held-out pass@1}"""
+    """Held-out pass@1 at the end of each run, as {seed: pass@1}."""
     return maps.values(runs, name, seeds, arm=arm, rate=rate, policy=policy,
                        minibatches=minibatches)
 
 
 def best_rate(runs, arm, policy="moe"):
-    """The rate with the highest mean over the cold starts to choose on, None before these ran."""
+    """The rate with the highest mean over the cold starts that choose it, or None while some of
+    these runs are missing."""
     found = {rate: ends(runs, arm, rate, maps.CHOOSE, policy) for rate in ALL_RATES}
     whole = [rate for rate in ALL_RATES if len(found[rate]) == len(maps.CHOOSE)]
     if not set(RATES) <= set(whole):
@@ -107,7 +110,7 @@ def best_rate(runs, arm, policy="moe"):
 
 
 def frontier(runs, arm, policy="moe", minibatches=4):
-    """The largest rate whose mean ends above its start; None if there is none."""
+    """The largest rate at which the mean at the end is above that at the start, or None."""
     def gains(rate):
         place = (runs, arm, rate, maps.CHOOSE, policy, minibatches)
         return claim.differences(ends(*place), ends(*place, name="before"))
@@ -116,7 +119,7 @@ def frontier(runs, arm, policy="moe", minibatches=4):
 
 
 def gap(runs, rates, seeds=maps.REPORT, others=PAIR):
-    """GSPO minus GRPO, each at its rate."""
+    """pass@1 of GSPO minus that of GRPO, each at its own rate."""
     grpo, gspo = (ends(runs, arm, rate, seeds) for arm, rate in zip(others, rates))
     return claim.differences(gspo, grpo)
 
@@ -156,7 +159,8 @@ def judge(runs):
 
 
 def compare(runs, best, other):
-    """GSPO minus another arm, fresh cold starts: (each at its best rate, [both at one of them])"""
+    """GSPO minus another arm on fresh cold starts -> (each at its best rate, [both at the same
+    rate])."""
     if not (best["gspo"] and best[other]):
         return [], []
     rates = best[other], best["gspo"]
@@ -165,7 +169,8 @@ def compare(runs, best, other):
 
 
 def wider(runs, best):
-    """The wider bands against the paper's, GRPO and GRPO + replay; replay against none."""
+    """GSPO's wider clip ranges minus the paper's, GRPO and GRPO + replay; and replay minus no
+    replay."""
     for arm in (*BANDS[1:], BASELINES[1]):
         for other in ("gspo", *BASELINES)[arm == BASELINES[1]:]:
             if arm != other and best[arm] and best[other]:
@@ -177,7 +182,8 @@ def wider(runs, best):
 
 
 def takeaway(runs):
-    """What the fresh cold starts say of each algorithm at its best rate, the bands among them."""
+    """One sentence: pass@1 of each algorithm at its best rate on fresh cold starts, wider clip
+    ranges included."""
     best = {arm: rate for arm in MAIN if (rate := best_rate(runs, arm))}
     found = {arm: ends(runs, arm, rate, maps.REPORT).values() for arm, rate in best.items()}
     told = [f"{NAMES[arm]} {claim.mean(values):.3f} at {shown(best[arm])}"
@@ -190,7 +196,7 @@ def takeaway(runs):
 
 
 def decide(own, shared):
-    """The verdict from the differences at the best rates and at the shared ones."""
+    """The verdict, from the differences at the best rates and at the shared ones."""
     signs = {claim.verdict(values, held=(0, 1), refuted=(-1, 0)) for values in shared}
     if {claim.HELD, claim.REFUTED} <= signs:
         return claim.depends("the learning rate")
@@ -205,8 +211,8 @@ def shown(rate):
 
 
 def draw(runs):
-    """A map per algorithm on one scale, blank where nothing ran; the dense control; below, what
-    decides and what is clipped."""
+    """One map per algorithm, all on the same color scale and empty where nothing was run; then the
+    dense control. Below them the runs that decide the verdict, and the clipped share."""
     places = [(arm, "moe") for arm in ARMS] + [(arm, "dense") for arm in PAIR]
     figure, axes = panels(5, 3, height=13, width=9.5)
     for axis, (arm, policy) in zip(axes.flat, places):
@@ -220,7 +226,7 @@ def draw(runs):
 
 
 def heat_map(axis, runs, arm, policy):
-    """Mean of the map's cold starts; the white line is the frontier."""
+    """Draw mean pass@1 over the map's cold starts. The white line is the frontier."""
     table = [[whole(ends(runs, arm, rate, maps.CHOOSE, policy, m).values()) for rate in ALL_RATES]
              for m in MINIBATCHES]
     image = axis.imshow(table, vmin=0, vmax=1, cmap="cividis", aspect="auto")
@@ -242,12 +248,13 @@ def heat_map(axis, runs, arm, policy):
 
 
 def whole(values):
-    """Their mean, NaN before all cold starts of the map have run."""
+    """Their mean, or NaN if some cold starts of the map are missing."""
     return claim.mean(values) if len(values) == len(maps.CHOOSE) else float("nan")
 
 
 def fresh_dots(axes, runs):
-    """Each algorithm at its best rate on fresh cold starts: every one, their mean and 95 %."""
+    """Draw each algorithm at its best rate on fresh cold starts: all values, and their mean with a
+    95 % interval."""
     arms = [arm for arm in ("grpo", "grpo_replay", *BANDS) if best_rate(runs, arm)]
     for x, arm in enumerate(arms):
         found = list(ends(runs, arm, best_rate(runs, arm), maps.REPORT).values())
@@ -264,7 +271,7 @@ def fresh_dots(axes, runs):
 
 
 def scatter(axes, runs):
-    """Every run of GSPO at the map's rates: clipped share against what was learnt."""
+    """Draw pass@1 against the clipped share, for every run of GSPO at the map's rates."""
     for arm, marker in zip(BANDS, "o^D"):
         own = [r for r in runs
                if r["arm"] == arm and r["policy"] == "moe" and r["seed"] in maps.CHOOSE]

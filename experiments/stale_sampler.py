@@ -48,7 +48,8 @@ number = claim.counted
 
 
 def grid(full):
-    """Cold start by cold start, so that stopping anywhere leaves whole ones; what decides first."""
+    """The cells to run, the judged ones first and cold start by cold start, so that complete cold
+    starts remain wherever the experiment is stopped."""
     def cells(arms, lags):
         return [maps.cell(f"{arm}_k{k}", seed, batches=BATCHES)
                 for seed in SEEDS for k in lags for arm in arms]
@@ -59,7 +60,7 @@ def grid(full):
 
 
 def make(c):
-    """One run; the arm's name ends with its lag."""
+    """Make one run. The name of its arm ends with the lag."""
     name, _, k = c["arm"].rpartition("_k")
     file = os.path.relpath(claim.ROOT / "plumbing" / "speed" / "stale.py")
     return maps.one_run(c, f"{(ALGORITHMS | BESIDE)[name]} --sampler {file}:Stale{k}")
@@ -68,24 +69,26 @@ def make(c):
 # -------------------------------------------------------------------------------- what was found
 
 def ends(runs, name, k):
-    """{cold start: held-out pass@1}"""
+    """Held-out pass@1 at the end of each run, as {cold start: pass@1}."""
     return maps.values(runs, arm=f"{name}_k{k}", seeds=SEEDS, batches=BATCHES)
 
 
 def lost(runs, name, k):
-    """{cold start: without a lag minus with it}"""
+    """What a lag of k batches costs: pass@1 without a lag minus that with it, as {cold start:
+    difference}."""
     return claim.paired(ends(runs, name, 0), ends(runs, name, k))
 
 
 def gaps(runs, name, other="grpo"):
-    """One value per cold start that has every judged k: lost by GRPO minus lost by an arm."""
+    """What `other` loses minus what arm `name` loses, averaged over the judged lags; one value per
+    cold start that has all of them."""
     found = [(lost(runs, other, k), lost(runs, name, k)) for k in JUDGED]
     whole = set.intersection(*(set(one) & set(two) for one, two in found))
     return [claim.mean(one[seed] - two[seed] for one, two in found) for seed in sorted(whole)]
 
 
 def decide(bands):
-    """The verdict from D of each band."""
+    """The verdict, from the D of each clip range."""
     answers = [claim.verdict(values, held=(0, math.inf), refuted=(-math.inf, 0))
                for values in bands]
     if {claim.HELD, claim.REFUTED} <= set(answers):
@@ -115,7 +118,7 @@ def judge(runs):
 
 
 def takeaway(runs):
-    """What each arm reaches at k = 0 and with the largest lag, in words."""
+    """One sentence: pass@1 of each arm without a lag and with the largest one."""
     told = [f"{NAMES[name]} {claim.mean(fresh):.2f} and {claim.mean(stale):.2f}"
             for name in ALGORITHMS | BESIDE if (fresh := ends(runs, name, 0).values())
             and (stale := ends(runs, name, LAGS[-1]).values())]
@@ -129,7 +132,8 @@ LOOK = {"grpo": (ORANGE, "s", ORANGE, "-"), "gspo": (BLUE, "o", BLUE, "-"),
 
 
 def draw(runs):
-    """Left: pass@1 at the end over the lag. Right: what the lag costs, mean and interval."""
+    """On the left pass@1 at the end of the runs against the lag, on the right what the lag costs,
+    mean and interval."""
     figure, (left, right) = panels(1, 2, height=4.2, width=9.4)
     lags = [k for k in LAGS if any(ends(runs, name, k) for name in LOOK)]
     for i, (name, (colour, marker, face, line)) in enumerate(LOOK.items()):
