@@ -122,7 +122,7 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
 
 
 def test_ddp_is_freed_before_the_process_group(home):
-    """Freed after the group, it hangs one process in a few hundred: see processes.stop."""
+    """Freed after the group, it now and then hangs its process: see processes.stop."""
     script = home / "stopping.py"
     script.write_text(textwrap.dedent(f"""
         import gc, os, sys
