@@ -128,7 +128,6 @@ def free_bytes():
 # ------------------------------------------------------------------- the estimate and the measure
 
 SHAPE = ("qwen2", 128, 6, 4, 2, 512, 512)
-WORK = Work(2, 8, 32, 96, 16, padded=False)
 CHECKS = {   # (model, work): small enough for a CPU, dominated by different things
     "dense, vocabulary": (("llama", 64, 2, 4, 4, 128, 49152), Work(1, 4, 16, 128, 4)),
     "dense, weights": (("llama", 512, 4, 8, 8, 2048, 2048), Work(1, 4, 16, 16, 4)),

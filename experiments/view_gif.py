@@ -44,17 +44,13 @@ def film(page):
         options.add_argument(word)
     options.binary_location = shutil.which("chromium")
     service = webdriver.ChromeService(shutil.which("chromedriver"))
-    browser, pictures = webdriver.Chrome(options, service), []
+    pictures = []
 
     def shoot(milliseconds):
         image = Image.open(io.BytesIO(browser.get_screenshot_as_png()))
         pictures.append((image.convert("RGB"), milliseconds))
 
-    def press(key, milliseconds):
-        ActionChains(browser).send_keys(key).perform()
-        shoot(milliseconds)
-
-    try:
+    with webdriver.Chrome(options, service) as browser:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
             "width": WIDTH, "height": HEIGHT, "deviceScaleFactor": SCALE, "mobile": False})
         browser.get(Path(page).resolve().as_uri())
@@ -68,11 +64,9 @@ def film(page):
         shoot(READ)
         browser.execute_script("document.querySelector('.panels [tabindex=\"0\"]').focus()")
         shoot(TOKEN)
-        for _ in range(8):
-            press(Keys.ARROW_RIGHT, TOKEN)
-        pictures[-1] = pictures[-1][0], READ
-    finally:
-        browser.quit()
+        for last in [False] * 7 + [True]:
+            ActionChains(browser).send_keys(Keys.ARROW_RIGHT).perform()
+            shoot(READ if last else TOKEN)
     return pictures
 
 

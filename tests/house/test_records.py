@@ -40,13 +40,15 @@ def desk(tmp_path_factory):
 
 def same_arithmetic():
     """Skip where the cold start of a recorded run cannot be made again, fail where it is no longer as good."""
+    import stability_map
     then = run_of("stability_map", arm="gspo", seed=SEED, rate=6e-4, minibatches=4, policy="moe")
-    now = again(maps.one_run({key: then[key] for key in maps.KEY} | {"batches": 1}, "--algorithm gspo"))
-    found, filed_ = ((run["before"], run["pass_rates"][0]) for run in (now, then))
-    assert found == pytest.approx(filed_, abs=0.15), "the cold start is no longer as good as the recorded one"
-    if found != filed_:
+    cell = {key: then[key] for key in maps.KEY}
+    now = again(maps.one_run(cell | {"batches": 1}, stability_map.ARMS["gspo"]))
+    found, recorded = ((run["before"], run["pass_rates"][0]) for run in (now, then))
+    assert found == pytest.approx(recorded, abs=0.15), "the cold start is no longer as good as the recorded one"
+    if found != recorded:
         pytest.skip(f"another kind of processor than that of the records, or another cold start: pass@1 {found[0]} after "
-                    f"it and {found[1]} in the first batch, recorded {filed_[0]} and {filed_[1]}")
+                    f"it and {found[1]} in the first batch, recorded {recorded[0]} and {recorded[1]}")
 
 
 def run_of(name, **wanted):
