@@ -27,10 +27,10 @@ from tools import dashboard as pictures
 from tools import passk as screen
 from tools import style
 from plumbing.model.offload import halves
-from plumbing.speed.devices import autocast
-from plumbing.speed.samplers import evaluation_sampler
+from plumbing.parallel.devices import autocast
+from plumbing.engines.samplers import evaluation_sampler
 from plumbing.run.metrics import read_metrics
-from plumbing.speed.processes import gather, gathered, share
+from plumbing.parallel.processes import gather, gathered, share
 from tools.view import write_page
 
 ROWS = 256  # responses that are sampled at a time

@@ -40,10 +40,10 @@ from plumbing.run import checkpoints, folder as run, screen
 from plumbing.run.band import make_band
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
-from plumbing.speed import processes
-from plumbing.speed.devices import widest
+from plumbing.parallel import processes
+from plumbing.parallel.devices import widest
 from plumbing.speed.rollouts import cut_routes, join_scores
-from plumbing.speed.samplers import make_sampler
+from plumbing.engines.samplers import make_sampler
 from rollout import Rollout, Scores, rows_of
 from routes import Pass, Routes, routers_of
 from tools.trl import trl_config
@@ -135,7 +135,7 @@ def generator_for(args, step, attempt=0):
 # ------------------------------------------------------------------------- 2. policy, 3. sampling
 
 class Alone:
-    """One process: nothing to share. plumbing/speed/processes.py has the same names for several."""
+    """One process: nothing to share. plumbing/parallel/processes.py has these names for several."""
 
     world = staticmethod(lambda: 1)
     rank = staticmethod(lambda: 0)

@@ -27,7 +27,7 @@ from losses import policy_loss  # noqa: E402
 from make_max_data import SHOTS  # noqa: E402
 from memory import write_json  # noqa: E402
 from plumbing.data import running_sum
-from plumbing.speed.samplers import sampling_copy  # noqa: E402
+from plumbing.engines.samplers import sampling_copy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402

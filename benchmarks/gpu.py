@@ -36,13 +36,14 @@ sys.path.insert(0, str(ROOT))
 from eval import evaluate  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from memory import named, peak_bytes, random_rollout, write_json  # noqa: E402
-from plumbing.speed import compiled, devices  # noqa: E402
+from plumbing.parallel import devices  # noqa: E402
+from plumbing.speed import compiled  # noqa: E402
 from plumbing.speed.fast import response_logp, sample  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.speed.samplers import evaluation_sampler, sampling_copy  # noqa: E402
-from plumbing.speed.memory import Work, footprint  # noqa: E402
+from plumbing.engines.samplers import evaluation_sampler, sampling_copy  # noqa: E402
+from plumbing.run.memory import Work, footprint  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 
 LIMIT = 3600  # seconds for everything

@@ -1,5 +1,5 @@
 """Memory: of log-prob and update passes against the size of the vocabulary; and the estimate of
-plumbing/speed/memory.py against peaks measured on a CPU and counted on a simulated GPU.
+plumbing/run/memory.py against peaks measured on a CPU and counted on a simulated GPU.
 
     python benchmarks/memory.py            # --quick: only the shortest response and one model
                                            # --script: only the updates of train.py
@@ -34,7 +34,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from plumbing.speed.fast import response_logp  # noqa: E402
-from plumbing.speed.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
+from plumbing.run.memory import GB, Work, fits, footprint, parameters_of  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 from rollout import Rollout  # noqa: E402
 import rollout as plain  # noqa: E402

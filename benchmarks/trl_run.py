@@ -24,7 +24,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 from plumbing.data.tasks import from_arguments  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.speed.devices import kind_of  # noqa: E402
+from plumbing.parallel.devices import kind_of  # noqa: E402
 from tools.trl import trl_config  # noqa: E402
 
 

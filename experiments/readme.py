@@ -368,7 +368,7 @@ def memory():
                    "update: ours", "all logits at once", "TRL"), *rows)
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
             "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/speed/memory.py`:\n\n```\n" + fits + "\n```\n\n"
+            "`plumbing/run/memory.py`:\n\n```\n" + fits + "\n```\n\n"
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 
@@ -481,10 +481,11 @@ def rooms():
     """The list of all files that a first reader can skip, each with the beginning of its
     docstring."""
     parts = []
-    for room in ("plumbing/data", "plumbing/model", "plumbing/loop", "plumbing/speed",
-                 "plumbing/run", "tools", "experiments/shared"):
+    rooms_of_plumbing = sorted((ROOT / "plumbing").glob("[!_]*/"))
+    for folder in (*rooms_of_plumbing, ROOT / "tools", ROOT / "experiments/shared"):
+        room = folder.relative_to(ROOT)
         rows = []
-        for file in sorted((ROOT / room).glob("[!_]*.py")):
+        for file in sorted(folder.glob("[!_]*.py")):
             about = docstring(file).split("\n\n")[0]
             rows.append((f"[`{file.name}`](../{room}/{file.name})", " ".join(about.split())))
         parts.append(table((f"`{room}/`", ""), *rows))

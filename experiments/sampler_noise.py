@@ -36,7 +36,7 @@ import torch
 from shared import claim, drift, maps
 import train
 from plumbing.model.actor import Actor
-from plumbing.speed.samplers import sampling_copy
+from plumbing.engines.samplers import sampling_copy
 from tools.style import BLUE, GREY, ORANGE, label, panels
 from routes import flip_rate
 

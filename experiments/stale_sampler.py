@@ -3,10 +3,10 @@
 Claim: updates on samples of an older policy are what the importance ratio is for; a ratio per token
 is not valid off-policy and adds noise, a ratio per sequence corrects it (GSPO 2507.18071, §3 and
 §4.1). The paper's samples are a few mini-batches old. Here the sampler holds a copy of the policy
-of k batches ago (plumbing/speed/stale.py) and its log-probs are the old ones, so the ratio contains
-the lag:
+of k batches ago (plumbing/engines/stale.py) and its log-probs are the old ones, so the ratio
+contains the lag:
 
-    python train.py --sampler plumbing/speed/stale.py:Stale2 --old_logp sampler
+    python train.py --sampler plumbing/engines/stale.py:Stale2 --old_logp sampler
 
 Setting: train.py's default task and policy, rate 4e-4, 4 mini-batches, 16 rollout batches of 256
 answers; k = 0, 2, 8; cold starts 41 to 48, which no other experiment used. The first k

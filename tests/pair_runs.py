@@ -21,7 +21,7 @@ import train  # noqa: E402
 from plumbing.data import running_sum
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model import cold_start  # noqa: E402
-from plumbing.speed import processes  # noqa: E402
+from plumbing.parallel import processes  # noqa: E402
 
 made = functools.cache(running_sum.running_sum)
 

@@ -10,8 +10,8 @@ import torch
 from transformers.utils import logging
 
 from plumbing.model.policy import load_policy
-from plumbing.speed.devices import kind_of
-from plumbing.speed.samplers import evaluation_sampler
+from plumbing.parallel.devices import kind_of
+from plumbing.engines.samplers import evaluation_sampler
 from plumbing.data.tasks import from_arguments
 
 

@@ -18,7 +18,7 @@ from plumbing.data.running_sum import limit, longest_answer, running_sum
 from plumbing.data.task import Task
 from plumbing.data.tool import CLOSING, Tool
 from plumbing.data.verifiers import Verifier, in_parallel
-from plumbing.speed import processes
+from plumbing.parallel import processes
 
 ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeout is given
 

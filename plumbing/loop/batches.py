@@ -8,7 +8,7 @@ import torch
 
 from advantages import has_signal
 from losses import policy_loss
-from plumbing.speed import processes
+from plumbing.parallel import processes
 from plumbing.speed.rollouts import FastRollout, concat
 from rollout import rows_of
 

@@ -17,7 +17,7 @@ from advantages import overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
-from plumbing.loop.replay import forced_routes
+from plumbing.engines.replay import forced_routes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as in PPO2 and TRL's PPO

@@ -11,8 +11,9 @@ from plumbing.model.adapters import Frozen, add_adapters, merged, named_adapters
 from plumbing.model.fourbit import decoded
 from plumbing.model.offload import halve_matrices, halves
 from plumbing.model.policy import load_policy
-from plumbing.speed import fast, processes
-from plumbing.speed.devices import autocast
+from plumbing.parallel import processes
+from plumbing.speed import fast
+from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastScores
 from plumbing.speed.rollouts import response_routes
 from rollout import Scorer, response_logp

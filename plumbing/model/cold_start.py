@@ -23,10 +23,9 @@ from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
-from plumbing.speed import processes
+from plumbing.parallel import processes
 from plumbing.speed.experts import on_its_device
 from plumbing.speed.fast import FastSampler
-from plumbing.run.checkpoints import write_text
 from rollout import Rollout, Scorer, left_pad
 from routes import expert_share, load_balancing_loss
 
@@ -86,7 +85,7 @@ def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
     partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    write_text(partial / "recipe.json", json.dumps(recipe | {"pass_at_1": passed}, indent=1))
+    (partial / "recipe.json").write_text(json.dumps(recipe | {"pass_at_1": passed}, indent=1))
     try:
         os.rename(partial, folder)
     except OSError:  # another run has written the same cold start meanwhile

@@ -20,7 +20,7 @@ import torch
 
 from losses import OBJECTIVES
 from plumbing.run import band
-from plumbing.speed import devices
+from plumbing.parallel import devices
 from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
 from plumbing.run.trackers import TRACKERS
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from plumbing.model.adapters import save_policy
-from plumbing.speed import processes
+from plumbing.parallel import processes
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 

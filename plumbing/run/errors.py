@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from plumbing.speed import processes
+from plumbing.parallel import processes
 from plumbing.run.arguments import parse
-from plumbing.speed.memory import advice
+from plumbing.run.memory import advice
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from plumbing.run.checkpoints import write_text
-from plumbing.speed import processes
+from plumbing.parallel import processes
 
 try:
     import fcntl

@@ -16,7 +16,7 @@ import torch
 from advantages import has_signal
 from losses import STATISTICS, kl_penalty
 from plumbing.run import band, checkpoints, trackers
-from plumbing.speed import devices
+from plumbing.parallel import devices
 from plumbing.speed.compiled import buckets
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift

@@ -9,7 +9,7 @@ import json
 from losses import OBJECTIVES
 from plumbing.run import band, checkpoints
 from plumbing.run.advice import next_steps
-from plumbing.speed.processes import rank
+from plumbing.parallel.processes import rank
 
 
 def say(text):

@@ -106,7 +106,7 @@ def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_no
 
 @pytest.mark.parametrize("ranks", [([None, ["b", "a"]]), ([["a", "b"], ["b", "a"]])])
 def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ranks, own, monkeypatch):
-    from plumbing.speed import processes
+    from plumbing.parallel import processes
     gathered = [(names, "" if names else "mine.py:check: raised ValueError") for names in ranks]
     monkeypatch.setattr(processes, "gather", lambda part: gathered)
     task = own("def check(response, answer):\n    return {'b': 1, 'a': 2}\n", task=True)

@@ -1,4 +1,4 @@
-"""Peak memory of updates on a pretended GPU beside plumbing/speed/memory.py's estimate, as JSON lines.
+"""Peak memory of updates on a pretended GPU beside plumbing/run/memory.py's estimate, as JSON lines.
 
     python tests/gpu/simulate_memory.py '[{"model": "Qwen 0.5B", "rows": 16}, ...]'
 
@@ -25,7 +25,7 @@ from losses import policy_loss  # noqa: E402
 from memory import named  # noqa: E402  benchmarks/memory.py
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
-from plumbing.speed.memory import Work, footprint  # noqa: E402
+from plumbing.run.memory import Work, footprint  # noqa: E402
 from plumbing.model.offload import HostAdamW, halve_matrices  # noqa: E402
 from plumbing.model import actor as actors  # noqa: E402
 from plumbing.speed import fast  # noqa: E402

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONCEPTS = ["ratios", "advantages", "losses", "routes", "moe", "rollout"]     # each may import those before it
 TOP = ["train", "eval"]
-ROOMS = ("data", "model", "speed", "run", "loop")
+ROOMS = ("data", "engines", "loop", "model", "parallel", "run", "speed")
 PLUMBING = sorted(f"plumbing.{file.parent.name}.{file.stem}" for file in (ROOT / "plumbing").glob("*/*.py"))
 TOOLS = sorted(f"tools.{file.stem}" for file in (ROOT / "tools").glob("*.py"))
 MODULES = CONCEPTS + TOP + PLUMBING + TOOLS
@@ -110,6 +110,20 @@ def test_no_circle():
         free = [module for module, names in below.items() if not names & below.keys()]
         hold(free, f"a circle among {sorted(below)}", "circle")
         below = {module: names for module, names in below.items() if module not in free}
+
+
+def room(module):
+    """The folder of a file; a file at the root stands for itself."""
+    return module.rsplit(".", 1)[0] if "." in module else module
+
+
+def test_no_folder_imports_a_folder_that_imports_it():
+    arrows = {(room(module), room(name)) for module in MODULES for name, *_ in imports(module) if name in MODULES}
+    below = {here: {there for one, there in arrows if one == here and there != here} for here in map(room, MODULES)}
+    while below:
+        free = [here for here, names in below.items() if not names & below.keys()]
+        assert free, f"folders that import each other, in a circle: {below}"
+        below = {here: names for here, names in below.items() if here not in free}
 
 
 @pytest.mark.parametrize("module", MODULES)

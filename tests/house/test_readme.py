@@ -137,7 +137,7 @@ def test_commands_name_what_exists(command):
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if "train.py" in c and "torchrun" not in c
-                                     and "--sampler " not in c])         # that one: tests/speed/test_samplers.py
+                                     and "--sampler " not in c])         # that one: tests/engines/test_samplers.py
 def test_training_commands_run(command, workplace, cold_start):
     """The README's line itself, and behind it what makes it small: of a flag given twice the last one counts."""
     import train

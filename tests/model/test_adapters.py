@@ -15,7 +15,7 @@ import torch
 import train
 from plumbing.model.adapters import adapted_layers, add_adapters, adapters_off, merged, save_policy
 from plumbing.model.offload import HostAdamW, halve_matrices
-from plumbing.speed.samplers import sampling_copy
+from plumbing.engines.samplers import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
 from tiny_run import TINY, differences, metrics

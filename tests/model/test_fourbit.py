@@ -136,9 +136,9 @@ def test_without_bitsandbytes_the_error_names_it(monkeypatch):
 
 
 def test_a_weight_takes_the_bytes_that_the_memory_table_counts():
-    """Four bits, and the scales of plumbing/speed/memory.py's FOUR_BIT; a table of 16 and one of 256 numbers beside them."""
+    """Four bits, and the scales of plumbing/run/memory.py's FOUR_BIT; a table of 16 and one of 256 numbers beside them."""
     pytest.importorskip("bitsandbytes")
-    from plumbing.speed.memory import FOUR_BIT
+    from plumbing.run.memory import FOUR_BIT
     policy = torch.nn.Sequential(torch.nn.Linear(2048, 512, bias=False))
     policy.get_output_embeddings = lambda: None
     layer = fourbit.quantize(policy).to("cpu")[0]

@@ -9,8 +9,8 @@ from tiny_run import TINY, metrics
 import train
 from moe import TinyMoE
 from plumbing.run.arguments import parse
-from plumbing.speed.samplers import rounded
-from plumbing.speed.samplers import sampling_copy
+from plumbing.engines.samplers import rounded
+from plumbing.engines.samplers import sampling_copy
 from plumbing.model.cold_start import tiny_config
 from plumbing.data.running_sum import builtin_tokenizer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing.speed import processes as distributed
+from plumbing.parallel import processes as distributed
 import train
 from tiny_run import TINY, TRAIN, metrics
 

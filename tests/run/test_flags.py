@@ -309,7 +309,7 @@ def test_shard_has_an_effect(home):
         import sys
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         import train
-        from plumbing.speed import processes
+        from plumbing.parallel import processes
         wrap = processes.wrap
         def telling(*args):
             scorer = wrap(*args)

@@ -1,4 +1,4 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/speed/fast.py, plumbing/speed/memory.py, benchmarks/. python -m pytest tests/speed/test_fast_paths.py
+"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/speed/fast.py, plumbing/run/memory.py, benchmarks/. python -m pytest tests/speed/test_fast_paths.py
 
 References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/speed/test_logprobs.py.
 """
@@ -12,7 +12,7 @@ import torch
 import rollout
 import train
 from plumbing.run.arguments import parse
-from plumbing.speed.memory import Work, advice, fits, footprint, parameters_of
+from plumbing.run.memory import Work, advice, fits, footprint, parameters_of
 from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import response_logp, sample

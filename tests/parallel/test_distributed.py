@@ -1,4 +1,4 @@
-"""Two processes are one: the weights of torchrun's runs against a single process's. Needs no GPU (gloo); python -m pytest -m slow -s tests/speed/test_distributed.py"""
+"""Two processes are one: the weights of torchrun's runs against a single process's. Needs no GPU (gloo); python -m pytest -m slow -s tests/parallel/test_distributed.py"""
 
 import json
 import os
@@ -129,7 +129,7 @@ def test_ddp_is_freed_before_the_process_group(home):
         sys.path.insert(0, {str(Path(TRAIN).parent)!r})
         from torch.nn.parallel import DistributedDataParallel
         import train
-        from plumbing.speed import processes
+        from plumbing.parallel import processes
         stop, wrap, wrapped = processes.stop, processes.wrap, []
         def counting(*args):
             scorer = wrap(*args)

@@ -1,4 +1,4 @@
-"""A sampler that lags behind the policy. python -m pytest tests/speed/test_stale.py"""
+"""A sampler that lags behind the policy. python -m pytest tests/engines/test_stale.py"""
 
 import copy
 from pathlib import Path
@@ -11,9 +11,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.speed.fast import FastSampler
-from plumbing.speed.stale import Stale0, Stale1, Stale2, Stale8
+from plumbing.engines.stale import Stale0, Stale1, Stale2, Stale8
 
-STALE = str(Path(__file__).parents[2] / "plumbing" / "speed" / "stale.py")
+STALE = str(Path(__file__).parents[2] / "plumbing" / "engines" / "stale.py")
 
 
 def batches(kind, count, rounds=1):

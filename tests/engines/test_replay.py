@@ -1,4 +1,4 @@
-"""Rollout routing replay on several transformers MoEs: python -m pytest tests/loop/test_replay.py
+"""Rollout routing replay on several transformers MoEs: python -m pytest tests/engines/test_replay.py
 
 The routes of an independent forward over prompt and response are the reference for what was recorded
 while sampling, and the sampler itself for what the trainer then takes.
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import train
-from plumbing.loop import replay
+from plumbing.engines import replay
 from plumbing.speed import fast
-from plumbing.speed.samplers import RecordingSampler, sampling_copy
+from plumbing.engines.samplers import RecordingSampler, sampling_copy
 from plumbing.speed.rollouts import concat, response_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from rollout import Sampler

@@ -1,4 +1,4 @@
-"""Samplers: a class of the user's own, from the command line. python -m pytest tests/speed/test_samplers.py"""
+"""Samplers: a class of the user's own, from the command line. python -m pytest tests/engines/test_samplers.py"""
 
 import json
 import re

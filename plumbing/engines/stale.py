@@ -3,7 +3,7 @@
 Engines that sample while the trainer updates, and queues of finished rollouts, have this lag. Here
 it is a number, so that its effect can be measured:
 
-    python train.py --sampler plumbing/speed/stale.py:Stale2 --old_logp sampler
+    python train.py --sampler plumbing/engines/stale.py:Stale2 --old_logp sampler
 
 With `--old_logp sampler` the ratio is π_θ / π_sampler, so it contains the lag, and so does what the
 clip sees. With `--old_logp recompute` the ratio starts at 1 in each batch and nothing corrects the

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from plumbing.speed import devices
+from plumbing.parallel import devices
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from plumbing.data.reward_functions import load_here
-from plumbing.loop.replay import with_sampled_routes
+from plumbing.engines.replay import with_sampled_routes
 from plumbing.model.adapters import adapted_layers, merged
-from plumbing.speed import compiled, processes
-from plumbing.speed.devices import autocast
+from plumbing.parallel import processes
+from plumbing.speed import compiled
+from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
 from rollout import Sampler

@@ -1,4 +1,4 @@
-"""--device, --fp16 and what Apple's MPS lacks: python -m pytest tests/speed/test_devices.py
+"""--device, --fp16 and what Apple's MPS lacks: python -m pytest tests/parallel/test_devices.py
 
 No GPU is needed: autocast to float16 and the gradient scaler exist on a CPU, and what torch has kernels for on MPS is written
 in the table that torch is generated from (torchgen). No run on Apple's hardware has been seen.
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import moe
 import train
 from plumbing.run.arguments import parse
-from plumbing.speed import devices, processes
+from plumbing.parallel import devices, processes
 from tiny_run import TINY, TRAIN, differences, metrics
 
 NO_CPU = [flag for flag in TINY if flag != "--use_cpu"]
