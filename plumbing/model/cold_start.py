@@ -35,6 +35,7 @@ BATCH, WARMUP = 32, 30  # rows per supervised step, warm-up steps
 BALANCE = 0.01          # load-balancing coefficient of the cold start
 INIT_STD = 0.08         # standard deviation of the random weights
 EVERY = 5               # seconds between two progress lines if there is no terminal
+SHALLOW = 4             # layers up to which the random weights are used as they are
 MUST_PASS = 0.3         # smallest pass@1 of a usable cold start; below it RL sees too few successes
 
 
@@ -62,6 +63,8 @@ def cold_start(args, task, device):
                   learning_rate=args.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
                   balance=BALANCE, seed=args.seed, torch=torch.__version__,
                   problems=digest(task.train))  # and their order
+    if residual_scale(config) < 1:
+        recipe["residual_scale"] = residual_scale(config)
     folder = CACHE / digest(recipe)[:12]
     # only the first process trains it: transformers lets no other process write a model
     processes.on_first(lambda: folder.is_dir() or make_cold_start(args, task, config, tokenizer,
@@ -75,7 +78,7 @@ def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
     """Train the cold start and write it to the folder. Raises ValueError if its pass@1 is too
     low."""
     torch.manual_seed(args.seed)
-    policy = on_its_device(TinyMoE(config), device)
+    policy = on_its_device(scale_residual(TinyMoE(config)), device)
     supervise(policy, tokenizer, task, args)
     passed = share_right(policy, tokenizer, task)
     if passed < MUST_PASS:
@@ -90,6 +93,24 @@ def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
         os.rename(partial, folder)
     except OSError:  # another run has written the same cold start meanwhile
         shutil.rmtree(partial)
+
+
+def residual_scale(config):
+    """The factor of scale_residual: sqrt(4 / L) for L > 4 layers, else 1."""
+    return min(1.0, (SHALLOW / config.num_hidden_layers) ** 0.5)
+
+
+@torch.no_grad()
+def scale_residual(policy):
+    """Multiply the random weights of o_proj and down_proj, which write to the residual stream, so
+    that L layers add as much variance to it as 4 (GPT-2, Radford et al. 2019, section 2.3, scales
+    by 1 / sqrt(N)). Without it a TinyMoE of 48 layers learns nothing. Up to 4 layers change
+    nothing."""
+    factor = residual_scale(policy.config)
+    for name, weight in policy.named_parameters():
+        if factor < 1 and ("o_proj" in name or "down_proj" in name):
+            weight.mul_(factor)
+    return policy
 
 
 def digest(value):

@@ -153,7 +153,8 @@ class Arguments:
     model_name_or_path: str | None = arg(None, "hub id or folder of a pretrained causal language "
                                          "model", unset="a tiny MoE", section="the policy")
     hidden_size: int = arg(96, "tiny MoE: width of the hidden states", at_least=1)
-    num_hidden_layers: int = arg(4, "tiny MoE: number of layers", at_least=1)
+    num_hidden_layers: int = arg(4, "tiny MoE: number of layers; more than 4 have "
+                                "defaults of their own", at_least=1)
     num_experts: int = arg(8, "tiny MoE: experts per layer", at_least=1)
     num_experts_per_tok: int = arg(2, "tiny MoE: experts used per token", at_least=1)
     cold_start_steps: int = arg(320, "tiny MoE: optimizer steps of the supervised warm-up before "
@@ -296,6 +297,13 @@ FIRST = ("algorithm", "model_name_or_path", "dataset_name", "verifier", "steps",
 CHECKPOINT_DEFAULTS = dict(learning_rate=1e-6, prompts_per_step=8, steps_per_generation=2,
                            warmup_steps=5)
 
+# Defaults for a tiny MoE of more than 4 layers: the shape, the sums and the cold start with which
+# 48 layers learn on one CPU core, and a learning rate that every algorithm survives there.
+DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, num_experts=16,
+                     min_terms=3, max_terms=5, cold_start_steps=500, cold_start_learning_rate=1e-3)
+
+SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
+
 
 # Names that other programs use for the same setting: {other name: our flag}.
 MEANT = {
@@ -361,7 +369,8 @@ def parse(argv):
     check_choice(known, "algorithm", ALGORITHMS)
     preset = ALGORITHMS[known.algorithm].items()
     preset = {key: value for key, value in preset if key != "objective"}
-    parser.set_defaults(**(CHECKPOINT_DEFAULTS if known.model_name_or_path else {}) | preset)
+    deep = DEEP_DEFAULTS if known.num_hidden_layers > SHALLOW else {}
+    parser.set_defaults(**(CHECKPOINT_DEFAULTS if known.model_name_or_path else deep) | preset)
     args = Arguments(**vars(parser.parse_args(argv)))
     args.stop = [s.replace("\\n", "\n") for s in args.stop]
     check_values(args)
@@ -473,8 +482,10 @@ def add_flag(section, f):
         options["help"] += f": {', '.join(f.metadata['choices'])}"
     default_text = f.metadata.get("unset") if default in (None, []) else default
     if default_text is not None and default_text is not False:
-        of = CHECKPOINT_DEFAULTS.get(f.name)
-        default_text = f"{default_text}; for a checkpoint: {of}" if of else default_text
+        for kind_of_policy, values in (("for a checkpoint", CHECKPOINT_DEFAULTS),
+                                       (f"with more than {SHALLOW} layers", DEEP_DEFAULTS)):
+            if f.name in values:
+                default_text = f"{default_text}; {kind_of_policy}: {values[f.name]}"
         options["help"] += f" (default: {default_text})"
     section.add_argument(f"--{f.name}", default=default, **options)
     if default is True:

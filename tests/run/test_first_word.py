@@ -8,7 +8,7 @@ import pytest
 
 import eval
 import train
-from plumbing.run.arguments import CHECKPOINT_DEFAULTS, MEANT, Arguments, parse
+from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Arguments, parse
 from tiny_run import TINY
 from tools.commands import of_training, options
 
@@ -46,13 +46,17 @@ def test_help_and_refusals_import_torch_and_nothing_slow_besides():
     assert "IMPORTED ['transformers'] False" in done.stdout
 
 
-def test_a_checkpoints_defaults_stand_in_help(capsys):
+@pytest.mark.parametrize("flags, words, defaults", [("--model_name_or_path m", "for a checkpoint", CHECKPOINT_DEFAULTS),
+                                                    ("--num_hidden_layers 5", "with more than 4 layers", DEEP_DEFAULTS)])
+def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
     printed = " ".join(capsys.readouterr().out.split())
-    args = parse(["--model_name_or_path", "m"])
-    for name, value in CHECKPOINT_DEFAULTS.items():
-        assert f"(default: {getattr(Arguments(), name)}; for a checkpoint: {value})" in printed and getattr(args, name) == value
+    args, usual = parse(flags.split()), parse(["--num_hidden_layers", "4"])
+    for name, value in defaults.items():
+        shown = printed.split(f"--{name} ", 1)[1].split(" --")[0]
+        assert f"(default: {getattr(Arguments(), name)};" in shown and f"; {words}: {value}" in shown
+        assert getattr(args, name) == value and getattr(usual, name) == getattr(Arguments(), name)
 
 
 @pytest.mark.parametrize("flag, meant", [("lr", "learning_rate"), ("epochs", "steps"), ("batch-size", "prompts_per_step"), ("kl_coef=0.1", "beta"),
