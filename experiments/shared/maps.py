@@ -63,20 +63,25 @@ def run_all(file, cells, make, part=(0, 1)):
         claim.say(f"{' '.join(map(str, key(c)))}: {record['after']:.3f}, {record['seconds']:.0f} s")
 
 
-def trained(arms):
-    """The function that makes a training run of a cell. arms: {arm: flags of train.py}."""
-    return lambda c: one_run(c, arms[c["arm"]])
+def trained(arms, policies=POLICIES):
+    """The function that makes a training run of a cell. arms, policies: {name: flags of
+    train.py}."""
+    return lambda c: one_run(c, arms[c["arm"]], policies)
 
 
-def one_run(c, flags):
+def one_run(c, flags, policies=POLICIES):
     """Train once.
+
+    The record has two times: seconds on the clock, and the seconds of a processor core, which do
+    not depend on what else the machine does.
 
     A run that train.py stopped, as its updates were not finite, counts with its last pass rate.
     """
-    folder, began = Path("runs/maps") / f"{os.getpid()}", time.perf_counter()
+    folder = Path("runs/maps") / f"{os.getpid()}"
+    began, core = time.perf_counter(), time.process_time()
     words = (f"--use_cpu --steps {c['batches']} --seed {c['seed']} --learning_rate {c['rate']:g} "
              f"--steps_per_generation {c['minibatches']} --sampler_dtype {c['bits']} {claim.EVAL} "
-             f"{POLICIES[c['policy']]} {flags}").split()
+             f"{policies[c['policy']]} {flags}").split()
     place = ["--output_dir", str(folder), "--overwrite_output_dir"]
     code, printed = claim.quietly(train.main, [*words, *place])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -99,7 +104,7 @@ def one_run(c, flags):
                 "kl": median("log_w_var") / 2,               # KL(old || new), to second order
                 "log_s_var": median("log_s_var"),
                 "epsilon_over_std": median("epsilon_over_std"), "entropy": metrics[-1]["entropy"],
-                "seconds": time.perf_counter() - began}
+                "core_seconds": time.process_time() - core, "seconds": time.perf_counter() - began}
 
 
 # ------------------------------------------------------------------------------- what was found
