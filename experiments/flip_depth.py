@@ -44,7 +44,8 @@ LAYERS, RATES = (4, 16, 24), (1e-4, 3e-4, 6e-4)
 GATE, FRESH = range(2), range(2, 10)
 OFTEN, MOST, BATCHES, TAUGHT = .05, .5, 6, 120
 SHAPE = ("--hidden_size 64 --num_experts 16 --prompts_per_step 16 "
-         "--min_terms 8 --max_terms 12 --max_completion_length 32 --lr_scheduler_type constant_with_warmup --steps 6").split()
+         "--min_terms 8 --max_terms 12 --max_completion_length 32 "
+         "--lr_scheduler_type constant_with_warmup --steps 6").split()
 FILE = maps.runs_of("flip_depth")
 
 
