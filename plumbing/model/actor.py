@@ -7,10 +7,11 @@ from functools import partial
 import torch
 
 from advantages import ValueHead
-from plumbing.model.adapters import Frozen, add_adapters, merged, named_adapters
+from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
+                                     load_adapters, merged, named_adapters)
 from plumbing.model.fourbit import decoded
 from plumbing.model.offload import halve_matrices, halves
-from plumbing.model.policy import load_policy
+from plumbing.model.policy import load_base, load_policy
 from plumbing.parallel import processes
 from plumbing.speed import fast
 from plumbing.parallel.devices import autocast
@@ -77,16 +78,41 @@ def checkpoint_layers(policy):
 
 
 def trained_policy(args, task, device, folder=None):
-    """(policy, tokenizer): load_policy's, made ready for training; folder: a checkpoint of ours.
+    """(policy, tokenizer): load_policy's, made ready for training; folder: a checkpoint of this run
+    to go on from.
 
     With --use_peft the base weights are those that the run started from, and the adapters are read
     from `folder`.
     """
-    policy, tokenizer = load_policy(args, task, device, None if args.use_peft else folder)
     if args.use_peft:
-        add_adapters(policy, args, folder).to(device)
+        start = args.model_name_or_path
+        if is_adapter(start) and in_4bit(start) and not args.load_in_4bit:
+            raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
+                             " weights; add --load_in_4bit, or start from their merged weights "
+                             "(--merge)")
+        policy, tokenizer = adapted_policy(args, task, device)
+        if folder:
+            load_adapters(policy, folder)
+    else:
+        policy, tokenizer = load_policy(args, task, device, folder)
     if halves(args):
         halve_matrices(policy, args.half, masters=args.optimizer_offload)
+    return policy, tokenizer
+
+
+def adapted_policy(args, task, device):
+    """(policy, tokenizer) that a run with --use_peft starts from: a model with new adapters, or, if
+    --model_name_or_path is an adapter's checkpoint, its base model with those adapters. Keeps a
+    copy of the adapters for the reference of --beta in `first_adapters`."""
+    name = args.model_name_or_path
+    start = name if is_adapter(name) else None
+    if start:
+        policy, tokenizer = load_base(args, task, device, start)
+        check_continues(policy, args, start)
+    else:
+        policy, tokenizer = load_policy(args, task, device)
+    add_adapters(policy, args, start).to(device)
+    policy.first_adapters = [p.detach().clone() for p in named_adapters(policy).values()]
     return policy, tokenizer
 
 
@@ -95,11 +121,9 @@ def write_merged(args, task, policy, tokenizer, folder):
     base weights as they were read from their checkpoint."""
     if not args.merge or processes.rank():
         return
-    plain, _ = load_policy(replace(args, load_in_4bit=False), task, torch.device("cpu"))
-    trained_beside = decoded(policy) if args.load_in_4bit else {}
-    for name, weight in trained_beside.items():
+    plain, _ = adapted_policy(replace(args, load_in_4bit=False), task, torch.device("cpu"))
+    for name, weight in decoded(policy).items() if args.load_in_4bit else ():
         plain.get_submodule(name).weight.data.copy_(weight)
-    add_adapters(plain, args)
     for own, trained in zip(named_adapters(plain).values(), named_adapters(policy).values()):
         own.data.copy_(trained)
     merged(plain).save_pretrained(folder / "merged")
@@ -108,7 +132,7 @@ def write_merged(args, task, policy, tokenizer, folder):
 
 def reference_of(args, task, device, actor):
     """The frozen starting policy that --beta needs, or None. With adapters it is the same model
-    with its adapters off."""
+    with the adapters that the run started from."""
     if not args.beta:
         return None
     if args.use_peft:

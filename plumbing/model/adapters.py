@@ -1,18 +1,22 @@
 """LoRA adapters (by peft): a small trained low-rank product added to every frozen matrix.
 
 A frozen matrix needs no gradient and no AdamW moments, and it can be held in bfloat16 (offload.py):
-about 2 bytes per parameter instead of 16. The reference of --beta is the same model with its
-adapters off. Checkpoints are peft's (`PeftModel.from_pretrained` reads them);
---merge writes a plain one at the end.
+about 2 bytes per parameter instead of 16. The reference of --beta is the same model with the
+adapters that the run started from. Checkpoints are peft's (`PeftModel.from_pretrained` reads them);
+--merge writes a plain one at the end. A run that starts from an adapter's checkpoint goes on with
+that adapter, so every checkpoint holds all that was trained since the base model.
 """
 
 import copy
 import json
 import logging
+import warnings
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.random import fork_rng, manual_seed
@@ -20,6 +24,8 @@ from transformers.pytorch_utils import Conv1D
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LINEAR = (nn.Linear, Conv1D)     # layers that can carry an adapter
+FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                 bnb_4bit_use_double_quant=True)     # fourbit.py's format, as transformers writes it
 
 
 def adapted_layers(policy):
@@ -35,21 +41,13 @@ def add_adapters(policy, args, folder=None):
     without linear layers.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
+    warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")   # `merged` unties
     try:
         import peft
     except ImportError:
         raise ValueError("--use_peft needs peft: pip install peft") from None
-    linear = {name.split(".")[-1] for name, m in policy.named_modules() if isinstance(m, LINEAR)}
-    targets = args.lora_target_modules or sorted(linear - {"lm_head", "embed_out"})
-    if not targets:
-        raise ValueError(f"--use_peft: {type(policy).__name__} has no linear layer besides its LM "
-                         "head, so no layer can carry an adapter")
-    transposed = any(isinstance(m, Conv1D) for _, m in policy.named_modules())   # GPT-2: [in, out]
-    config = peft.LoraConfig(
-        r=args.lora_r, lora_alpha=args.lora_alpha, target_modules=targets, lora_dropout=0.0,
-        task_type="CAUSAL_LM", base_model_name_or_path=str(policy.name_or_path),
-        fan_in_fan_out=transposed)
-    config = peft.PeftConfig.from_pretrained(folder) if folder else config
+    config = peft.PeftConfig.from_pretrained(folder) if folder else new_config(policy, args)
+    config.inference_mode = False                            # peft would freeze its weights
     with fork_rng():
         manual_seed(args.seed)                               # the same adapters in every process
         try:
@@ -66,13 +64,58 @@ def add_adapters(policy, args, folder=None):
     return policy
 
 
+def new_config(policy, args):
+    """peft's configuration of the adapters that the flags describe."""
+    import peft
+    linear = {name.split(".")[-1] for name, m in policy.named_modules() if isinstance(m, LINEAR)}
+    targets = args.lora_target_modules or sorted(linear - {"lm_head", "embed_out"})
+    if not targets:
+        raise ValueError(f"--use_peft: {type(policy).__name__} has no linear layer besides its LM "
+                         "head, so no layer can carry an adapter")
+    transposed = any(isinstance(m, Conv1D) for _, m in policy.named_modules())   # GPT-2: [in, out]
+    return peft.LoraConfig(
+        r=args.lora_r, lora_alpha=args.lora_alpha, target_modules=targets, lora_dropout=0.0,
+        task_type="CAUSAL_LM", base_model_name_or_path=str(policy.name_or_path),
+        fan_in_fan_out=transposed)
+
+
+def check_continues(policy, args, folder):
+    """Raise ValueError unless the flags describe the adapters in `folder`, which the run will go on
+    training. policy: their base model, without adapters."""
+    saved = json.loads((Path(folder) / CONFIG).read_text())
+    asked = new_config(policy, args)
+    for flag, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
+                       ("lora_target_modules", "target_modules")):
+        theirs, now = spelled(saved[name]), spelled(getattr(asked, name))
+        if theirs != now:
+            raise ValueError(f"--{flag} {now}: the adapters of {folder}, which this run would go "
+                             f"on training, have {theirs}; give --{flag} {theirs}, or start from "
+                             "their merged weights (--merge) to train new ones")
+
+
+def spelled(value):
+    """A value of peft's configuration as on the command line."""
+    return " ".join(sorted(value)) if isinstance(value, (list, set)) else str(value)
+
+
 def is_adapter(folder):
     return folder is not None and (Path(folder) / CONFIG).is_file()
 
 
 def base_of(folder):
-    """The name or folder of the checkpoint that an adapter was trained on."""
-    return json.loads((Path(folder) / CONFIG).read_text())["base_model_name_or_path"]
+    """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
+    that is an adapter, too."""
+    base = json.loads((Path(folder) / CONFIG).read_text())["base_model_name_or_path"]
+    if is_adapter(base):
+        raise ValueError(f"{base} is an adapter itself: merge that one into its own base model")
+    return base
+
+
+def in_4bit(folder):
+    """Whether the adapters of a checkpoint were trained beside 4-bit weights: its config.json then
+    says how they were quantized."""
+    file = Path(folder) / "config.json"
+    return file.is_file() and "quantization_config" in json.loads(file.read_text())
 
 
 def named_adapters(policy):
@@ -82,7 +125,11 @@ def named_adapters(policy):
 
 
 def load_adapters(policy, folder):
-    saved, own = load_file(Path(folder) / WEIGHTS), named_adapters(policy)
+    """Copy the adapters of a checkpoint into the policy's."""
+    try:
+        saved, own = load_file(Path(folder) / WEIGHTS), named_adapters(policy)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: {error}") from None
     if {n: p.shape for n, p in saved.items()} != {n: p.shape for n, p in own.items()}:
         raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
     for name, parameter in own.items():
@@ -90,19 +137,22 @@ def load_adapters(policy, folder):
 
 
 @contextmanager
-def adapters_off(policy):
-    """Inside the block, the policy computes without its adapters."""
-    for _, layer in adapted_layers(policy):
-        layer.enable_adapters(False)
+def adapters_at(policy, values):
+    """Inside the block, the policy computes with other adapters. values: one tensor for each of
+    named_adapters, in their order."""
+    own = list(named_adapters(policy).values())
+    held = [parameter.data for parameter in own]
+    for parameter, value in zip(own, values, strict=True):
+        parameter.data = value
     try:
         yield
     finally:
-        for _, layer in adapted_layers(policy):
-            layer.enable_adapters(True)
+        for parameter, data in zip(own, held):
+            parameter.data = data
 
 
 class Frozen(nn.Module):
-    """The reference policy of --beta: an Actor with its adapters off."""
+    """The reference policy of --beta: an Actor with the adapters that the run started from."""
 
     def __init__(self, actor):
         super().__init__()
@@ -111,24 +161,32 @@ class Frozen(nn.Module):
     policy = property(lambda self: self.actor[0].policy)
 
     def forward(self, rollout, **options):
-        with adapters_off(self.policy):
+        with adapters_at(self.policy, self.policy.first_adapters):
             return self.actor[0](rollout, **options)
 
 
 def merged(policy, dtype=torch.float32):
     """A plain copy in `dtype`, with the adapters, if any, added to the matrices.
 
-    Weights are copied one by one, and no buffer is rounded: RoPE's frequencies stay float32.
+    Weights are copied one by one, and no buffer is rounded: RoPE's frequencies stay float32. A
+    matrix that is also the embedding table (tied weights) gets a copy of its own first, because its
+    adapter changes only one of the two.
     """
     copies = {}
     for name, p in policy.named_parameters():
         kind = torch.float32 if ".lora_" in name else dtype
         copies[id(p)] = nn.Parameter(p.detach().to(kind, copy=True), requires_grad=False)
     plain = copy.deepcopy(policy, copies)
+    uses = Counter(id(p) for module in plain.modules() for p in module.parameters(recurse=False))
     for name, layer in adapted_layers(plain):
+        base = layer.get_base_layer()
+        if uses[id(base.weight)] > 1:
+            base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+            plain.config.tie_word_embeddings = False
         layer.merge()
-        plain.set_submodule(name, layer.get_base_layer())
-    vars(plain).pop("adapters", None)
+        plain.set_submodule(name, base)
+    for name in ("adapters", "first_adapters", "peft_config"):
+        vars(plain).pop(name, None)
     return plain
 
 
@@ -137,7 +195,10 @@ def save_policy(policy, folder):
     model's config.json."""
     if not adapted_layers(policy):
         return policy.save_pretrained(folder)
-    policy.config.save_pretrained(folder)
+    config = copy.deepcopy(policy.config)
+    if getattr(policy, "is_loaded_in_4bit", False):
+        config.quantization_config = FOUR_BITS
+    config.save_pretrained(folder)
     policy.adapters.save_pretrained(folder)
     weights = {name: p.detach().contiguous() for name, p in named_adapters(policy).items()}
     save_file(weights, Path(folder) / WEIGHTS)

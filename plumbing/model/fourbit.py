@@ -18,12 +18,7 @@ def quantize(policy):
     the policy is moved to its device. Raises ValueError for a model without linear layers or with
     experts."""
     from bitsandbytes.nn import Linear4bit, Params4bit
-    layers = [(name, module) for name, module in policy.named_modules()
-              if type(module) is nn.Linear and module is not policy.get_output_embeddings()]
-    if routers_of(policy) or not layers:
-        raise ValueError(f"--load_in_4bit: of {type(policy).__name__} it would leave out the "
-                         f"{'experts' if layers else 'layers'}, which are no linear layers")
-    for name, linear in layers:
+    for name, linear in layers_to_quantize(policy):
         small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
                            compute_dtype=torch.float32, quant_type="nf4", device="meta")
         small.weight = Params4bit(linear.weight.data, quant_type="nf4", module=small)
@@ -32,6 +27,30 @@ def quantize(policy):
         policy.set_submodule(name, small)
     policy.is_loaded_in_4bit = True                          # peft reads this attribute
     return policy
+
+
+def layers_to_quantize(policy):
+    """[(name, layer)] of the linear layers but the LM head. Raises ValueError if there are none, or
+    if the model has experts."""
+    layers = [(name, module) for name, module in policy.named_modules()
+              if type(module) is nn.Linear and module is not policy.get_output_embeddings()]
+    if routers_of(policy) or not layers:
+        raise ValueError(f"--load_in_4bit: of {type(policy).__name__} it would leave out the "
+                         f"{'experts' if layers else 'layers'}, which are no linear layers")
+    return layers
+
+
+def round_to_4bit(policy):
+    """Round the weights that `quantize` would store in 4 bits to what it would decode. Raises
+    ValueError without bitsandbytes."""
+    try:
+        from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+    except ImportError:
+        raise ValueError("these adapters were trained beside 4-bit weights, and bitsandbytes "
+                         "rounds to them: pip install bitsandbytes") from None
+    for _, layer in layers_to_quantize(policy):
+        weight, state = quantize_4bit(layer.weight.data, quant_type="nf4", compress_statistics=True)
+        layer.weight.data = dequantize_4bit(weight, state).float()
 
 
 def small_layers(policy):

@@ -1,6 +1,7 @@
 """Load the policy: a checkpoint, checked before use, or the built-in tiny MoE after its cold start
 (cold_start.py)."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,9 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing.model.adapters import add_adapters, base_of, is_adapter, merged
+from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter, merged
 from plumbing.model.cold_start import cold_start
-from plumbing.model.fourbit import compute_in, quantize
+from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
 from routes import has_sigmoid, record_routes, replay_routes, routers_of
@@ -32,9 +33,7 @@ def load_policy(args, task, device, folder=None):
         return cold_start(args, task, device)
     name = str(name)
     if is_adapter(name):
-        policy, tokenizer = load_policy(args, task, device, base_of(name))
-        add_adapters(policy, args, name).to(device)
-        return (policy if args.load_in_4bit else merged(policy)), tokenizer
+        return load_merged(args, task, device, name)
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -55,6 +54,26 @@ def load_policy(args, task, device, folder=None):
         raise ValueError(f"--model_name_or_path {name}: {error}") from None
     compute_in(policy, args.half)
     return policy, tokenizer
+
+
+def load_merged(args, task, device, name):
+    """(policy, tokenizer) of an adapter's checkpoint, with the adapters added to the weights that
+    they were trained beside: those of the base model, or what they are after 4-bit quantization.
+    """
+    policy, tokenizer = load_base(replace(args, load_in_4bit=False), task, device, name)
+    if in_4bit(name):
+        round_to_4bit(policy)
+    policy = merged(add_adapters(policy, args, name).to(device))
+    policy.name_or_path = name
+    return policy, tokenizer
+
+
+def load_base(args, task, device, name):
+    """(policy, tokenizer) of the model that the adapters in the folder `name` belong to."""
+    try:
+        return load_policy(args, task, device, base_of(name))
+    except ValueError as error:
+        raise ValueError(f"{name} is an adapter, and needs its base model: {error}") from None
 
 
 def read_checkpoint(name):

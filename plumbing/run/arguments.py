@@ -162,8 +162,9 @@ class Arguments:
     cold_start_learning_rate: float = arg(3e-3, "tiny MoE: learning rate of the supervised "
                                           "warm-up", above=0)
 
-    use_peft: bool = arg(False, "train LoRA adapters and freeze the weights of the model (needs "
-                         "pip install peft)", section="adapters")
+    use_peft: bool = arg(False, "train LoRA adapters and freeze the weights of the model; if "
+                         "--model_name_or_path is an adapter's checkpoint, go on training its "
+                         "adapters (needs pip install peft)", section="adapters")
     load_in_4bit: bool = arg(False, "store the frozen weights in 4 bits each (needs pip install "
                              "bitsandbytes)")
     lora_r: int = arg(16, "LoRA rank", at_least=1)

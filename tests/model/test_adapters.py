@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import train
-from plumbing.model.adapters import adapted_layers, add_adapters, adapters_off, merged, save_policy
+from plumbing.model.adapters import (adapted_layers, adapters_at, add_adapters, merged,
+                                     named_adapters, save_policy)
 from plumbing.model.offload import HostAdamW, halve_matrices
 from plumbing.engines.samplers import sampling_copy
 from rollout import response_logp, sample
@@ -39,14 +40,16 @@ def adapted(make, trained=True):
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
-def test_adapters_begin_as_nothing_and_off_is_the_model_before_them(make):
+def test_adapters_begin_as_nothing_and_with_the_first_ones_it_is_the_model_before_them(make):
     pytest.importorskip("peft")
     new, before = adapted(make, trained=False)
     assert torch.equal(new(input_ids=IDS).logits, before)
     model, before = adapted(make)
     assert not torch.allclose(model(input_ids=IDS).logits, before, atol=1e-2)
-    with adapters_off(model):
+    first = [p.detach() for p in named_adapters(new).values()]
+    with adapters_at(model, first):
         assert torch.equal(model(input_ids=IDS).logits, before)
+    assert not torch.allclose(model(input_ids=IDS).logits, before, atol=1e-2)
     assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
 
 

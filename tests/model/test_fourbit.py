@@ -97,7 +97,7 @@ def test_a_run_resumes_exactly_and_merges_what_it_trained_beside(dense):
     assert differences("whole", "parts", 3, weights="adapter_model.safetensors") == []
     from transformers import AutoModelForCausalLM
     merged = AutoModelForCausalLM.from_pretrained("whole/merged")
-    args = replace(parse(dense), model_name_or_path="whole/checkpoints/step_3")
+    args = replace(parse(dense), model_name_or_path="whole/checkpoints/step_3", load_in_4bit=False)
     small, _ = load_policy(args, None, torch.device("cpu"))                       # as eval.py passk reads it
     ids = torch.tensor([[1, 10, 2, 11, 3]])
     torch.testing.assert_close(merged(input_ids=ids).logits, small(input_ids=ids).logits, atol=1e-4, rtol=0)
