@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LINEAR = (nn.Linear, Conv1D)     # layers that can carry an adapter
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
-                 bnb_4bit_use_double_quant=True)     # fourbit.py's format, as transformers writes it
+                 bnb_4bit_use_double_quant=True)     # the format of fourbit.py
 
 
 def adapted_layers(policy):
