@@ -46,7 +46,7 @@ from plumbing.speed.rollouts import cut_routes, join_scores
 from plumbing.engines.samplers import make_sampler
 from rollout import Rollout, Scores, rows_of
 from routes import Pass, Routes, routers_of
-from tools.trl import trl_config
+from tools.export import exported
 
 
 # ------------------------------------------------------------------------------------- the batch
@@ -397,7 +397,8 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     with errors_in_one_line(argv):
         args = parse(argv)
-        print(trl_config(args)) if args.print_trl_config else run_script(args)
+        text = exported(args)
+        print(text) if text else run_script(args)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ IN_CONFIG = set(
     "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
     "steps_per_generation max_completion_length temperature learning_rate lr_scheduler_type "
     "warmup_steps max_grad_norm gradient_checkpointing bf16 fp16 device use_cpu "
-    "seed save_tokens print_trl_config".split())
+    "seed save_tokens print_trl_config print_verl_config".split())
 LORA = set("use_peft lora_r lora_alpha lora_target_modules".split())     # GRPOTrainer(peft_config=)
 
 
@@ -104,9 +104,15 @@ def beside(args):
         notes.append("reward_weights: one for each of GRPOTrainer(reward_funcs=[...]), in the "
                      "order of the parts here")
     known = IN_CONFIG | (LORA if args.use_peft else set()) | {"stop"}
-    others = [f"--{f.name} {getattr(args, f.name)!r}" for f in fields(args)
-              if f.name not in known and getattr(args, f.name) != default_of(f)]
+    others = other_flags(args, known)
     return notes + ([f"not in GRPOConfig: {' '.join(others)}"] if others else [])
+
+
+def other_flags(args, known):
+    """The flags of this run that are neither in `known` nor at their defaults, as they are given on
+    a command line."""
+    return [f"--{f.name} {getattr(args, f.name)!r}" for f in fields(args)
+            if f.name not in known and getattr(args, f.name) != default_of(f)]
 
 
 def default_of(f):

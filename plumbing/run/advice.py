@@ -11,7 +11,8 @@ from plumbing.run.arguments import Arguments, parse
 from plumbing.run.metrics import collapse
 
 TAIL = 5                 # a run is judged by the means over its last TAIL rollout batches
-PLACE = ("algorithm", "output_dir", "overwrite_output_dir", "resume", "print_trl_config")
+PLACE = ("algorithm", "output_dir", "overwrite_output_dir", "resume", "print_trl_config",
+         "print_verl_config")
 
 
 def command(args, algorithm=None, **changes):

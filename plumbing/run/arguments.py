@@ -262,6 +262,7 @@ class Arguments:
     report_to: str | None = arg(None, "also send the metrics to this tracker", unset="none",
                                 choices=TRACKERS)
     print_trl_config: bool = arg(False, "print the equivalent trl.GRPOConfig and exit")
+    print_verl_config: bool = arg(False, "print the command and the settings for verl and exit")
 
     @property
     def objective(self):
@@ -432,7 +433,8 @@ def first_word(argv):
     except ValueError as error:
         sys.stderr.write(f"train.py: {error}\n")
         raise SystemExit(2)
-    if not args.print_trl_config and os.environ.get("RANK", "0") == "0":
+    prints = args.print_trl_config or args.print_verl_config
+    if not prints and os.environ.get("RANK", "0") == "0":
         print("loading transformers ...", flush=True)
 
 

@@ -26,7 +26,7 @@ except ImportError:                                          # on Windows runs a
 
 # Flags that may differ when a run is resumed, because they do not change what is computed.
 FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps", "report_to",
-        "save_tokens", "print_trl_config"}
+        "save_tokens", "print_trl_config", "print_verl_config"}
 SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
 LOCK = ".lock"
 

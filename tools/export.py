@@ -1,0 +1,11 @@
+"""The settings of a run in another program's words: --print_trl_config, --print_verl_config."""
+
+from tools.trl import trl_config
+from tools.verl import verl_config
+
+EXPORTS = {"print_trl_config": trl_config, "print_verl_config": verl_config}
+
+
+def exported(args):
+    """The text that a --print flag asks for; None without such a flag."""
+    return next((text(args) for flag, text in EXPORTS.items() if getattr(args, flag)), None)
