@@ -7,5 +7,5 @@ EXPORTS = {"print_trl_config": trl_config, "print_verl_config": verl_config}
 
 
 def exported(args):
-    """The text that a --print flag asks for; None without such a flag."""
+    """The text that one of these flags asks for; None without any of them."""
     return next((text(args) for flag, text in EXPORTS.items() if getattr(args, flag)), None)

@@ -232,7 +232,8 @@ def data_notes(args):
         if getattr(args, flag):
             notes.append(f"    --{flag} {getattr(args, flag)!r} goes into prompt")
     if (args.dataset_name or "").startswith("reasoning_gym:"):
-        notes.append("    ground_truth = the entry as JSON; reward.py: reasoning_gym's score_answer")
+        notes.append("    ground_truth = the entry as JSON, reward.py: reasoning_gym's "
+                     "score_answer")
         return notes
     kind = (args.verifier or ["math" if args.dataset_name else "exact"])[0]
     path, _, name = kind.rpartition(":")
@@ -290,7 +291,7 @@ def differences(args):
                      "starts at 0")
     if args.half and args.sampler_dtype == "float32":
         notes.append("float32 sampling in vLLM is slow on a GPU")
-    notes.append("ppo_mini_batch_size counts prompts; ppo_micro_batch_size_per_gpu counts responses")
+    notes.append("ppo_mini_batch_size counts prompts, ppo_micro_batch_size_per_gpu responses")
     return notes
 
 

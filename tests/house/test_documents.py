@@ -17,7 +17,7 @@ CODE = {file: file.read_text() for file in SOURCES if file != Path(__file__)}
 # Flags of other programs (torchrun, git, pip, docker, nsjail), and what stands for any flag.
 OTHERS = {"nproc_per_node", "nnodes", "help", "no-deps", "reject", "chroot", "memory", "network", "pids-limit", "really_quiet", "rlimit_as", "rm",
           "time_limit", "flag", "name", "no_name", "learning-rate", "ro-bind", "tmpfs", "proc", "dev", "unshare-all", "die-with-parent",
-          "new-session", "headless", "no-sandbox", "hide-scrollbars"}
+          "config-path", "config-name", "new-session", "headless", "no-sandbox", "hide-scrollbars"}
 
 
 def flags_of(text):
