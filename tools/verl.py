@@ -202,8 +202,10 @@ def rare(args, megatron):
     if args.overlong_cache:
         cache = "+reward.reward_kwargs.overlong_buffer_cfg"
         limit = args.max_completion_length or 256
-        found |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": limit,
-                  f"{cache}.enable": True, f"{cache}.len": overlong_zone(args.overlong_cache, limit),
+        found |= {"reward.reward_manager.name": "dapo",
+                  "+reward.reward_kwargs.max_resp_len": limit,
+                  f"{cache}.enable": True,
+                  f"{cache}.len": overlong_zone(args.overlong_cache, limit),
                   f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
     if megatron:
         found[f"{ACTOR}.megatron.router_replay.mode"] = {
