@@ -63,6 +63,7 @@ class Batch:
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
+    sampled: list | None = None              # [(rollout, parts)] with --dynamic_sampling: all rounds
 
     # what rarely used flags add
     ref_logp: torch.Tensor | None = None     # [B, T] log π_ref (--beta)
@@ -71,6 +72,8 @@ class Batch:
     factors: torch.Tensor | None = None      # [B, T] all constants on the clipped surrogate
     values: torch.Tensor | None = None       # [B, T] what the critic expected (--advantage gae)
     passes: Routes | None = None             # routes to force (--routing_replay)
+    free_logp: torch.Tensor | None = None    # [B, T] log π_old with the routers' own choices, and
+    free_routes: Pass | None = None          # these choices, where old_logp has forced routes
 
     def groups(self, index):
         """The groups of the prompts in `index` [q], in that order: a mini-batch."""
@@ -87,10 +90,10 @@ class Batch:
         rows = rows.to(self.old_logp.device, non_blocking=True)
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        routes = self.routes and Pass(*(x[:, rows] for x in self.routes))      # [L, rows, T, ·]
+        routes = {name: Pass(*(x[:, rows] for x in getattr(self, name)))       # [L, rows, T, ·]
+                  for name in ("routes", "free_routes") if getattr(self, name)}
         passes = self.passes and cut_routes(self.passes, rows, self.rollout)
-        return replace(self, rollout=rollout, problems=problems, routes=routes, passes=passes,
-                       **tensors)
+        return replace(self, rollout=rollout, problems=problems, passes=passes, **tensors, **routes)
 
     group_size = property(lambda self: self.rollout.group_size)
 
@@ -99,8 +102,8 @@ class Batch:
 
 def collect(args, learner, task, step):
     """π_old samples G responses to each prompt and verifiers judge them: (rollout, problems,
-    rewards in parts [B, K]). Dynamic sampling (DAPO): up to ten rounds, until enough groups have a
-    signal."""
+    rewards in parts [B, K], None). Dynamic sampling (DAPO): up to ten rounds, until enough groups
+    have a signal; the last entry is then what was sampled in all rounds, [(rollout, parts)]."""
     rounds = []
     for attempt in range(10):
         indices = learner.stream.next(args.prompts_per_step, step)
@@ -110,11 +113,11 @@ def collect(args, learner, task, step):
             correct = ~not_all_correct(parts[:, 0], args.num_generations)           # [Q]
             learner.stream.record(indices, correct.tolist())
         if not args.dynamic_sampling:
-            return rollout, problems, parts
+            return rollout, problems, parts, None
         rounds.append((rollout, problems, parts))
         full = batches.keep_signal(rounds, args.prompts_per_step, task.total, last=attempt == 9)
         if full:
-            return full
+            return *full, batches.all_sampled(rounds)
 
 
 def sample_and_judge(args, learner, task, problems, step, attempt):
@@ -220,24 +223,31 @@ def make_schedule(args, optimizer):
 # ---------------------------------------------------------------------------------- 4. log-probs
 
 @torch.no_grad()
-def score(args, learner, rollout, entropy=False, replay=False, scorer=None):
+def score(args, learner, rollout, entropy=False, replay=False, passes=None, scorer=None):
     """log π of a rollout's tokens under the policy (or another scorer) -> Scores. replay: with the
-    sampler's routes, if --routing_replay says so."""
+    routes of --routing_replay, which are `passes` or, without them, the sampler's; `free` then
+    holds the Scores without replay."""
     own = learner.team.share(len(rollout.mask))
     # Without a backward as many rows fit as while sampling; in 16 bits they are as many as in an
     # update, to be rounded as there.
     alike = args.micro_batch_size or learner.half
     size = micro_batch_rows(args, learner) if alike else len(rollout.mask)
-    found = []
+    extras, found = learner.extras, []
     for start in range(own.start, own.stop, size):
-        part, extras = rollout.rows(start, min(start + size, own.stop)), learner.extras
-        with extras.forcing(part) if extras and replay else nullcontext({}) as options:
+        stop = min(start + size, own.stop)
+        part = rollout.rows(start, stop)
+        forced = passes and cut_routes(passes, torch.arange(start, stop), rollout)
+        replaying = extras and replay
+        with extras.forcing(part, forced, scorer) if replaying else nullcontext({}) as options:
             scores = (scorer or learner.scorer)(part, temperature=args.temperature,
                                                 entropy=entropy, record=learner.has_routes,
                                                 **options)
         found.append(replace(scores, hidden=None))
     found = [scores for part in learner.team.gather(found) for scores in part]
-    return found[0] if len(found) == 1 else join_scores(found)
+    scores = found[0] if len(found) == 1 else join_scores(found)
+    if extras and replay and extras.compares_routes(learner, passes, scorer):
+        scores.free = score(args, learner, rollout)
+    return scores
 
 
 def micro_batch_rows(args, learner):
@@ -310,14 +320,14 @@ def train(args, learner, task, recorder, saver):
         recorder.begin()
 
         # prompt x ─► π_old samples G responses ─► verifier
-        rollout, problems, parts = collect(args, learner, task, step)
+        rollout, problems, parts, sampled = collect(args, learner, task, step)
         recorder.lap("seconds_rollout")
 
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if args.old_logp == "recompute":
             old = score(args, learner, rollout, entropy=args.entropy_quantile > 0, replay=True)
-        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes)
+        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled)
         inputs = extras.before_updates(args, learner, batch, old, score) if extras else {}
         recorder.lap("seconds_logp")
 
@@ -338,7 +348,7 @@ def train(args, learner, task, recorder, saver):
         recorder.lap("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy
-        new = score(args, learner, mini.rollout, entropy=True)
+        new = score(args, learner, mini.rollout, entropy=True, replay=True, passes=mini.passes)
         evaluate = args.eval_steps and step % args.eval_steps == 0 and step < args.steps
         held = held_out(args, learner.actor, learner.tokenizer, task) if evaluate else None
         recorder.log(step, batch, mini, new, updates, held)

@@ -103,7 +103,7 @@ class Ours:
         mean reward). Follows the loop of train.train."""
         args, learner, clock = self.args, self.learner, Clock(self.device)
         learner.stream = SimpleNamespace(next=lambda *_: numbers, resample=False)
-        rollout, problems, parts = train.collect(args, learner, self.task, step)
+        rollout, problems, parts, _ = train.collect(args, learner, self.task, step)
         clock.lap("rollout")
         old = train.Scores(rollout.sampler_logp, None, None)
         if args.old_logp == "recompute":

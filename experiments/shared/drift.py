@@ -82,7 +82,7 @@ class Lab:
         """One batch, sampled, verified and scored -> train.Batch with advantages. routes: keep what
         the routers chose, too."""
         learner = self.learner
-        rollout, problems, parts = train.collect(self.args, learner, self.task, step)
+        rollout, problems, parts, _ = train.collect(self.args, learner, self.task, step)
         old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
         return train.Batch(rollout, problems, parts, old.logp, advantages=advantages,

@@ -68,3 +68,9 @@ def keep_signal(rounds, wanted, total, last):
     rows = wanted * rounds[0][0].group_size
     return (concat([f[0] for f in found]).rows(0, rows),
             [p for f in found for p in f[1]][:wanted], torch.cat([f[2] for f in found])[:rows])
+
+
+def all_sampled(rounds):
+    """[(rollout, parts [B, K])] of the rounds, which metrics describe; without recorded routes,
+    which would take much memory."""
+    return [(FastRollout.of(rollout, sampled=None), parts) for rollout, _, parts in rounds]

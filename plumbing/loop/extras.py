@@ -48,16 +48,21 @@ class Extras:
         train.score. Returns the further arguments of advantages.estimate_advantages."""
         rollout, mask = batch.rollout, batch.rollout.mask                           # [B, T]
         batch.parts = with_overlong_penalty(args, batch.parts, rollout)             # [B, K]
-        if self.reference is not None:  # scored like old_logp, so that equal policies differ by 0
-            batch.ref_logp = score(args, learner, rollout, scorer=self.reference).logp    # [B, T]
+        batch.sampled = batch.sampled and [
+            (one, with_overlong_penalty(args, parts, one)) for one, parts in batch.sampled]
+        if args.routing_replay != "none":
+            batch.passes = getattr(old, "passes", None)
+        if free := getattr(old, "free", None):
+            batch.free_logp, batch.free_routes = free.logp, free.routes
+        if self.reference is not None:  # with π_old's routes, so that equal policies differ by 0
+            batch.ref_logp = score(args, learner, rollout, replay=True, passes=batch.passes,
+                                   scorer=self.reference).logp                      # [B, T]
         batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
         factors = [] if batch.mismatch is None else [batch.mismatch]
         if args.entropy_quantile:
             factors.append(high_entropy_mask(old.entropy, mask, args.entropy_quantile))
         if factors:
             batch.factors = math.prod(factors) * mask.float()                       # [B, T]
-        if args.routing_replay != "none":
-            batch.passes = getattr(old, "passes", None)
         return self.for_advantages(batch, old) | self.of_teacher(learner, batch, score)
 
     def of_teacher(self, learner, batch, score):
@@ -87,15 +92,23 @@ class Extras:
         return dict(mask=mask, kl=kl, beta=args.beta)
 
     @contextmanager
-    def forcing(self, rollout, passes=None):
-        """Inside the block, the routers are forced to the routes of --routing_replay for this
-        rollout. Yields the keyword arguments that the scorer then needs."""
-        routes = forced_routes(self.args, self.policy, rollout, passes)
+    def forcing(self, rollout, passes=None, scorer=None):
+        """Inside the block, the routers of the policy (or of another scorer's policy) are forced to
+        the routes of --routing_replay for this rollout. Yields the keyword arguments that the
+        scorer then needs."""
+        policy = self.policy if scorer is None else scorer.policy
+        routes = forced_routes(self.args, policy, rollout, passes)
         if routes is None:
             yield {}
         else:
-            with replay_routes(self.policy, routes):
+            with replay_routes(policy, routes):
                 yield {"replayed": True}
+
+    def compares_routes(self, learner, passes, scorer):
+        """Whether the policy was scored with forced routes, and what its routers choose by
+        themselves is needed, too: for flip_rate and teacher_kl."""
+        forced = passes is not None or self.args.routing_replay == "rollout"
+        return forced and scorer is None and learner.has_routes
 
     def inside_loss(self, part, new, mini):
         """For a micro-batch `part` of the mini-batch `mini` with its Scores `new`: (arguments for

@@ -24,6 +24,7 @@ from routes import record_routes
 @dataclass
 class ActorScores(FastScores):
     values: torch.Tensor | None = None   # [B, T] float32, the critic's estimates
+    free: FastScores | None = None       # where routes were forced: the Scores without replay
 
 
 class Actor(Scorer):

@@ -12,9 +12,11 @@ The spread of s is largest there, so c = 2 rarely clips a response of the earlie
 clip range of a rollout batch follows from the last BATCHES measurements before it:
   * their median is used, because a collapse raises std(log s) and must not widen the clip range
     immediately;
-  * ε is at most WIDEST, GRPO's value, because a wider clip range would hardly limit s;
+  * ε is at most WIDEST, GRPO's value, because a wider clip range would hardly limit s, and at least
+    NARROWEST, so that rounding alone never leaves the clip range;
   * until there is a measurement, the clip range is the objective's own (GSPO: 3e-4, 4e-4). A batch
-    in which s does not vary, or whose log-probs are not finite, does not count as a measurement.
+    does not count as a measurement if its log-probs are not finite, or if the policies differ by
+    no more than rounding, for example because all rewards of each group are equal.
 """
 
 import argparse
@@ -24,6 +26,8 @@ import statistics
 from losses import OBJECTIVES
 
 SCALE, BATCHES, WIDEST = 2.0, 4, 0.2
+ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
+NARROWEST = math.sqrt(ROUNDING)
 
 
 def edge(text):
@@ -62,21 +66,23 @@ class AutoBand:
 
     @property
     def epsilon(self):
-        """c · median std(log s) of the last batches, at most WIDEST; None without a measurement."""
+        """c · median std(log s) of the last batches, between NARROWEST and WIDEST; None without a
+        measurement."""
         seen = self.progress.get("log_s_std")
         if not seen:
             return None
         scale = float(self.args.epsilon.removeprefix("auto:"))
-        return min(scale * statistics.median(seen), WIDEST)
+        return min(max(scale * statistics.median(seen), NARROWEST), WIDEST)
 
     def edges(self):
         """(epsilon, epsilon_high) of the next rollout batch."""
         row, epsilon = OBJECTIVES[self.args.objective], self.epsilon
         return (row.epsilon, row.epsilon_high) if epsilon is None else (epsilon, epsilon)
 
-    def update(self, log_s_var):
-        """Add the measurement of a completed rollout batch: its variance of log s."""
-        if 0 < log_s_var < math.inf:
+    def update(self, log_w_var, log_s_var):
+        """Add the measurement of a completed rollout batch: its variances of log w, which tells
+        whether the policies differ, and of log s."""
+        if log_w_var > ROUNDING and 0 < log_s_var < math.inf:
             seen = [*self.progress.get("log_s_std", []), math.sqrt(log_s_var)]
             self.progress["log_s_std"] = seen[-BATCHES:]     # a new list: checkpoints keep the old
 

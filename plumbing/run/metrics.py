@@ -22,7 +22,6 @@ from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
-ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 
 
 class Clock:
@@ -35,12 +34,7 @@ class Clock:
         self.begin()
 
     def begin(self):
-        self.laps, self.began = {}, time.perf_counter()
-        self.last = self.began
-
-    def elapsed(self):
-        """Seconds since this rollout batch began."""
-        return time.perf_counter() - self.began
+        self.laps, self.last = {}, time.perf_counter()
 
     def seconds_left(self, step):
         """Estimated seconds until the end of the run, at the end of batch `step`."""
@@ -61,18 +55,22 @@ def part_means(parts):
     return parts.nanmean(0).nan_to_num(nan=0.0).tolist()
 
 
-def rollout_metrics(rollout, parts, rewards, task):
-    """Metrics of the rewards [B], their parts [B, K], and the lengths. A response passes if its
-    first part is 1."""
-    lengths, G = rollout.mask.sum(-1).float(), rollout.group_size                   # [B]
-    means = part_means(parts)
+def rollout_metrics(batch, task):
+    """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
+    --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
+    sampled, G = batch.sampled or [(batch.rollout, batch.parts)], batch.group_size
+    parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
+    rewards = task.total(parts)                                                     # [n]
+    lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
+    truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.part_names, "overlong"], means)),
+            "reward_parts": dict(zip([*task.part_names, "overlong"], part_means(parts))),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": (1 / lengths.clamp(min=1)).mean().item(),
-            "truncated": rollout.truncated.float().mean().item(), "dead_groups": 1 - live}
+            "truncated": truncated.float().mean().item(), "dead_groups": 1 - live,
+            "discarded_groups": len(rewards) // G - len(batch.problems)}
 
 
 def update_metrics(updates):
@@ -99,7 +97,7 @@ def policy_metrics(old_logp, new_logp, mask):
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
     spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
-    apart = stats["log_w_var"] > ROUNDING
+    apart = stats["log_w_var"] > band.ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
     return {**spread, "perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
             "delta_h": delta_h.mean().item(),
@@ -127,12 +125,21 @@ def weight_stats(weights, mask):
             "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
 
 
+def own_routes(mini, new):
+    """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
+    each, also where --routing_replay forces other experts; None if it was not recorded."""
+    old = mini.free_routes or mini.routes
+    now = getattr(new, "free", None) or new
+    return None if old is None or now.routes is None else (old, now.routes)
+
+
 def batch_record(args, step, task, batch, mini, new, updates):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step."""
     rollout, mask, flips, route_cost = batch.rollout, batch.rollout.mask, None, None
-    if new.routes is not None and mini.routes is not None:
-        flips = flip_rate(mini.routes.indices, new.routes.indices, mini.rollout.mask).tolist()
+    own = own_routes(mini, new)
+    if own is not None:
+        flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     if batch.passes is not None:
         route_cost = route_bytes(batch.passes) / int(mask.sum())
     kl = mismatch = None
@@ -142,9 +149,9 @@ def batch_record(args, step, task, batch, mini, new, updates):
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
     if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
-        more["teacher_kl"] = (batch.old_logp - batch.teacher_logp)[mask].mean().item()
-    return {"step": step, **rollout_metrics(rollout, batch.parts, batch.rewards, task),
-            **update_metrics(updates),
+        old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
+        more["teacher_kl"] = (old_logp - batch.teacher_logp)[mask].mean().item()
+    return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": new.entropy[mini.rollout.mask].mean().item(), "kl": kl,
             "mismatch_kl": mismatch, **more,
@@ -183,7 +190,7 @@ class Recorder:
         """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
         args, learner, progress, clock = self.args, self.learner, self.progress, self.clock
         record = batch_record(args, step, self.task, batch, mini, new, updates)
-        record |= self.band_metrics(record["log_s_var"])
+        record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["verifier_errors"] += sum(learner.team.gather(self.task.new_errors()))
         offloaded = learner.optimizer.moved() if args.optimizer_offload else None
@@ -192,11 +199,11 @@ class Recorder:
             "compiled_buckets": buckets() if args.torch_compile else [],
             "lr": learner.optimizer.param_groups[0]["lr"], "bytes_offloaded": offloaded,
             "verifier_errors": progress["verifier_errors"], **clock.laps,
-            "tokens_per_second": int(batch.rollout.mask.sum()) / clock.elapsed()}
+            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}
         if held:
             record |= held_out_record(held["sampled"])
         if learner.band:
-            learner.band.update(record["log_s_var"])
+            learner.band.update(record["log_w_var"], record["log_s_var"])
         if learner.team.rank() == 0:
             self.write(step, record, batch, mini, new)
 
@@ -216,15 +223,17 @@ class Recorder:
         print(line(record, args.steps, self.clock.seconds_left(step),
                    self.progress["best_pass_rate"], bool(self.learner.band)), flush=True)
 
-    def band_metrics(self, log_s_var):
+    def band_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the
-        mean of the two ends of the clip range. epsilon_over_std is None if log s has no spread."""
+        mean of the two ends of the clip range. epsilon_over_std is None if log s has no spread, or
+        only that of rounding."""
         if not self.clips_s:
             return {}
         auto = self.learner.band
         edges = auto.edges() if auto else (self.args.epsilon, self.args.epsilon_high)
         epsilon, std = sum(edges) / 2, math.sqrt(log_s_var)
-        return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if std > 0 else None}
+        measured = std > 0 and log_w_var > band.ROUNDING
+        return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if measured else None}
 
 
 def held_out_record(answers):
@@ -292,10 +301,13 @@ def group_record(step, mini, new, tokenizer, task):
     if task.first_error:
         problem = one.problems[0]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
-    if one.routes is not None and new.routes is not None:
-        old, now = one.routes, [x[:, rows] for x in new.routes]
-        shift = router_shift(old.logits, now[1], old.indices, one.rollout.mask)           # [G, T]
-        more |= dict(old_experts=old.indices, new_experts=now[0], router_shift=shift)
+    own = own_routes(one, new)
+    if own is not None:
+        new_logits = new.routes.logits[:, rows]                                     # [L, G, T, E]
+        shift = router_shift(one.routes.logits, new_logits, one.routes.indices,
+                             one.rollout.mask)                                      # [G, T]
+        more |= dict(old_experts=own[0].indices, new_experts=own[1].indices[:, rows],
+                     router_shift=shift)
     if one.factors is not None:
         more["factors"] = one.factors
     return token_record(step, one.rollout, tokenizer, one.old_logp, new.logp[rows], one.rewards,

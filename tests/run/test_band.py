@@ -1,5 +1,6 @@
 """--epsilon auto: the clip range follows the standard deviation of log s, and nothing else of a run changes."""
 
+import itertools
 import json
 import math
 import statistics
@@ -73,12 +74,16 @@ def test_one_collapse_does_not_widen_the_band_and_nothing_widens_it_beyond_its_l
     bands = band.AutoBand(args, progress)
     assert bands.edges() == (3e-4, 4e-4)
     for var in (1e-4, 1e-4, 1e-4, 4.0, float("nan"), 0.0, float("inf")):      # what is no measurement is not counted
-        bands.update(var)
+        bands.update(1e-3, var)
+    bands.update(0.9 * band.ROUNDING, 1e-12)                                  # nor is rounding
     assert bands.edges() == (pytest.approx(.02),) * 2
     assert len(progress["log_s_std"]) == 4
     for _ in range(4):
-        bands.update(4.0)
+        bands.update(1e-3, 4.0)
     assert bands.edges() == (.2, .2)
+    for _ in range(4):
+        bands.update(1.1 * band.ROUNDING, 1e-16)
+    assert bands.edges() == (band.NARROWEST,) * 2 == (1e-5,) * 2
     assert band.make_band(parse([]), {}) is None
 
 
@@ -111,3 +116,22 @@ def test_the_view_opens_with_the_median_band(workplace):
     shown = view.read_run(Path("run"))
     assert shown["epsilon"] == shown["epsilon_high"] == statistics.median(r["epsilon"] for r in metrics("run"))
     assert [c["epsilon_over_std"] for c in shown["curves"]] == [r["epsilon_over_std"] for r in metrics("run")]
+
+
+def test_while_no_group_has_a_signal_rounding_does_not_become_a_clip_range(workplace, monkeypatch):
+    """Hard tasks begin with equal rewards. Against the sampler's log-probs, an unchanged policy differs by rounding."""
+    def equal_at_first(*args, **kwargs):
+        task, judged = sums(*args, **kwargs), itertools.count()
+        verify, first = task.verify, 2 * 16                                   # two batches of 16 responses
+        task.verify = lambda text, problem: 0.0 if next(judged) < first else verify(text, problem)
+        return task
+    sums = train.tasks.running_sum
+    monkeypatch.setattr(train.tasks, "running_sum", equal_at_first)
+    train.main([*TINY, *AUTO, "--old_logp", "sampler", "--steps", "4", "--warmup_steps", "0", "--output_dir", "run"])
+    records = metrics("run")
+    assert [r["dead_groups"] == 1 for r in records] == [True, True, False, False]
+    assert all(0 < r["log_s_var"] < band.ROUNDING and r["epsilon_over_std"] is None for r in records[:2])
+    assert [r["epsilon"] for r in records[:3]] == [3.5e-4] * 3
+    first = records[2]["minibatches"][0]
+    assert first["clip_low"] == first["clip_high"] == 0, "every ratio is 1"
+    assert records[3]["epsilon"] == pytest.approx(2 * math.sqrt(records[2]["log_s_var"]))

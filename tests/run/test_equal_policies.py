@@ -1,0 +1,150 @@
+"""Every metric at a learning rate of 1e-12 is what equal policies give, under every flag.
+
+The flags are those of test_flags.py, which has an entry for every field of Arguments; the flags
+that change routes, sampler or batch run by default, the others with -m slow, as do combinations of
+test_pairs.py. A metric that is in neither of the tables below fails: say what equal policies give.
+python -m pytest tests/run/test_equal_policies.py
+"""
+
+import math
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import pair_runs
+import train
+from losses import OBJECTIVES
+from plumbing.run.arguments import Arguments, parse
+from test_flags import EFFECTS, home, observed, run  # noqa: F401
+from test_pairs import cover, flags_of
+from test_pairs import home as pairs_home  # noqa: F401
+from tiny_run import TINY, metrics
+
+STILL = "--learning_rate 1e-12 --warmup_steps 0 --steps 2"
+ROUNDING = 2e-6                                              # of log-probs in float32
+
+# What equal policies give: a number, None, or a function of (record, arguments).
+EQUAL = {
+    "log_w_mean": 0, "log_w_var": 0, "log_s_mean": 0, "log_s_var": 0, "ratio_max": 1,
+    "variance_factor": None, "delta_h": 0, "equivalence_error": 0,
+    "perplexity_new": lambda record, args: record["perplexity_old"],
+    "clip_low": 0, "clip_high": 0, "clip_signal": 0,
+    "epsilon": lambda record, args: paper_epsilon(args), "epsilon_over_std": None,
+    "kl": lambda record, args: 0 if args.beta else None,
+    "flip_rate": 0, "flip_rate_per_layer": lambda record, args: [0.0] * args.num_hidden_layers,
+    "teacher_kl": lambda record, args: record["teacher_kl"] if args.self_distillation else 0,
+    "mismatch_kl": lambda record, args: (None if args.old_logp == "sampler" else 0 if exact(args)
+                                         else record["mismatch_kl"]),
+    "mismatch_ess": lambda record, args: 1 if exact(args) else record["mismatch_ess"],
+    "mismatch_chi2": lambda record, args: 0 if exact(args) else record["mismatch_chi2"],
+}
+
+# What does not compare two policies.
+ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse_length truncated
+    dead_groups discarded_groups loss value_loss grad_norm skipped overflows minibatches
+    perplexity_old entropy route_bytes_per_token compiled compiled_buckets lr bytes_offloaded
+    verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second pass_at_1
+    held_out_reward held_out_parts""".split())
+
+
+def paper_epsilon(args):
+    """The clip range: as flagged, or the paper's while --epsilon auto has no measurement."""
+    row = OBJECTIVES[args.objective]
+    given = (args.epsilon, args.epsilon_high)
+    return sum((row.epsilon, row.epsilon_high) if isinstance(args.epsilon, str) else given) / 2
+
+
+def exact(args):
+    """Whether the sampler computes in the trainer's float32, and the limits of its weights leave
+    the weight 1 as it is."""
+    low, high = args.mismatch_mask_bounds
+    kept = low <= 1 <= min(high, args.mismatch_high)
+    return kept and args.sampler_dtype == "float32" and not (args.half or args.load_in_4bit)
+
+
+def apart(record, args):
+    """The metrics that are not what equal policies give."""
+    found = []
+    for name in record.keys() - ONE_POLICY:
+        want = EQUAL[name]
+        want = want(record, args) if callable(want) else want
+        value = record[name]
+        if name.startswith("flip") and value is None:        # a dense policy, or not recorded
+            continue
+        pairs = list(zip(value, want)) if isinstance(want, list) else [(value, want)]
+        for x, y in pairs:
+            if (x is None) != (y is None) or x is not None and not math.isclose(
+                    x, y, rel_tol=1e-5, abs_tol=ROUNDING):
+                found.append(f"batch {record['step']}, {name}: {x}, not {y}")
+    return found
+
+
+def check(records, args):
+    unknown = {name for record in records for name in record} - EQUAL.keys() - ONE_POLICY
+    assert not unknown, f"say in EQUAL or ONE_POLICY what equal policies give for {unknown}"
+    assert len(records) == 2 and [line for record in records for line in apart(record, args)] == []
+
+
+def by_section():
+    """{flag: its section in --help}"""
+    section, found = None, {}
+    for f in fields(Arguments):
+        section = f.metadata.get("section", section)
+        found[f.name] = section
+    return found
+
+
+SECTION = by_section()
+FIRST = [flag for flag in EFFECTS if SECTION[flag] == "the sampler and the routers"]
+FIRST += ["dynamic_sampling", "beta", "micro_batch_size", "plain", "bf16", "num_generations",
+          "teacher_model_name_or_path"]
+NOTHING = ("print_trl_config",)                              # no run
+
+
+@pytest.mark.parametrize("flag", [
+    flag if flag in FIRST else pytest.param(flag, marks=pytest.mark.slow)
+    for flag in EFFECTS if flag not in NOTHING])
+def test_a_flag_alone(flag, run):  # noqa: F811
+    both, *values, _ = EFFECTS[flag]
+    runs = [f"{both} {'' if value is None else f'--{flag} {value}'}" for value in values]
+    done = [(flags, run(f"{flags} --beta 0.1 {STILL}")) for flags in runs[FIRST.count(flag):]]
+    assert any(seen.metrics for _, seen in done), [seen.out[-300:] for _, seen in done]
+    for flags, seen in done:
+        if seen.metrics:                                     # some values are refused, others late
+            args = parse([*TINY, *flags.split(), "--beta", "0.1", *STILL.split()])
+            check(seen.metrics, args)
+
+
+ROUTED = "--routing_replay rollout --sampler_dtype int3 --beta 0.1"
+
+
+@pytest.mark.parametrize("more", [
+    "--epsilon auto", "--plain --algorithm grpo", "--micro_batch_size 2", "--algorithm rspo",
+    "--dynamic_sampling --epsilon auto", "--gradient_checkpointing",
+    "--self_distillation --distillation_coef 1 --algorithm grpo"])
+def test_routing_replay_with_a_rounded_sampler(more, workplace):
+    """The sampler chooses other experts than the policy, in every response."""
+    flags = [*TINY, *ROUTED.split(), *more.split(), *STILL.split()]
+    train.main([*flags, "--output_dir", "run"])
+    records = metrics("run")
+    check(records, parse(flags))
+    assert all(record["mismatch_kl"] > 1e-3 and record["flip_rate"] == 0 for record in records)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(40))
+def test_flags_together(n, pairs_home, monkeypatch):  # noqa: F811
+    monkeypatch.chdir(pairs_home)
+    choice = together()[n]
+    flags = [*flags_of(choice, choice["policy"]), *STILL.split()]
+    pair_runs.run(Path(f"still{n}"), flags)
+    check(metrics(f"still{n}"), parse(flags))
+
+
+def together(kept=[]):
+    """Combinations of flags in which the ratio compares equal policies: not a rounded sampler."""
+    kept[:] = kept or [choice for choice in cover(80)
+                       if not (choice["old_logp"] and choice["sampler_dtype"])][:40]
+    return kept
