@@ -5,6 +5,7 @@ while sampling, and the sampler itself for what the trainer then takes.
 """
 
 import json
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 import train
 from plumbing.engines import replay
+from plumbing.run import metrics as run_metrics
 from plumbing.speed import fast
 from plumbing.engines.samplers import RecordingSampler, sampling_copy
 from plumbing.speed.rollouts import concat, response_routes
@@ -160,6 +162,27 @@ def test_with_one_policy_r3_is_r2_is_no_replay_at_first(workplace, monkeypatch):
         assert first[kind]["grad_norm"] == pytest.approx(first["none"]["grad_norm"], rel=1e-4)
     last = {kind: records[0]["minibatches"][1]["grad_norm"] for kind, records in runs.items()}
     assert last["old"] == pytest.approx(last["rollout"], rel=1e-5) != pytest.approx(last["none"], rel=1e-5)
+
+
+def test_the_reference_is_scored_with_the_routes_of_the_old_policy(workplace, monkeypatch):
+    """In the second batch π_old has moved; the reference takes its experts, so that KL of equal policies is 0."""
+    forced, seen, record = [], [], run_metrics.batch_record
+
+    @contextmanager
+    def noted(model, passes):
+        with replay_routes(model, passes):
+            forced.append(model)
+            yield
+    monkeypatch.setattr("plumbing.loop.extras.replay_routes", noted)
+    monkeypatch.setattr(run_metrics, "batch_record", lambda *args: seen.append(args[3]) or record(*args))
+    run("run", "--routing_replay", "old", "--beta", "0.1", "--learning_rate", "0.05")
+    reference, = {model for model in forced if not any(p.requires_grad for p in model.parameters())}
+    for batch in seen:
+        with torch.no_grad(), replay_routes(reference, batch.passes):
+            want = fast.response_logp(reference, batch.rollout, replayed=True).logp
+        torch.testing.assert_close(batch.ref_logp, want, atol=1e-6, rtol=0)
+    free = fast.response_logp(reference, seen[1].rollout).logp
+    assert (free - seen[1].ref_logp).abs().max() > 1e-3, "its own experts are others"
 
 
 def slow(*flags):

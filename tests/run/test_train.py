@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -100,6 +101,39 @@ def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(workplace, mo
     monkeypatch.setattr(train.tasks, "running_sum", always_right(train.tasks.running_sum))
     train.main([*TINY, "--algorithm", "dapo", "--steps", "2", "--overlong_cache", "0"])      # no length in the reward
     assert [r["dead_groups"] for r in metrics("runs/dapo")] == [1.0, 1.0] and Path("runs/dapo/checkpoints/step_2").is_dir()
+
+
+def test_dynamic_sampling_logs_what_was_sampled(workplace, monkeypatch):
+    """The pass rate of the groups that were kept alone says nothing about the policy."""
+    rounds, keep = [], train.batches.keep_signal
+
+    def noted(found, *rest, **options):
+        rounds[:] = found
+        return keep(found, *rest, **options)
+    monkeypatch.setattr(train.batches, "keep_signal", noted)
+    train.main([*TINY, "--algorithm", "dapo", "--steps", "1", "--num_generations", "2", "--overlong_cache", "0.5", "--output_dir", "run"])
+    record, = metrics("run")
+    rewards = torch.cat([parts[:, 0] for _, _, parts in rounds]).view(-1, 2)                          # [groups, 2]
+    lengths = [sum(row) for rollout, _, _ in rounds for row in rollout.mask.tolist()]
+    assert len(rounds) > 1 and len(rewards) == 4 * len(rounds)
+    assert record["pass_rate"] == pytest.approx(rewards.mean().item())
+    assert record["discarded_groups"] == len(rewards) - 4 and record["length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert record["reward_parts"]["correct"] == pytest.approx(rewards.mean().item())
+    assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()))                    # with the overlong penalty
+    limit = json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
+    zone = round(0.5 * limit)                                                                         # DAPO eq. 13
+    penalized = [[right - max(0, n - (limit - zone)) / zone for right, n in zip(row, lengths[2 * i:2 * i + 2])]
+                 for i, row in enumerate(rewards.tolist())]
+    assert record["dead_groups"] == pytest.approx(sum(a == b for a, b in penalized) / len(penalized))
+
+
+def test_tokens_per_second_leaves_out_evaluations(workplace, monkeypatch):
+    evaluate = train.held_out
+    monkeypatch.setattr(train, "held_out", lambda *args: (time.sleep(1), evaluate(*args))[1])
+    train.main([*TINY, "--steps", "2", "--eval_steps", "1", "--eval_samples", "1", "--eval_prompts", "2", "--output_dir", "run"])
+    record = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[0])
+    seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
+    assert "pass_at_1" in record and record["tokens_per_second"] == pytest.approx(16 * record["length"] / seconds)
 
 
 def always_right(make):
