@@ -63,7 +63,7 @@ class Batch:
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
-    sampled: list | None = None              # [(rollout, parts)] with --dynamic_sampling: all rounds
+    sampled: list | None = None              # [(rollout, parts)] of all --dynamic_sampling rounds
 
     # what rarely used flags add
     ref_logp: torch.Tensor | None = None     # [B, T] log π_ref (--beta)
