@@ -10,52 +10,19 @@ Each row is a response; the group_size responses to one prompt are adjacent. rew
 [B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards give
 exactly 0 (see center). Raises ValueError for rewards that are not finite, for other shapes, and
 where a group has fewer than two responses.
+
+To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
+--advantage NAME.
 """
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ratios import check_per_token, token_log_ratio
-
-
-def estimate_advantages(kind, rewards, group_size, scale="group", *, mask=None, teacher_logp=None,
-                        old_logp=None, distillation_coef=0.0, **more):
-    """The advantages for `--advantage kind`: [B], or [B, T] if every token has its own.
-
-    rewards [B]. distillation takes teacher_logp, old_logp and mask [B, T] instead; times
-    distillation_coef it is added to any other kind, which is then [B, T]. more: see
-    reward_advantages."""
-    if kind == "distillation":
-        return distillation(teacher_logp, old_logp, mask)                        # [B, T]
-    advantages = reward_advantages(kind, rewards, group_size, scale, mask=mask, **more)
-    if not distillation_coef:
-        return advantages
-    every = advantages if advantages.dim() == 2 else advantages[:, None] * mask  # [B, T]
-    return every + distillation_coef * distillation(teacher_logp, old_logp, mask)
-
-
-def reward_advantages(kind, rewards, group_size, scale="group", *, mask=None, values=None,
-                      parts=None, part_weights=None, kl=None, beta=0.0, blamed=None):
-    """Advantages [B] or [B, T] of rewards [B]. What only some kinds use: mask [B, T] (gae,
-    reinforce_plus_plus), values [B, T] (gae), the separate parts of the rewards [B, K] with
-    part_weights (gdpo), kl [B, T] and beta (reinforce_plus_plus), blamed [B, T] bool, the tokens
-    from the first wrong step on (token_credit). Raises ValueError for an unknown kind."""
-    if kind == "gae":
-        return gae(rewards, values, mask)[0]                                     # [B, T]
-    if kind == "reinforce_plus_plus":
-        return reinforce_plus_plus(rewards, mask, None, kl, beta)                # [B, T]
-    if kind == "reinforce_plus_plus_baseline":
-        return reinforce_plus_plus(rewards, mask, group_size, kl, beta)          # [B, T]
-    if kind == "gdpo":
-        return gdpo(parts, part_weights, group_size)                             # [B]
-    if kind == "leave_one_out":
-        return leave_one_out(rewards, group_size)                                # [B]
-    if kind not in ("group", "token_credit"):
-        raise ValueError(f"advantage {kind!r} is unknown: see train.py --help, --advantage")
-    advantages = group_advantages(rewards, group_size, scale=scale)              # [B]
-    if kind == "token_credit":  # no negative advantage before the first wrong step
-        return advantages[:, None] * (blamed | (advantages[:, None] > 0))        # [B, T]
-    return advantages
 
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
@@ -97,18 +64,29 @@ def leave_one_out(rewards, group_size):
     return (centered * group_size / (group_size - 1)).flatten()                  # [B]
 
 
-def gdpo(parts, weights, group_size, unbiased=False, eps=1e-6):
-    """Advantages [B] from rewards in separate parts [B, parts] and one weight per part. Each part
+def leave_one_out_std(rewards, group_size, eps=1e-6):
+    """(r_i - mean of the other rewards) / (their std + eps), [B], with the unbiased std. Where the
+    other rewards are equal, nothing is divided. Rewards 1,0,0,0 give +1 and -0.577 three times: the
+    group's mean advantage is not 0. NeMo-RL."""
+    groups = check_rewards(rewards, group_size)                                  # [prompts, G]
+    others = [[j for j in range(group_size) if j != i] for i in range(group_size)]
+    centered = center(groups[:, others])                                         # [prompts, G, G-1]
+    std = (centered.square().sum(-1) / max(1, group_size - 2)).sqrt()            # [prompts, G]
+    return leave_one_out(rewards, group_size) / (std + eps).masked_fill(std == 0, 1.0).flatten()
+
+
+def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
+    """Advantages [B] from rewards in separate parts [B, K] and one weight per part. Each part
     is normalized within its group, so that a part with large rewards does not hide the others. The
     weighted sum of the parts is divided by its std over the batch (its mean is 0 already, because
     the mean of every group is 0). NaN means that a response does not have the part; it is replaced
     by the mean of its group and so contributes 0. GDPO 2601.05242."""
-    if parts.dim() != 2 or parts.shape[1] != len(weights):
-        raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(weights)}], with one "
-                         "column per weight")
+    if parts.dim() != 2 or parts.shape[1] != len(part_weights):
+        raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(part_weights)}], with "
+                         "one column per weight")
     columns = [with_group_mean(part, group_size) for part in parts.T]            # [B] each
     columns = [group_advantages(part, group_size, "group", unbiased, eps) for part in columns]
-    total = sum(weight * column for weight, column in zip(weights, columns))     # [B]
+    total = sum(weight * column for weight, column in zip(part_weights, columns))     # [B]
     std = (total.square().sum() / (len(total) - unbiased)).sqrt()                # []
     return total / (std + eps)                                                   # [B]
 
@@ -141,6 +119,18 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     return whiten(returns, mask, eps)                                            # [B, T]
 
 
+def reinforce_plus_plus_baseline(rewards, mask, group_size):
+    """reinforce_plus_plus of the rewards minus the mean of their group, [B, T]."""
+    return reinforce_plus_plus(rewards, mask, group_size)                        # [B, T]
+
+
+def token_credit(rewards, group_size, scale, blamed):
+    """group_advantages, but no negative advantage before the first wrong step of a response:
+    [B, T]. blamed [B, T] bool: the tokens from that step on."""
+    advantages = group_advantages(rewards, group_size, scale)[:, None]           # [B, 1]
+    return advantages * (blamed | (advantages > 0))                              # [B, T]
+
+
 def distillation(teacher_logp, old_logp, mask):
     """On-policy distillation: Â_t = log π_T(y_t) - log π_old(y_t), [B, T]: how much likelier the
     teacher finds each token that the policy sampled. Its mean over π_old's tokens is minus
@@ -167,6 +157,95 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     advantages = advantages.masked_fill(~mask, 0.0)                              # [B, T]
     return advantages, advantages + values
 
+
+def gae_advantages(rewards, values, mask):
+    """The advantages of gae, [B, T], without the returns."""
+    return gae(rewards, values, mask)[0]                                         # [B, T]
+
+
+# --------------------------------------------------------------------------------- the table
+
+@dataclass(frozen=True)
+class Advantage:
+    function: Callable           # its parameters are named as in INPUTS; eps and the like: defaults
+    per: str                     # "response": it returns [B]; "token": it returns [B, T]
+    reads: tuple                 # the inputs that it is given, keys of INPUTS
+
+
+INPUTS = {  # what the function of an advantage may read
+    "rewards": "[B] the rewards: the weighted sums of their parts",
+    "parts": "[B, K] the rewards in parts, one per verifier",
+    "part_weights": "K numbers, --reward_weights",
+    "group_size": "G, --num_generations; at least 2 for an advantage that reads it",
+    "scale": "--scale_rewards",
+    "mask": "[B, T] bool, the loss tokens",
+    "old_logp": "[B, T] log π_old",
+    "kl": "[B, T] log π_old - log π_ref, then not in the loss; None without --beta",
+    "beta": "--beta",
+    "values": "[B, T] the critic's estimates; a run that reads them trains a critic",
+    "teacher_logp": "[B, T] log π_T of a teacher",
+    "blamed": "[B, T] bool, the tokens from the first wrong step on (the built-in task knows it)",
+}
+
+ADVANTAGES = {
+    "group": Advantage(group_advantages, "response", ("rewards", "group_size", "scale")),
+    "leave_one_out": Advantage(leave_one_out, "response", ("rewards", "group_size")),
+    "leave_one_out_std": Advantage(leave_one_out_std, "response", ("rewards", "group_size")),
+    "gdpo": Advantage(gdpo, "response", ("parts", "part_weights", "group_size")),
+    "reinforce_plus_plus": Advantage(reinforce_plus_plus, "token",
+                                     ("rewards", "mask", "kl", "beta")),
+    "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token",
+                                              ("rewards", "mask", "group_size")),
+    "gae": Advantage(gae_advantages, "token", ("rewards", "values", "mask")),
+    "token_credit": Advantage(token_credit, "token", ("rewards", "group_size", "scale", "blamed")),
+    "distillation": Advantage(distillation, "token", ("teacher_logp", "old_logp", "mask")),
+}
+
+
+def estimate_advantages(name, rewards, group_size, scale="group", *, clip=None,
+                        distillation_coef=0.0, **inputs):
+    """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
+
+    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. With
+    a distillation_coef, distillation is added with this coefficient, and the result is [B, T]
+    (inputs then: mask, old_logp, teacher_logp). clip: limit all advantages to [-clip, clip], as
+    NeMo-RL and ROLL do. Raises ValueError for an unknown name, for an input that is missing, and
+    for a function that does not return what its row says."""
+    row = check_row(name)
+    inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
+    if lacks := [x for x in row.reads if x not in inputs]:
+        raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
+    advantages = row.function(**{x: inputs[x] for x in row.reads})               # [B] or [B, T]
+    if advantages.dim() != (1 if row.per == "response" else 2):
+        raise ValueError(f"advantage {name}: its row of advantages.ADVANTAGES says one advantage "
+                         f"per {row.per}, but its function does not return that")
+    if distillation_coef:
+        if row.per == "response":
+            advantages = advantages[:, None] * inputs["mask"]                    # [B, T]
+        advantages = advantages + distillation_coef * distillation(
+            inputs["teacher_logp"], inputs["old_logp"], inputs["mask"])          # [B, T]
+    return advantages if clip is None else advantages.clamp(-clip, clip)
+
+
+def check_row(name):
+    """The row `name` of ADVANTAGES. Raises ValueError if there is none, or if it says something
+    that cannot be."""
+    if name not in ADVANTAGES:
+        raise ValueError(f"advantage {name!r} is unknown; known: {', '.join(ADVANTAGES)}")
+    row, where = ADVANTAGES[name], f"row {name!r} of advantages.ADVANTAGES"
+    if row.per not in ("response", "token"):
+        raise ValueError(f"{where}: it is per {row.per!r}, which must be 'response' or 'token'")
+    for word in row.reads:
+        if word not in INPUTS:
+            raise ValueError(f"{where}: it reads {word!r}; known inputs: {', '.join(INPUTS)}")
+    try:
+        inspect.signature(row.function).bind(**dict.fromkeys(row.reads))
+    except TypeError as error:
+        raise ValueError(f"{where}: its function does not take what it reads: {error}") from None
+    return row
+
+
+# --------------------------------------------------------------------------------- the critic
 
 class ValueHead(nn.Module):
     """PPO's critic: a linear layer on the hidden states that predict the response tokens,

@@ -12,11 +12,12 @@ Clipping does not bound a ratio. It removes a gradient: that of good responses (
 clip range and that of bad responses (A < 0) below it. At ratio 1 the loss is 0 if the mean of the
 advantages is 0; its gradient is not 0.
 
-To add an objective, add a row to OBJECTIVES and, if its clip is new, a case to token_surrogate;
-train.py then accepts it as --algorithm NAME. To add a statistic to policy_loss, add an entry to
-STATISTICS.
+To add an objective, add a row to OBJECTIVES and, if its clip is new, a case to token_surrogate (and
+an entry to CLIPS if the clip is not of PPO's kind); train.py then accepts it as --algorithm NAME.
+To add a statistic to policy_loss, add an entry to STATISTICS.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -30,11 +31,41 @@ from ratios import (LARGEST_LOG, check_per_token, gspo_token_ratio, mean_over_to
 class Objective:
     ratio: str                   # a key of RATIOS
     clip: str                    # a case of token_surrogate
-    epsilon: float | None        # the clip range is [1 - epsilon, 1 + epsilon_high], or
-    epsilon_high: float | None   # [-epsilon, epsilon_high] if clip is in AROUND_0
+    epsilon: float | None        # the clip range is [1 - epsilon, 1 + epsilon_high] for a clip of w
+    epsilon_high: float | None   # and [-epsilon, epsilon_high] for others (see Clip); None: none
     reduction: str               # how tokens are averaged, see token_weights
     source: str = ""             # arXiv id and equation
     constants: dict = field(default_factory=dict)    # the constants of the clip, by name
+
+    @property
+    def per_token(self):
+        """Whether every token may have its own advantage: not if a response has one ratio, nor if
+        the clip averages log w over the response."""
+        return self.ratio in ("none", "token", "gspo-token")
+
+    @property
+    def clips_s(self):
+        """Whether the clip range is for the sequence ratio s, as in GSPO."""
+        return self.ratio in ("sequence", "gspo-token") and self.clip == "min"
+
+    @property
+    def kind(self):
+        """What kind of clip it has, a Clip."""
+        return CLIPS.get(self.clip, Clip())
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What the rest of the code asks about a clip; its formula is a case of token_surrogate. The
+    defaults are those of PPO's clip."""
+    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ
+    widest: float = 1.0          # epsilon and epsilon_high must be below this
+    pulls: str | None = None     # the constant of a pull towards π_old, also where A = 0
+
+    @property
+    def center(self):
+        """What the clip range limits, for a policy that has not changed."""
+        return 1 if self.of == "w" else 0
 
 
 OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, ipo,
@@ -77,7 +108,15 @@ RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one r
     "log-token": token_log_ratio,
     "log-shifted": token_log_ratio,  # log of w·γ̃, with RSPO's router shift γ̃
 }
-AROUND_0 = ("log-min", "tv", "kl", "tv-two-sided")   # their clip range is for log w or π - μ, not w
+CLIPS = {  # the clips that are not of PPO's kind
+    "weight": Clip(widest=math.inf),
+    "two-sided": Clip(widest=math.inf),
+    "log-min": Clip(of="log w"),
+    "tv": Clip(of="π - μ"),
+    "kl": Clip(of="π - μ"),
+    "tv-two-sided": Clip(of="π - μ", pulls="tau"),
+    "square": Clip(pulls="beta"),
+}
 LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
 
 
@@ -348,7 +387,7 @@ def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual
     """(low, high), the ends of the clip range; None each for an objective without one. Raises
     ValueError for arguments that are out of range or contradict each other."""
     row = OBJECTIVES[name]
-    per_token = row.ratio in ("none", "token", "gspo-token") and advantages.shape == mask.shape
+    per_token = row.per_token and advantages.shape == mask.shape
     if advantages.shape != mask.shape[:1] and not per_token:
         raise ValueError(f"advantages has shape {list(advantages.shape)}, mask {list(mask.shape)}: "
                          f"{name} takes advantages of shape [B]; [B, T] needs a ratio per token, "
@@ -367,7 +406,7 @@ def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual
     if min(low, high) < 0 or row.clip == "min" and low > 1:
         raise ValueError(f"epsilon is {low}, epsilon_high is {high}: the clip range [1 - epsilon, "
                          "1 + epsilon_high] must contain 1 and start at 0 or above")
-    return (-low, high) if row.clip in AROUND_0 else (1 - low, 1 + high)
+    return row.kind.center - low, row.kind.center + high
 
 
 if __name__ == "__main__":

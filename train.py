@@ -334,8 +334,8 @@ def train(args, learner, task, recorder, saver):
         # rewards ─► advantages Â
         batch.rewards = task.total(batch.parts)                                     # [B]
         batch.advantages = estimate_advantages(
-            args.advantage, batch.rewards, args.num_generations, scale=args.scale_rewards,
-            **inputs)                                                               # [B] or [B, T]
+            args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
+            clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)
 
         # importance ratio ─► clip and optimize ─► new π_θ, one mini-batch of whole groups at a time
         updates = []

@@ -115,7 +115,8 @@ class Ours:
         clock.lap("logp")
         batch.rewards = self.task.total(batch.parts)
         batch.advantages = train.estimate_advantages(
-            args.advantage, batch.rewards, args.num_generations, scale=args.scale_rewards, **inputs)
+            args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
+            clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)
         for index in torch.randperm(len(problems)).chunk(args.steps_per_generation):
             mini = batch.groups(index)
             train.update(args, learner, mini)

@@ -20,7 +20,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from losses import AROUND_0, OBJECTIVES, policy_loss                                  # noqa: E402
+from losses import OBJECTIVES, policy_loss                                            # noqa: E402
 from tools import style                                                            # noqa: E402
 from ratios import product_ratio, sequence_ratio, token_ratio                         # noqa: E402
 
@@ -52,8 +52,8 @@ def kept(name, **options):
     row = OBJECTIVES[name]
     if row.clip == "weight":
         return max(1 - row.epsilon, 0), 1 + row.epsilon_high
-    if "tau" in row.constants:                               # IPO's pull acts outside its band too
-        options["constants"] = {"tau": 0.0}
+    if row.kind.pulls:                                       # IPO's acts outside its band too
+        options["constants"] = {row.kind.pulls: 0.0}
     above, below = (curves(name, A, **options)[1] == 0 for A in (1.0, -1.0))          # [x] bool
     low = RATIO[below & (RATIO < 1)].max().item() if (below & (RATIO < 1)).any() else None
     high = RATIO[above & (RATIO > 1)].min().item() if (above & (RATIO > 1)).any() else None
@@ -119,10 +119,10 @@ def objectives():
         if name == "ppo":
             continue
         note = {"log-shifted": f", γ̃ {SHIFT}", "none": ""}.get(row.ratio, "")
-        note = f", π_old {OLD}" if row.clip in ("tv", "kl", "tv-two-sided") else note
+        note = f", π_old {OLD}" if row.kind.of == "π - μ" else note
         axes = draw_member(figure, next(places), name, f"{name}{note}\n{row.reduction}",
                            style.colour(name))[1]
-        if row.epsilon_high and row.epsilon_high < 0.01 and row.clip not in AROUND_0:
+        if row.epsilon_high and row.epsilon_high < 0.01 and row.kind.of == "w":
             zoom(axes, name, style.colour(name))
     legend = figure.add_subplot(next(places))
     legend.axis("off")

@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 
 import torch
 
+from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.data.tasks import from_arguments
 from plumbing.run import band
@@ -29,7 +30,7 @@ TRL_LEVEL = {"token": "token", "seq": "sequence"}             # level of the mis
 IN_CONFIG = set(
     "algorithm epsilon epsilon_high objective_constants teacher_model_name_or_path "
     "self_distillation hint_template distillation_coef "
-    "reduction advantage scale_rewards dual_clip off_policy_mask "
+    "reduction advantage advantage_clip scale_rewards dual_clip off_policy_mask "
     "entropy_quantile beta kl_estimator entropy_coef dynamic_sampling overlong_cache stage2_step "
     "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
     "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
@@ -47,7 +48,9 @@ def missing(args):
     return [name for name, on in (
         (f"objective {args.objective}", args.objective not in TRL_LOSS),
         ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
-        (f"advantage {args.advantage}", args.advantage != "group"),
+        (f"advantage {args.advantage}",
+         ADVANTAGES[args.advantage].function is not group_advantages),
+        ("clip of the advantages", args.advantage_clip is not None),
         (f"reduction {args.reduction} for {args.objective}", args.reduction not in reductions),
         ("lower bound on CISPO's weight", row.clip == "weight" and args.epsilon < 1),
         ("dual clip inside the clip range",

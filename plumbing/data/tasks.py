@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from advantages import ADVANTAGES
 from plumbing.data.datafiles import gym_generators, load_problems
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.running_sum import limit, longest_answer, running_sum
@@ -97,9 +98,9 @@ def of_run(args, task=None):
     """
     task = task or from_arguments(args)
     task.sizes = task.sizes or (len(task.train),)
-    if args.advantage == "token_credit" and not task.first_error:
-        raise ValueError(f"--advantage token_credit needs to know the first wrong step: the task "
-                         f"{task.name!r} has no first_error")
+    if "blamed" in ADVANTAGES[args.advantage].reads and not task.first_error:
+        raise ValueError(f"--advantage {args.advantage} needs to know the first wrong step: the "
+                         f"task {task.name!r} has no first_error")
     task.stop = tuple(dict.fromkeys((*task.stop, *args.stop)))
     args.max_completion_length = args.max_completion_length or 256
     return task

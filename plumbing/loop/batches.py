@@ -2,41 +2,30 @@
 or sample until enough groups have different rewards."""
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 
-from advantages import has_signal
-from losses import policy_loss
+from advantages import ADVANTAGES, has_signal
+from losses import OBJECTIVES
 from plumbing.parallel import processes
 from plumbing.speed.rollouts import FastRollout, concat
 from rollout import rows_of
-
-
-@lru_cache
-def pulls(objective, constants):
-    """Whether an objective has a gradient where the advantage is 0. DRO has one, from its squared
-    distance to the old policy. It is tested on one token whose log-prob has changed."""
-    logp, one = torch.tensor([[-1.0]], requires_grad=True), torch.ones(1, 1)
-    with torch.enable_grad():
-        loss, _ = policy_loss(objective, logp, -1.1 * one, torch.zeros(1), one.bool(), weights=one,
-                              router_shift=one, constants=dict(constants))
-        return bool(torch.autograd.grad(loss, logp)[0])
 
 
 def with_gradient(args, batch):
     """The batch without groups of equal rewards, if that does not change the gradient: if A = 0 in
     all of the group and the loss has no other term. At least one group is kept, so that there is a
     forward."""
+    pull = OBJECTIVES[args.objective].kind.pulls
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
-    others = others or pulls(args.objective, tuple(args.constants.items()))
-    per_answer = args.advantage in ("group", "leave_one_out")
+    others = others or pull and args.constants[pull]
+    per_response = ADVANTAGES[args.advantage].per == "response"
     mask, G = batch.rollout.mask, args.num_generations
     signal = batch.advantages.reshape(len(mask), -1).ne(0).any(-1)                  # [B]
     # The only GPU synchronization before the end of an update: for these two tensors.
     signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
     batch = replace(batch, rollout=FastRollout.of(batch.rollout, tokens=tokens))
-    if others or not per_answer or processes.world() > 1:
+    if others or not per_response or processes.world() > 1:
         return batch
     live = [i // G for i in range(0, len(mask), G) if any(signal[i:i + G])]         # [q]
     return batch.groups(torch.tensor(live or [0]))

@@ -2,9 +2,8 @@
 rollout batch, and inside the loss of a micro-batch.
 
     before_updates   --overlong_cache, --beta, --mismatch, --mismatch_mask, --entropy_quantile,
-                     --routing_replay, a teacher's log-probs, and what an --advantage other than
-                     group needs
-    inside_loss      --algorithm rspo, --beta, --entropy_coef, --advantage gae,
+                     --routing_replay, a teacher's log-probs, and the rarer inputs of an --advantage
+    inside_loss      --algorithm rspo, --beta, --entropy_coef, the critic's loss,
                      --router_aux_loss_coef
 """
 
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from advantages import overlong_penalty, value_loss
+from advantages import ADVANTAGES, overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
@@ -21,6 +20,14 @@ from plumbing.engines.replay import forced_routes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as in PPO2 and TRL's PPO
+RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -> the input
+    "parts": lambda extras, batch: batch.parts,                                     # [B, K]
+    "part_weights": lambda extras, batch: extras.task.weights(batch.parts),         # K numbers
+    "values": lambda extras, batch: batch.values,                                   # [B, T]
+    "blamed": lambda extras, batch: blamed(extras.task, batch),                     # [B, T]
+    "kl": lambda extras, batch: kl_of_rewards(extras.args, batch),                  # [B, T]
+    "beta": lambda extras, batch: extras.args.beta,
+}
 
 
 def make_extras(args, task, policy, reference=None, teacher=None):
@@ -28,7 +35,8 @@ def make_extras(args, task, policy, reference=None, teacher=None):
     rare = (args.overlong_cache, args.beta, args.mismatch, args.mismatch_mask,
             args.entropy_quantile, args.routing_replay != "none", args.entropy_coef,
             args.router_aux_loss_coef, args.router_shift,
-            args.distillation_coef, args.advantage not in ("group", "leave_one_out"))
+            args.teacher_model_name_or_path, args.self_distillation,
+            RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
 
 
@@ -63,7 +71,11 @@ class Extras:
             factors.append(high_entropy_mask(old.entropy, mask, args.entropy_quantile))
         if factors:
             batch.factors = math.prod(factors) * mask.float()                       # [B, T]
-        return self.for_advantages(batch, old) | self.of_teacher(learner, batch, score)
+        reads = ADVANTAGES[args.advantage].reads
+        if "values" in reads:
+            batch.values = old.values                                               # [B, T]
+        inputs = {name: make(self, batch) for name, make in RARE_INPUTS.items() if name in reads}
+        return inputs | self.of_teacher(learner, batch, score)
 
     def of_teacher(self, learner, batch, score):
         """The arguments of estimate_advantages for distillation; {} without a teacher."""
@@ -71,25 +83,7 @@ class Extras:
         if self.teacher is None and not args.self_distillation:
             return {}
         batch.teacher_logp = teacher_logp(args, learner, self.task, batch, self.teacher, score)
-        return dict(mask=batch.rollout.mask, teacher_logp=batch.teacher_logp,
-                    old_logp=batch.old_logp, distillation_coef=args.distillation_coef)
-
-    def for_advantages(self, batch, old):
-        """The arguments of estimate_advantages, besides the rewards, that this --advantage uses."""
-        args, task, mask = self.args, self.task, batch.rollout.mask
-        if args.advantage == "gae":
-            batch.values = old.values                                               # [B, T]
-            return dict(mask=mask, values=old.values)
-        if args.advantage == "gdpo":
-            return dict(parts=batch.parts, part_weights=task.weights(batch.parts))
-        if args.advantage == "token_credit":
-            return dict(blamed=blamed(task, batch))                                 # [B, T]
-        if not args.advantage.startswith("reinforce_plus_plus"):
-            return {}
-        kl = None
-        if kl_in_rewards(args):
-            kl = kl_penalty(batch.old_logp, batch.ref_logp, mask, "k1")             # [B, T]
-        return dict(mask=mask, kl=kl, beta=args.beta)
+        return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
 
     @contextmanager
     def forcing(self, rollout, passes=None, scorer=None):
@@ -120,7 +114,7 @@ class Extras:
             terms["kl"] = args.beta * (part.weights * kl).sum()
         if args.entropy_coef:
             terms["entropy"] = -args.entropy_coef * (per_token * new.entropy).sum()
-        if args.advantage == "gae":
+        if part.values is not None:
             returns = part.advantages + part.values                                 # [B, T]
             critic = value_loss(new.values, part.values, returns, mask, per_token)
             terms["critic"] = VALUE_COEF * critic
@@ -151,9 +145,16 @@ def with_overlong_penalty(args, parts, rollout):
     return torch.cat([parts, penalty[:, None]], 1)                                  # [B, K + 1]
 
 
+def kl_of_rewards(args, batch):
+    """[B, T], the KL that is subtracted from the rewards at every token; None without --beta."""
+    if not args.beta:
+        return None
+    return kl_penalty(batch.old_logp, batch.ref_logp, batch.rollout.mask, "k1")     # [B, T]
+
+
 def kl_in_rewards(args):
     """Whether the KL is subtracted from the rewards, as in REINFORCE++, not added to the loss."""
-    return args.beta > 0 and args.advantage == "reinforce_plus_plus"
+    return "kl" in ADVANTAGES[args.advantage].reads
 
 
 def mismatch_correction(args, old_logp, rollout):

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from advantages import ValueHead
+from advantages import ADVANTAGES, ValueHead
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
                                      load_adapters, merged, named_adapters)
 from plumbing.model.fourbit import decoded
@@ -35,7 +35,7 @@ class Actor(Scorer):
     def __init__(self, policy, args):
         super().__init__(policy)
         self.half, self.plain = args.half, args.plain
-        self.critic = ValueHead(policy.config.hidden_size) if args.advantage == "gae" else None
+        self.critic = ValueHead(policy.config.hidden_size) if has_critic(args) else None
         self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False,
@@ -59,10 +59,15 @@ def plain_logp(model, rollout, temperature, entropy, entropy_grad, record):
     return FastScores(scores.logp, scores.entropy, scores.hidden, routes, passes)
 
 
+def has_critic(args):
+    """Whether the run trains a critic: whether its --advantage reads the critic's values."""
+    return "values" in ADVANTAGES[args.advantage].reads
+
+
 def make_scorer(args, policy):
     """The Scorer of a run: the plain one of rollout.py if no flag needs more, else an Actor."""
     needs = (not args.plain, args.half, halves(args), args.gradient_checkpointing,
-             args.advantage == "gae", args.routing_replay != "none", processes.world() > 1)
+             has_critic(args), args.routing_replay != "none", processes.world() > 1)
     return Actor(policy, args) if any(needs) else Scorer(policy)
 
 

@@ -18,6 +18,7 @@ from typing import get_args, get_origin
 
 import torch
 
+from advantages import ADVANTAGES
 from losses import OBJECTIVES
 from plumbing.run import band
 from plumbing.parallel import devices
@@ -82,10 +83,9 @@ class Arguments:
                                          unset="the values in losses.OBJECTIVES")
     advantage: str = arg("group", "how advantages are computed from rewards; token_credit "
                          "(built-in task only) is group, with no blame for tokens before the first "
-                         "wrong step",
-                         choices=("group", "gdpo", "leave_one_out", "reinforce_plus_plus",
-                                  "reinforce_plus_plus_baseline", "gae", "token_credit",
-                                  "distillation"))
+                         "wrong step", choices=ADVANTAGES)
+    advantage_clip: float | None = arg(None, "limit every advantage to this value, up and down",
+                                       unset="no limit", above=0)
     teacher_model_name_or_path: str | None = arg(
         None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
         "must have the same tokenizer as the policy", unset="no teacher")

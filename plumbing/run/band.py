@@ -50,12 +50,6 @@ def is_auto(args):
     return isinstance(args.epsilon, str)
 
 
-def clips_s(args):
-    """Whether the objective clips the sequence ratio s, as GSPO does."""
-    row = OBJECTIVES[args.objective]
-    return row.ratio in ("sequence", "gspo-token") and row.clip == "min"
-
-
 class AutoBand:
     """The clip range of each rollout batch. Its only state is progress["log_s_std"], which is saved
     in checkpoints, so a resumed run has the clip ranges of an uninterrupted run."""

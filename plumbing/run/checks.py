@@ -11,6 +11,7 @@ from dataclasses import fields
 
 import torch
 
+from advantages import ADVANTAGES, check_row
 from losses import OBJECTIVES, policy_loss
 from plumbing.run import band, trackers
 
@@ -55,8 +56,7 @@ def check_values(args):
                "divided by the temperature and would overflow float32")
     if args.seed >= 2 ** 32:
         refuse(args, "seed", "is too large: NumPy needs a seed below 2^32")
-    wide = OBJECTIVES[args.objective].clip in ("weight", "two-sided")        # CISPO's, IcePop's
-    cap = math.inf if wide else 1
+    cap = OBJECTIVES[args.objective].kind.widest
     for name in ("epsilon", "epsilon_high"):
         value = getattr(args, name)
         if value is not None and not isinstance(value, str) and not 0 < value < cap:
@@ -72,18 +72,20 @@ def check_combinations(args):
     """Refuse flags that contradict each other or have no effect together, before anything is
     written."""
     trackers.check(args.report_to)
+    objective, advantage = OBJECTIVES[args.objective], check_row(args.advantage)
+    per_token, reads = advantage.per == "token", advantage.reads
     G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
-    compares = args.advantage not in ("gae", "reinforce_plus_plus", "distillation")
-    per_token = args.advantage not in ("group", "leave_one_out", "gdpo") or args.distillation_coef
-    distills = args.advantage == "distillation"
+    distills = "teacher_logp" in reads
     teacher = args.teacher_model_name_or_path or args.self_distillation
     not_used = teacher and not distills and not args.distillation_coef
     use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
     hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
-    auto, on_s = band.is_auto(args), band.clips_s(args)
+    auto = band.is_auto(args)
+    takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
+    per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data, sampler = bool(args.dataset_name), args.old_logp == "sampler"
     for name, wrong, must in (
-        ("num_generations", G < 2 and compares,
+        ("num_generations", G < 2 and "group_size" in reads,
          f"is too few: --advantage {args.advantage} compares the responses of a group and needs at "
          "least 2"),
         ("steps_per_generation", args.prompts_per_step % minibatches,
@@ -91,7 +93,7 @@ def check_combinations(args):
          "the same number of whole groups"),
         ("micro_batch_size", micro and micro % G and G % micro,
          f"must divide --num_generations {G} or be a multiple of it"),
-        ("epsilon", auto and not on_s,
+        ("epsilon", auto and not objective.clips_s,
          f"needs an objective that clips the sequence ratio s (gspo, gspo_token, luspo), not "
          f"{args.objective}"),
         ("epsilon_high", auto and args.epsilon_high is not None,
@@ -124,27 +126,27 @@ def check_combinations(args):
         ("mismatch_mask_bounds", not ordered(args.mismatch_mask_bounds),
          "must be two numbers: a lower bound of at least 0, and an upper bound not below it"),
         ("overlong_cache", args.overlong_cache and args.scale_rewards == "mean"
-         and args.advantage in ("group", "token_credit"),
+         and "scale" in reads,
          "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
          "group: use --overlong_cache 0, or --scale_rewards group or none"),
         ("columns", len(args.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
-        ("advantage", args.advantage == "token_credit" and (own_data or args.model_name_or_path),
+        ("advantage", "blamed" in reads and (own_data or args.model_name_or_path),
          "needs the built-in task, whose verifier finds the first wrong step of a response"),
-        ("advantage" if distills else "distillation_coef",
-         (distills or args.distillation_coef)
-         and OBJECTIVES[args.objective].ratio not in ("none", "token", "gspo-token"),
-         "gives every token its own advantage, so the algorithm must have one ratio per token, "
-         f"such as grpo or gspo_token; {args.algorithm} does not"),
+        ("advantage", per_token and not objective.per_token,
+         f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
+        ("distillation_coef", args.distillation_coef and not objective.per_token,
+         f"{takes}: use --algorithm gspo_token or grpo"),
         ("advantage", distills and not teacher,
          "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
         ("distillation_coef", args.distillation_coef and not teacher,
          "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
         ("distillation_coef", args.distillation_coef and distills,
          "adds distillation to another --advantage; --advantage distillation has coefficient 1"),
-        ("distillation_coef", args.distillation_coef and args.advantage == "gae",
-         "cannot be combined with --advantage gae: the critic's targets are computed from the "
-         "advantages"),
+        *((name, getattr(args, name) and "values" in reads,
+           f"cannot be combined with --advantage {args.advantage}: the critic's targets are "
+           "computed from the advantages")
+          for name in ("distillation_coef", "advantage_clip")),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
         ("self_distillation", args.self_distillation and not_used, use),
         ("self_distillation", args.self_distillation and args.teacher_model_name_or_path,
@@ -163,11 +165,11 @@ def check_combinations(args):
         ("old_logp", sampler and args.router_aux_loss_coef,
          "cannot be combined with --router_aux_loss_coef: the experts' loads come from the "
          "recomputed routes"),
-        ("old_logp", sampler and args.advantage == "gae",
-         "cannot be combined with --advantage gae: the critic's old values come from the pass that "
-         "recomputes log-probs"),
-        ("kl_estimator", args.advantage == "reinforce_plus_plus" and args.kl_estimator != "k3",
-         "has no effect on --advantage reinforce_plus_plus, which subtracts k1 from the rewards"),
+        ("old_logp", sampler and "values" in reads,
+         f"cannot be combined with --advantage {args.advantage}: the critic's old values come from "
+         "the pass that recomputes log-probs"),
+        ("kl_estimator", "kl" in reads and args.kl_estimator != "k3",
+         f"has no effect on --advantage {args.advantage}, which subtracts k1 from the rewards"),
         *((name, sampler and getattr(args, name), "compares the recomputed log-probs with the "
            "sampler's, so it needs --old_logp recompute")
           for name in ("mismatch", "mismatch_mask")),
@@ -205,16 +207,24 @@ def check_combinations(args):
     ):
         if wrong:
             refuse(args, name, must)
-    probe = torch.zeros(2, 2)    # a call of the loss, which refuses some flags by itself
-    advantages = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
-    advantages = advantages if per_token else advantages[:, 0]
+    check_loss(args, None if auto else args.epsilon)
+
+
+def check_loss(args, epsilon):
+    """Compute the loss of two tokens: policy_loss refuses some flags by itself."""
+    logp, one = torch.full((2, 1), -1.0, requires_grad=True), torch.ones(2, 1)
     try:
-        loss, _ = policy_loss(
-            args.objective, probe, probe, advantages, probe == 0, weights=probe + 1,
-            epsilon=None if auto else args.epsilon, epsilon_high=args.epsilon_high,
-            dual_clip=args.dual_clip, constants=args.constants,
-            router_shift=probe + 1 if args.router_shift else None)
+        loss, dead = (policy_loss(
+            args.objective, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,
+            epsilon_high=args.epsilon_high, dual_clip=args.dual_clip, constants=args.constants,
+            router_shift=one if args.router_shift else None)[0]
+            for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))
     except ValueError as error:
         raise ValueError(f"--algorithm {args.algorithm}: {error}") from None
-    if not math.isfinite(loss):
+    if not loss.isfinite():
         refuse(args, "objective_constants", f"makes the loss of {args.algorithm} infinite")
+    row = OBJECTIVES[args.objective]
+    if torch.autograd.grad(dead, logp)[0].any() and not row.kind.pulls:
+        raise ValueError(f"--algorithm {args.algorithm}: its clip {row.clip!r} has a gradient where "
+                         "the advantage is 0: name its constant in losses.CLIPS (pulls=), so that "
+                         "no group of equal rewards is left out")

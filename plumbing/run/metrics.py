@@ -14,8 +14,8 @@ import time
 import torch
 
 from advantages import has_signal
-from losses import STATISTICS, kl_penalty
-from plumbing.run import band, checkpoints, trackers
+from losses import OBJECTIVES, STATISTICS, kl_penalty
+from plumbing.run import checkpoints, trackers
 from plumbing.parallel import devices
 from plumbing.speed.compiled import buckets
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
@@ -169,7 +169,7 @@ class Recorder:
         self.args, self.folder, self.task, self.learner = args, folder, task, learner
         self.progress, self.clock = progress, Clock(device, start, args.steps)
         self.begin, self.lap = self.clock.begin, self.clock.lap
-        self.clips_s = band.clips_s(args)
+        self.clips_s = OBJECTIVES[args.objective].clips_s
 
     def count_bad(self, step, skipped, mini):
         """After an update that is not finite, save its mini-batch for inspection. Stop the run

@@ -2,12 +2,13 @@
 
 import math
 import runpy
+import statistics
 
 import pytest
 import torch
 
-from advantages import (ValueHead, gae, gdpo, group_advantages, has_signal, leave_one_out, not_all_correct, overlong_penalty,
-                        reinforce_plus_plus, value_loss, whiten)
+from advantages import (ADVANTAGES, INPUTS, ValueHead, estimate_advantages, gae, gdpo, group_advantages, has_signal,
+                        leave_one_out, leave_one_out_std, not_all_correct, overlong_penalty, reinforce_plus_plus, value_loss, whiten)
 
 
 def random_rewards(n=24, seed=0):
@@ -73,6 +74,73 @@ def test_maxrl_is_the_gradient_of_the_log_pass_rate():
             expected[scale] += chance * (group_advantages(rewards, G, scale=scale) * scores).mean().item()
     assert expected["mean"] == pytest.approx(sum(p * (1 - p) ** k for k in range(1, G)))
     assert expected["none"] == pytest.approx(p * (1 - p) * (G - 1) / G)
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0, 0, 0], [0.3, 0.7, 0.7, 0.1, 0.9, 0.2], [0.1] * 5, [-2.5, 0.1, 0.1]])
+def test_leave_one_out_std_equals_a_loop(rewards):
+    """NeMo-RL: mean and unbiased std of the others; not divided where they are equal."""
+    expected = []
+    for i, reward in enumerate(rewards):
+        others = rewards[:i] + rewards[i + 1:]
+        off = reward - math.fsum(others) / len(others)
+        spread = statistics.stdev(others)
+        expected.append(off / (spread + 1e-6) if spread > 1e-9 else off)
+    got = leave_one_out_std(torch.tensor(rewards, dtype=torch.float64), len(rewards))
+    assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-15)
+    if rewards[:2] == [1.0, 0]:
+        assert got.tolist() == pytest.approx([1, -3 ** -0.5, -3 ** -0.5, -3 ** -0.5], abs=1e-5)
+    assert len(set(rewards)) > 1 or got.tolist() == [0.0] * len(rewards), "equal rewards: exactly 0"
+    alone = leave_one_out_std(torch.tensor([1.0, 0.0]), 2)
+    assert alone.tolist() == [1.0, -1.0], "one other response has no std"
+
+
+def table_inputs():
+    """Something of every entry of advantages.INPUTS: two groups of three, the rows of different lengths."""
+    torch.manual_seed(5)
+    mask = ragged_mask()[[0, 1, 2, 3, 0, 1]]
+    B, T = mask.shape
+    parts = torch.rand(B, 2)
+    return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3, scale="group", mask=mask,
+                old_logp=-torch.rand(B, T), kl=torch.rand(B, T), beta=0.1, values=torch.rand(B, T),
+                teacher_logp=-torch.rand(B, T), blamed=torch.rand(B, T) > 0.5)
+
+
+def test_the_inputs_of_this_test_are_those_of_the_table():
+    assert table_inputs().keys() == INPUTS.keys()
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
+    """An input that a row does not read cannot change it; one that it reads does."""
+    row, inputs = ADVANTAGES[name], table_inputs()
+    want = estimate_advantages(name, **inputs)
+    mask = inputs["mask"]
+    assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape) and want.ne(0).any()
+    changed = {**{key: value * 0.5 for key, value in inputs.items() if isinstance(value, torch.Tensor) and value.is_floating_point()},
+               "part_weights": [2.0, 1.0], "group_size": 2, "scale": "none", "beta": 0.2, "blamed": ~inputs["blamed"],
+               "mask": mask & (torch.arange(mask.shape[1]) != 1)}
+    changed["rewards"] = inputs["rewards"].square()
+    changed["parts"] = inputs["parts"].square()
+    for key, value in changed.items():
+        same = torch.equal(estimate_advantages(name, **inputs | {key: value}), want)
+        assert same == (key not in row.reads), key
+
+
+@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "gae"])
+def test_advantage_clip_limits_every_advantage(name):
+    inputs = table_inputs()
+    want = estimate_advantages(name, **inputs).flatten().tolist()
+    limit = statistics.median(abs(x) for x in want if x)
+    got = estimate_advantages(name, clip=limit, **inputs).flatten().tolist()
+    assert got == pytest.approx([math.copysign(min(abs(x), limit), x) for x in want]) and got != want
+
+
+def test_a_wrong_call_of_the_table_is_named():
+    rewards = torch.rand(4)
+    with pytest.raises(ValueError, match="advantage 'groups' is unknown; known: group, leave_one_out, "):
+        estimate_advantages("groups", rewards, 2)
+    with pytest.raises(ValueError, match="advantage gae reads values, mask, which is missing"):
+        estimate_advantages("gae", rewards, 2)
 
 
 @pytest.mark.parametrize("unbiased", [False, True])

@@ -1,7 +1,8 @@
-"""What a learner changes in losses.py is noticed by the rest: a new objective, clip and statistic, tried on a copy of the code
-from the command line. python -m pytest -m "slow or not slow" tests/concepts/test_learner.py"""
+"""What a learner changes in losses.py and advantages.py is noticed by the rest: a new objective, clip, statistic and advantage,
+tried on a copy of the code from the command line. python -m pytest -m "slow or not slow" tests/concepts/test_learner.py"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,3 +101,54 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
     done = call(code, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
     assert done.returncode == 0, done.stdout[-3000:]
     assert "[mine" in call(code, "-m", "pytest", "--collect-only", "-q", str(file)).stdout
+
+
+# ------------------------------------------------------------------------------------------------------- an advantage
+
+def documented():
+    """What CONTRIBUTING.md has a reader write for an advantage: [(function, row)], and its commands, each a list of words."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().split("## An advantage, for example\n")[1].split("\n## ")[0]
+    blocks = ["\n".join(line[4:] for line in block.splitlines())
+              for block in re.findall(r"(?:^    .*\n)+", section, re.M)]
+    functions, rows = ([b for b in blocks if b.startswith(word)] for word in ("def ", '"'))
+    return list(zip(functions, rows, strict=True)), [c.split()[1:] for c in blocks[-1].splitlines()]
+
+
+def with_advantage(code, function, row):
+    """The copy of the code with a function and a row in advantages.py."""
+    file = code / "advantages.py"
+    text = file.read_text()
+    assert text.count("\nADVANTAGES = {\n") == 1
+    file.write_text(text.replace("\nADVANTAGES = {\n", f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
+
+
+@pytest.mark.slow
+def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):
+    code, (pairs, commands) = copied(tmp_path, cold_start), documented()
+    assert len(pairs) == len(commands) == 2 and "token" in pairs[1][1] and '"gspo_token"' not in pairs[1][1]
+    for (function, row), command in zip(pairs, commands):
+        assert len([*function.splitlines(), *row.splitlines()]) <= 7
+        with_advantage(code, function, row)
+        name = command[command.index("--advantage") + 1]
+        flags = [*TINY, "--steps", "2", "--warmup_steps", "0", "--output_dir", f"runs/{name}"]
+        done = call(code, *command, *flags)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
+    refused = call(code, "train.py", "--advantage", "fading")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert "--advantage fading" in refused.stderr and "use --algorithm gspo_token" in refused.stderr and "[" not in refused.stderr
+    listed = call(code, "train.py", "--help").stdout
+    assert "fading, over_median, group" in " ".join(listed.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row, words", [
+    ('Advantage(mine, "response", ("rewards", "lengths"))', "it reads 'lengths'; known inputs: rewards, "),
+    ('Advantage(mine, "answer", ("rewards",))', "it is per 'answer', which must be 'response' or 'token'"),
+    ('Advantage(mine, "response", ("rewards", "mask"))', "its function does not take what it reads"),
+    ('Advantage(mine, "token", ("rewards",))', "says one advantage per token, but its function does not return that")])
+def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
+    code = copied(tmp_path, cold_start)
+    with_advantage(code, "def mine(rewards):\n    return rewards", f'"mine": {row},')
+    done = call(code, "train.py", *TINY, "--steps", "1", "--output_dir", "run", "--algorithm", "grpo", "--advantage", "mine")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr

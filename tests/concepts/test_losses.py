@@ -36,6 +36,38 @@ PER_TOKEN = ("reinforce", "ppo", "grpo", "dr_grpo", "dapo", "dapo_paper", "gspo_
 TOKEN_FAMILY = ("ppo", "grpo", "dr_grpo", "dapo", "dapo_paper")
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_clip_pulls_where_the_advantage_is_0_only_if_it_says_so(name):
+    """Groups of equal rewards are left out of the updates of all others."""
+    row, one = OBJECTIVES[name], torch.ones(2, 3, dtype=torch.float64)
+    for constants in ({}, dict.fromkeys([row.kind.pulls], 0.0) if row.kind.pulls else {}):
+        logp = (-one).requires_grad_()
+        loss, _ = policy_loss(name, logp, -1.1 * one, one[:, 0] * 0, one.bool(), weights=one, constants=constants,
+                              router_shift=0.9 * one if "shifted" in row.ratio else None)
+        assert bool(torch.autograd.grad(loss, logp)[0].any()) == bool(row.kind.pulls and not constants)
+    assert row.kind.pulls is None or row.kind.pulls in row.constants
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_says_whether_a_token_may_have_its_own_advantage_and_whether_s_is_clipped(name):
+    """An advantage of one token alone: it moves the log-prob of that token alone, or is refused."""
+    row, one, lone = OBJECTIVES[name], torch.ones(1, 3, dtype=torch.float64), torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+    options = dict(weights=one, router_shift=one if "shifted" in row.ratio else None)
+    logp = (-one).requires_grad_()
+    if not row.per_token:
+        with pytest.raises(ValueError, match=f"{name} takes advantages of shape"):
+            policy_loss(name, logp, -one, lone, one.bool(), **options)
+    else:
+        loss, _ = policy_loss(name, logp, -one, lone, one.bool(), **options)
+        assert torch.autograd.grad(loss, logp)[0].ne(0).tolist() == [[False, True, False]]
+    # log w of the tokens goes 9, -4 and -4 band widths up: only their mean is inside the clip range
+    if row.epsilon is not None:
+        w = torch.tensor([[9.0, -4.0, -4.0]], dtype=torch.float64) * row.epsilon_high / 1.5
+        stats = policy_loss(name, w - 1, -one, one[:, 0], one.bool(), **options)[1]
+        assert row.clips_s == (name in ("gspo", "gspo_token", "luspo"))
+        assert not row.clips_s or stats["clip_high"] == 0
+
+
 def make_batch(dtype=torch.float64, seed=0):
     """logp, old_logp, advantages [16] and [16, T], mask, router shift. Each row's log s is chosen to cross every band."""
     generator = torch.Generator().manual_seed(seed)

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -250,7 +251,10 @@ def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monk
     from advantages import gdpo
     import advantages
     seen = []
-    monkeypatch.setattr(advantages, "gdpo", lambda *args: (seen.append(args), gdpo(*args))[1])
+    row = replace(advantages.ADVANTAGES["gdpo"],
+                  function=lambda parts, part_weights, group_size: (
+                      seen.append((parts, part_weights, group_size)), gdpo(parts, part_weights, group_size))[1])
+    monkeypatch.setitem(advantages.ADVANTAGES, "gdpo", row)
     Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
     argv = [*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "exact", "--reward_weights", "1", "0.1", "0"]
     train.main([*argv, "--advantage", "gdpo", "--output_dir", "run"])

@@ -146,7 +146,7 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, capsys):
     (["--teacher_model_name_or_path", "x"], "--teacher_model_name_or_path x needs --advantage distillation"),
     (["--advantage", "distillation", "--self_distillation", "--distillation_coef", "1"], "adds distillation to another --advantage"),
     (["--advantage", "distillation", "--self_distillation", "--teacher_model_name_or_path", "x"], "a run has only one teacher"),
-    (["--advantage", "distillation", "--self_distillation", "--algorithm", "gspo"], "must have one ratio per token"),
+    (["--advantage", "distillation", "--self_distillation", "--algorithm", "gspo"], "use --algorithm gspo_token"),
     (["--distillation_coef", "1", "--self_distillation", "--advantage", "gae"], "cannot be combined with --advantage gae"),
     (["--advantage", "distillation", "--self_distillation", "--hint_template", "{answer}"], "must contain {prompt}"),
     (["--hint_template", "{answer}{prompt}"], "needs --self_distillation"),

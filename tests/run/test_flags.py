@@ -91,6 +91,7 @@ EFFECTS = {
     "reduction": (ONE, None, "sequence-sum", last("grad_norm")),
     "objective_constants": (f"{ONE} --algorithm sapo", None, "tau_negative=3", last("grad_norm")),
     "advantage": (ONE, None, "leave_one_out", last("grad_norm")),
+    "advantage_clip": (ONE, None, "0.5", last("grad_norm")),
     "teacher_model_name_or_path": (f"{DATA} --algorithm grpo", None, "model --distillation_coef 1",
                                    lambda seen: "teacher_kl" in seen.metrics[-1]),
     "self_distillation": (TEACHER, "false --distillation_coef 0", "true --distillation_coef 1",
