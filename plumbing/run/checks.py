@@ -225,6 +225,6 @@ def check_loss(args, epsilon):
         refuse(args, "objective_constants", f"makes the loss of {args.algorithm} infinite")
     row = OBJECTIVES[args.objective]
     if torch.autograd.grad(dead, logp)[0].any() and not row.kind.pulls:
-        raise ValueError(f"--algorithm {args.algorithm}: its clip {row.clip!r} has a gradient where "
-                         "the advantage is 0: name its constant in losses.CLIPS (pulls=), so that "
-                         "no group of equal rewards is left out")
+        raise ValueError(f"--algorithm {args.algorithm}: its clip {row.clip!r} has a gradient "
+                         "where the advantage is 0: name its constant in losses.CLIPS (pulls=), "
+                         "so that no group of equal rewards is left out")

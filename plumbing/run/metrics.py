@@ -15,7 +15,7 @@ import torch
 
 from advantages import has_signal
 from losses import OBJECTIVES, STATISTICS, kl_penalty
-from plumbing.run import checkpoints, trackers
+from plumbing.run import band, checkpoints, trackers
 from plumbing.parallel import devices
 from plumbing.speed.compiled import buckets
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
