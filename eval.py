@@ -112,7 +112,7 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
         prompts = task.encode(sampler.tokenizer, asked, args.chat_template, args.max_prompt_length)
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature)
-        judged = task.judge(rollout.texts, [p for p in asked for _ in range(G)])   # [B, K]
+        judged = task.judge(rollout.texts, asked, rollout.token_lists())           # [B, K]
         found = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
                  rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
         for rows, values in zip(answers.values(), found):

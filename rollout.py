@@ -58,6 +58,16 @@ class Rollout:
         prompts = torch.arange(start // G, (stop - 1) // G + 1)                     # [q]
         return self.cut(prompts, torch.arange(start, stop), min(G, stop - start))
 
+    def token_lists(self):
+        """The token ids of each response as B lists: end-of-sequence token and tool output
+        included, padding not."""
+        width, device = self.mask.shape[1], self.mask.device
+        places = torch.arange(1, width + 1, device=device)                          # [T]
+        last = (self.mask * places).amax(-1)                                        # [B]
+        lengths = torch.where(self.truncated, width, last)      # [B] a tool's output may be the end
+        rows = zip(self.response_ids.tolist(), lengths.tolist())
+        return [ids[:n] for ids, n in rows]
+
     def cut(self, prompts, rows, group_size):
         """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
         Rollout."""

@@ -126,7 +126,7 @@ def sample_and_judge(args, learner, task, problems, step, attempt):
     G, random = args.num_generations, generator_for(args, step, attempt + 1)
     uniforms = torch.rand(len(prompts) * G, args.max_completion_length, generator=random)  # [B, T]
     rollout = learner.sampler.sample(prompts, G, uniforms=uniforms)
-    parts = learner.judge(rollout.texts, [p for p in problems for _ in range(G)])   # [B, K]
+    parts = learner.judge(rollout.texts, problems, rollout.token_lists())           # [B, K]
     return rollout, parts.to(rollout.mask.device)
 
 
@@ -158,7 +158,7 @@ class Learner:
     actor: torch.nn.Module       # the policy and its critic, if there is one
     tokenizer: object
     sampler: object              # sampler.sample(prompts, G) -> Rollout
-    judge: object                # (responses, problems) -> the rewards in parts [B, K]
+    judge: object                # Task.judge: responses -> the rewards in parts [B, K]
     scorer: object               # scorer(rollout) -> Scores; wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     schedule: object
@@ -180,7 +180,7 @@ def make_learner(args, task, policy, tokenizer, device, progress=None):
     actor = make_scorer(args, policy).to(device)
     several = processes.world() > 1
     sampler = make_sampler(args, actor, tokenizer, task)
-    judge = processes.divided(task.judge, args.num_generations) if several else task.judge
+    judge = processes.divided(task.judge) if several else task.judge
     scorer = processes.wrap(actor, args.shard)
     optimizer = make_optimizer(args, actor)      # of the parameters that FSDP2 has put in place
     stream = PromptStream(task.sizes, args.seed, args.stage2_step, args.history_resampling)

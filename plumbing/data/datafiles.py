@@ -22,9 +22,10 @@ PROMPT_COLUMNS, ANSWER_COLUMNS = ("prompt", "question", "problem"), ("answer", "
 
 
 class Problem(NamedTuple):
-    prompt: str
+    prompt: str                  # of a conversation, its last message
     answer: str
     where: str = ""              # file and line, for error messages
+    earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
 
 
 def load_problems(name, test_name, config, prompt_column, answer_column, size, seed):
@@ -75,11 +76,20 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
 
 
 def problems_of(rows, source, prompt_column, answer_column):
-    """{prompt: (Problem, row)}, with the first row of each prompt."""
+    """{prompt: (Problem, row)}, with the first row of each prompt. A conversation is all of its
+    messages as JSON."""
     problems = {}
-    for triple, (_, row) in zip(checked_rows(rows, source, prompt_column, answer_column), rows):
-        problems.setdefault(triple[0], (Problem(*triple), row))
+    for problem, (_, row) in zip(checked_rows(rows, source, prompt_column, answer_column), rows):
+        key = problem.prompt if problem.earlier is None else json.dumps(messages_of(problem))
+        problems.setdefault(key, (problem, row))
     return problems
+
+
+def messages_of(problem):
+    """A conversation as the list of messages that chat templates and TRL's reward functions read,
+    [{"role": "user", "content": "…"}]."""
+    turns = (*problem.earlier, ("user", problem.prompt))
+    return [{"role": role, "content": text} for role, text in turns]
 
 
 def file_or_hub_rows(name, config):
@@ -220,10 +230,11 @@ def first_line(error):
 
 
 def checked_rows(rows, source, prompt_column=None, answer_column=None):
-    """(where, row) pairs -> (prompt, answer, where) triples of text, one per row, in this order.
+    """(where, row) pairs -> a Problem for each, in this order.
 
-    If an answer contains `####`, only the text after it is used. Raises ValueError that names the
-    invalid row or the missing columns.
+    A prompt is a text, or a conversation as in TRL's data sets: a list of messages with a role and
+    a content, the last of them the user's. If an answer contains `####`, only the text after it is
+    used. Raises ValueError that names the invalid row or the missing columns.
     """
     if not rows:
         raise ValueError(f"{source}: is empty: it holds no rows")
@@ -238,14 +249,34 @@ def checked_rows(rows, source, prompt_column=None, answer_column=None):
         if not set(names) & set(there):
             raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has "
                              f"{', '.join(there) or 'none'}")
-    triples = []
+    problems, (asks, answers) = [], columns
     for where, row in rows:
-        prompt, answer = (checked_text(where, row.get(column), column) for column in columns)
+        prompt, earlier = row.get(asks), None
+        if isinstance(prompt, list):
+            *earlier, (role, prompt) = checked_messages(where, prompt, asks)
+            if role != "user":
+                raise ValueError(f"{where}: {asks} ends with a message of {role}; the last message "
+                                 "must be the user's, because a response follows it")
+            earlier = tuple(earlier)
+        prompt = checked_text(where, prompt, asks)
+        answer = checked_text(where, row.get(answers), answers)
         if "####" in answer:
             final = answer.rpartition("####")[2].strip()
-            answer = checked_text(where, final, f"{columns[1]} after ####")
-        triples.append((prompt, answer, where))
-    return triples
+            answer = checked_text(where, final, f"{answers} after ####")
+        problems.append(Problem(prompt, answer, where, earlier))
+    return problems
+
+
+def checked_messages(where, messages, column):
+    """A conversation as (role, text) pairs. Raises ValueError for anything else."""
+    if not messages:
+        raise ValueError(f"{where}: {column} is a list without messages")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"{where}: {column} holds {message!r:.40}, which is no message: "
+                             '{"role": "user", "content": "text"} is needed')
+    return [(message["role"], checked_text(where, message.get("content"), f"{column}'s content"))
+            for message in messages]
 
 
 def checked_text(where, value, column):

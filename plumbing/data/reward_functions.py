@@ -1,7 +1,9 @@
 """Reward functions of a whole batch, called as TRL calls them.
 
-    def reward(prompts, completions, **columns):      # lists of B elements, by name
-        return [...]                                  # B numbers; None: no reward for this one
+    def reward(prompts, completions, completion_ids, **columns):  # lists of B elements, by name
+        return [...]                              # B numbers; None: no reward for this one
+
+A function with a parameter `completions` or `completion_ids` is such a function.
 
 One call gets all responses of this process's share of the rollout batch, always whole groups. It
 can therefore compare the responses of a group or send many responses to a judge model at a time. It
@@ -18,26 +20,28 @@ import threading
 from collections import Counter
 from pathlib import Path
 
+from plumbing.data.datafiles import messages_of
 from plumbing.data.verifiers import load_verifier
 
 OURS = ("prompts", "completions", "completion_ids")          # other names are columns of the data
+WHOLE = {"completions", "completion_ids"}                    # a parameter that asks for a batch
 
 
 def is_whole_batch(kind):
-    """Whether a verifier "file.py:function" has a parameter `completions` and so takes a whole
+    """Whether a verifier "file.py:function" has one of the parameters WHOLE and so takes a whole
     batch. For a function defined in the file this is read from the source text; the file is
     executed only if the name is something else, for example an imported function."""
     path, _, name = kind.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
         return False
     try:
-        tree = ast.parse(Path(path).read_text())
+        tree = ast.parse(Path(path).read_bytes())            # bytes: it may begin with a BOM
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
                 own = node.args
-                return "completions" in [a.arg for a in (*own.posonlyargs, *own.args,
-                                                         *own.kwonlyargs)]
-        return "completions" in inspect.signature(load_here(kind)).parameters
+                names = [a.arg for a in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
+                return not WHOLE.isdisjoint(names)
+        return not WHOLE.isdisjoint(inspect.signature(load_here(kind)).parameters)
     except BaseException:                                    # its worker process will say what
         return False
 
@@ -54,13 +58,13 @@ def load_here(kind):
 
 
 class RewardFunction:
-    """A reward function "file.py:function" for a whole batch, with a parameter `completions`.
+    """A reward function "file.py:function" for a whole batch, with one of the parameters WHOLE.
 
-    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (plain
-    strings, like the prompts), completion_ids (the token ids of the completions) and each column of
-    the data by its name. Without **kwargs it gets only those that it names. It may be async. It
-    returns one part of the reward: B numbers, with None (or NaN) for a response that does not have
-    this part.
+    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (of a
+    prompt that is a text, a text; of a conversation, a list with one message), completion_ids (the
+    sampled token ids, the end-of-sequence token included) and each column of the data by its name.
+    Without **kwargs it gets only those that it names. It may be async. It returns one part of the
+    reward: B numbers, with None (or NaN) for a response that does not have this part.
 
     scores() raises ValueError, which ends the run, if the function raises, returns something else,
     or takes longer than time_limit seconds (None: no limit).
@@ -88,13 +92,23 @@ class RewardFunction:
             raise ValueError(f"verifier {kind!r} asks for {', '.join(missing)}; a reward function "
                              f"gets {', '.join([*OURS, *self.columns])}")
 
-    def scores(self, texts, problems, rows, tokenizer=None):
+    @property
+    def note(self):
+        """A line for the start of the run: what is different from a verifier of one response."""
+        limit = f"{self.time_limit:g} s" if self.time_limit else "no time limit"
+        return (f"verifier {self.kind} takes whole batches, as TRL's reward functions do (it has a "
+                f"parameter completions or completion_ids): it runs in this process, with {limit} "
+                "per batch, and an error in it ends the run")
+
+    def scores(self, texts, problems, rows, ids=None):
         """The rewards of B texts as a list of floats, with NaN for None. rows: the data rows of the
-        problems, as dicts."""
-        given = {"prompts": [p.prompt for p in problems], "completions": list(texts)}
-        if tokenizer is not None:
-            given["completion_ids"] = [tokenizer(text, add_special_tokens=False)["input_ids"]
-                                       for text in texts]
+        problems, as dicts. ids: the token ids of the texts, B lists."""
+        given = {"prompts": [p.prompt if p.earlier is None else messages_of(p) for p in problems],
+                 "completions": [text if p.earlier is None else
+                                 [{"role": "assistant", "content": text}]
+                                 for text, p in zip(texts, problems)]}
+        if ids is not None:
+            given["completion_ids"] = ids
         given |= {name: [row.get(name) for row in rows] for name in self.columns}
         given = {name: x for name, x in given.items() if self.takes_all or name in self.takes}
         try:
@@ -129,13 +143,15 @@ class RewardFunction:
                              "finite number or None is needed")
         return number
 
-    def try_on(self, problems, rows):
+    def try_on(self, problems, rows, tokenizer):
         """Call the function once with the reference answers as completions, before training.
         Returns (note, error) as Verifier.try_on does."""
-        if "completion_ids" in self.takes:                   # there is no tokenizer yet
-            return "", ""
+        answers = [p.answer for p in problems]
+        ids = None
+        if self.takes_all or "completion_ids" in self.takes:
+            ids = [answer_ids(tokenizer, problem) for problem in problems]
         try:
-            self.scores([p.answer for p in problems], problems, rows)
+            self.scores(answers, problems, rows, ids)
         except ValueError as error:
             return "", str(error).removeprefix("verifier ")
         return "", ""
@@ -148,6 +164,16 @@ class RewardFunction:
 
     def close(self):
         pass
+
+
+def answer_ids(tokenizer, problem):
+    """The token ids of a reference answer with the end-of-sequence token. Raises ValueError if the
+    tokenizer does not know a character of it."""
+    try:
+        ids = tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
+    except Exception as error:                               # tokenizers raises bare Exceptions
+        raise ValueError(f"{problem.where}: the answer cannot be tokenized: {error}")
+    return [*ids, tokenizer.eos_token_id]
 
 
 def within(limit, call, *arguments):
@@ -183,5 +209,6 @@ def told(error):
         return str(error)
     text = f"raised {type(error).__name__}: {error}".splitlines()[0][:200]
     if isinstance(error, TypeError) and "string indices" in text:
-        text += " (completions are plain strings here, as the prompts of the data are)"
+        text += (" (completions are plain strings, as the prompts of the data are; for prompts "
+                 "that are lists of messages, completions are too)")
     return text

@@ -10,6 +10,7 @@ from typing import Callable
 import torch
 
 from advantages import with_group_mean
+from plumbing.data.datafiles import messages_of
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
@@ -29,11 +30,13 @@ class Task:
     sizes: tuple = ()            # train problems per source, in the order of `train`
     notes: list = field(default_factory=list)    # messages for the user about loading
     verifiers: tuple = ()        # of Verifier; () for the built-in task
-    parts: Callable | None = None        # (responses, problems) -> [{name: number}], all verifiers
+    parts: Callable | None = None        # (responses, problems, token ids) -> [{name: number}]
+    names: list = field(default_factory=list)    # of these parts; []: those of the verifiers
     reward_weights: tuple = ()   # one per part, in the order of the parts; (): 1 each
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
     told: int = 0                # number of verifier errors already returned by new_errors()
+    trial: Callable | None = None        # tokenizer -> None; tries reward functions, may raise
     tool: Callable | None = None         # text so far -> text to insert next (rollout.sample)
     system_prompt: str | None = None     # a message before every prompt
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
@@ -53,8 +56,8 @@ class Task:
     @property
     def part_names(self):
         """The names of the K parts of the reward. A response is right if its first part is 1."""
-        names = [name for v in self.verifiers for name in v.names or [v.name]]
-        return list(dict.fromkeys(names)) or ["correct"]
+        own = [name for v in self.verifiers for name in v.names or [v.name]]
+        return self.names or list(dict.fromkeys(own)) or ["correct"]
 
     def weights(self, parts):
         """The weights of the columns of parts [B, K]. Columns that do not come from a verifier (the
@@ -89,25 +92,27 @@ class Task:
         total = sum(weight * column for weight, column in zip(weights, decimals.T))     # [B]
         return total.float().to(parts.device)                                           # [B]
 
-    def judge(self, texts, problems):
-        """The parts of the rewards of N responses, [N, K]. Several responses are verified at a
-        time.
+    def judge(self, texts, problems, ids=None):
+        """The parts of the rewards [B, K] of B = Q·G responses to Q problems; the G responses to a
+        problem are adjacent, in the order of `problems`. Several responses are verified at a time.
 
-        NaN means that a response does not have this part. A response without any part gets the mean
-        parts of its group (0 if the whole group has none), so its advantage is 0.
+        ids: the token ids of every response, for reward functions that ask for completion_ids. NaN
+        means that a response does not have this part. A response without any part gets the mean
+        parts of its group (0 if the whole group has none), so its advantage is 0. A group is a
+        place in the batch: a problem that occurs twice has two groups.
         """
+        G = len(texts) // len(problems)
+        asked = [problem for problem in problems for _ in range(G)]                 # B
         if self.parts is None:
-            rewards = [float(self.verify(text, p)) for text, p in zip(texts, problems)]
+            rewards = [float(self.verify(text, p)) for text, p in zip(texts, asked)]
             return torch.tensor(rewards).view(-1, 1)
-        found = self.parts(texts, problems)
+        found = self.parts(texts, asked, ids)
         parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in found])
-        lost = parts.isnan().all(1).nonzero().flatten().tolist()
-        for problem in {problems[i] for i in lost}:
-            group = [i for i, p in enumerate(problems) if p == problem]
-            nothing = parts[group].isnan().all(1, keepdim=True)                     # [g, 1]
-            mean = [with_group_mean(part, len(group)) for part in parts[group].T]
-            parts[group] = torch.stack(mean, 1).where(nothing, parts[group])        # [g, K]
+        nothing = parts.isnan().all(1)                                              # [B]
+        lost = nothing.nonzero().flatten().tolist()
         if lost:
+            means = torch.stack([with_group_mean(part, G) for part in parts.T], 1)  # [B, K]
+            parts = torch.where(nothing[:, None], means, parts)                     # [B, K]
             first = next(v for v in self.verifiers if v.whole)
             first.errors["none"] += len(lost)
             first.complaint = (f"{' and '.join(v.kind for v in self.verifiers)} gave no reward for "
@@ -129,10 +134,11 @@ class Task:
         return [self.ids[problem] for problem in problems]
 
     def keep_what_fits(self, tokenizer, chat, max_prompt_length):
-        """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
-        shows the first prompt as the policy reads it, and a note about the removed prompts; "" for
-        the built-in task. Raises ValueError if no prompt of a train source, or of the test split,
-        is left."""
+        """Tokenize every prompt and remove those that encode_prompt refuses; then try the reward
+        functions of whole batches, which may ask for tokens. Returns a text that shows the first
+        prompt as the policy reads it, and a note about the removed prompts; "" for the built-in
+        task. Raises ValueError if no prompt of a train source, or of the test split, is left, or if
+        a reward function fails."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
             return ""
@@ -154,6 +160,8 @@ class Task:
         total = len(self.train) + len(self.test)
         self.test = self.train if self.test is self.train else kept(self.test, "test")
         self.train, self.sizes = sum(sources, []), tuple(map(len, sources))
+        if self.trial:
+            self.trial(tokenizer)
         note = f"{len(refused)} of {total} prompts left out; {refused[0]}\n" if refused else ""
         return note + shown(tokenizer, self.encode(tokenizer, self.train[:1], chat,
                                                    max_prompt_length)[0])
@@ -174,23 +182,26 @@ def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, temp
     """The token ids of a prompt. If `chat` is set and the tokenizer has a chat template, the prompt
     goes through it.
 
-    template: the text that the policy reads, with {prompt} in place of the prompt. system: a system
-    message; without a chat template it is put before the prompt, separated by an empty line. Raises
-    ValueError that names the row if the prompt has no tokens, more than max_prompt_length tokens,
-    or cannot be tokenized.
+    template: the text that the policy reads, with {prompt} in place of the prompt, or of the last
+    message of a conversation. system: a system message; without a chat template it is put before
+    the prompt, separated by an empty line. Raises ValueError that names the row if the prompt has
+    no tokens, more than max_prompt_length tokens, or cannot be tokenized.
     """
-    where, characters = problem.where or repr(problem.prompt[:40]), len(problem.prompt)
+    where = problem.where or repr(problem.prompt[:40])
+    characters = len(problem.prompt) + sum(len(text) for _, text in problem.earlier or ())
     if characters > 100 * max_prompt_length:                 # do not tokenize a very long text
         raise ValueError(f"{where}: the prompt has {characters} characters, far too many for "
                          f"{max_prompt_length} tokens")
     try:
         text = template.replace("{prompt}", problem.prompt)
         if chat and tokenizer.chat_template:
-            messages = [{"role": "user", "content": text}]
+            messages = messages_of(problem._replace(prompt=text, earlier=problem.earlier or ()))
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
                 check_system(tokenizer, messages)
             ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+        elif problem.earlier is not None:
+            raise ValueError("it is a list of messages, which needs a chat template: give texts")
         else:
             ids = tokenizer(f"{system}\n\n{text}" if system else text)["input_ids"]
     except Exception as error:                               # tokenizers raises bare Exceptions

@@ -7,7 +7,9 @@ datafiles.py reads and checks rows, verifiers.py judges responses, stream.py dec
 the prompts. This file does not depend on models or losses.
 """
 
+import itertools
 import json
+import math
 from pathlib import Path
 
 import torch
@@ -43,43 +45,50 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
         kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
     train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, dataset_config,
                                                prompt_column, answer_column, size, seed)
-    columns = list(dict.fromkeys(name for p in train[:8] for name in row_of[p]))
+    columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
     verifiers = tuple(RewardFunction(kind, time_limit, columns) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
-    single = [v for v in verifiers if not v.whole]
+    single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
+    first, rows = train[:8], [row_of[p] for p in train[:8]]
 
     def parts_of_one(response, problem):
         found = [v.parts(response, problem.answer, row_of[problem]) for v in single]
         return {name: value for part in found for name, value in part.items()}
 
-    def parts(texts, problems):
+    def parts(texts, problems, ids):
         rows = [row_of[p] for p in problems]
         found = in_parallel(parts_of_one, texts, problems) if single else [{} for _ in texts]
-        for v in (v for v in verifiers if v.whole):
-            for one, value in zip(found, v.scores(texts, problems, rows, task.tokenizer)):
+        for v in whole:
+            for one, value in zip(found, v.scores(texts, problems, rows, ids)):
                 one[v.name] = value
         return found
+
+    def trial(tokenizer):
+        for v in whole:
+            agreed_by_all(v, first, v.try_on(first, rows, tokenizer))
 
     def verify(response, problem):
         return task.total(task.judge([response], [problem])).item()
 
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
                 notes=notes, verifiers=verifiers, parts=parts,
-                reward_weights=tuple(reward_weights or ()),
+                reward_weights=tuple(reward_weights or ()), trial=trial,
                 system_prompt=system_prompt, prompt_template=prompt_template, tool=tool)
-    for v in verifiers:
-        notes += agreed_by_all(v, train[:8], [row_of[p] for p in train[:8]])
+    for v in single:
+        notes += agreed_by_all(v, first, v.try_on(first, rows))
+    notes += [v.note for v in whole]
     if len(task.part_names) < sum(len(v.names or [v.name]) for v in verifiers):
         raise ValueError(f"--verifier {' '.join(kinds)}: two parts of the reward have one name, of "
                          f"{', '.join(task.part_names)}")
     return task
 
 
-def agreed_by_all(verifier, problems, rows):
-    """Try a verifier on reference answers, in every process. All processes use the first process's
-    names for the parts of the reward. Returns a list of notes. Raises ValueError, in all processes,
-    if the verifier fails on every reference answer, because every reward would then be 0."""
-    note, failed = verifier.try_on(problems, rows)
+def agreed_by_all(verifier, problems, tried):
+    """What follows from trying a verifier on reference answers in every process. tried: the result
+    of its try_on. All processes use the first process's names for the parts of the reward. Returns
+    a list of notes. Raises ValueError, in all processes, if the verifier fails on every reference
+    answer, because every reward would then be 0."""
+    note, failed = tried
     found = processes.gather((verifier.names, failed))
     if all(failed for _, failed in found):
         raise ValueError(f"verifier {found[0][1]}: it fails on each of the first {len(problems)} "
@@ -107,47 +116,64 @@ def of_run(args, task=None):
 
 
 def join(first, second):
-    """Join two tasks into one task with two sources, for SRPO's stages: see PromptStream."""
+    """Join two tasks into one task with two sources, for SRPO's stages: see PromptStream.
+
+    The parts of the rewards are joined by their place, because a response is right if its first
+    part is 1, whatever that part is called: a generator's own score and a file's `exact` are both
+    the first. A source that has fewer parts has NaN for the others. Held-out problems of the two
+    sources alternate, so that an evaluation of the first few has both.
+    """
     if first.chat != second.chat:
         raise ValueError(f"{first.name} and {second.name}: only one uses the chat template")
-    held_out = {p.prompt for p in first.test + second.test}
-    sources = [[p for p in task.train if p.prompt not in held_out] for task in (first, second)]
+    held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
+    sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
+               for task in (first, second)]
     if not all(sources):
         raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
                          "not in the other's test split")
     theirs = set(second.train + second.test)
+    pairs = itertools.zip_longest(first.part_names, second.part_names)
+    names = [" or ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
 
     def verify(response, problem):
-        return (second if problem in theirs else first).verify(response, problem)
+        return both.total(both.judge([response], [problem])).item()
 
-    def parts(texts, problems):
+    def parts(texts, problems, ids):
         found = [None] * len(texts)
         for task in (first, second):
             own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
-            task.tokenizer = both.tokenizer
             if own:
-                judged = task.parts([texts[i] for i in own], [problems[i] for i in own])
+                some = [texts[i] for i in own], [problems[i] for i in own]
+                judged = task.parts(*some, ids and [ids[i] for i in own])
                 for i, row in zip(own, judged):
-                    found[i] = row
+                    values = [row.get(name, 0.0) for name in task.part_names]
+                    found[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
         return found
-    both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], first.test + second.test,
+
+    def trial(tokenizer):
+        first.trial(tokenizer)
+        second.trial(tokenizer)
+    alternating = itertools.zip_longest(first.test, second.test)
+    test = [problem for pair in alternating for problem in pair if problem is not None]
+    both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
                 verify, tuple(dict.fromkeys(first.stop + second.stop)), first.chat,
-                sizes=tuple(map(len, sources)), notes=first.notes + second.notes, parts=parts,
+                sizes=tuple(map(len, sources)),
+                notes=list(dict.fromkeys(first.notes + second.notes)), parts=parts, names=names,
                 verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
-                system_prompt=first.system_prompt, prompt_template=first.prompt_template,
-                tool=first.tool)
+                trial=trial, system_prompt=first.system_prompt,
+                prompt_template=first.prompt_template, tool=first.tool)
     return both
 
 
 def text_or_file(args, name):
     """The text of a flag, in which \\n becomes a line break. For @FILE: the text of that file
-    without its last line break. None if the flag is not given. Raises ValueError if the file cannot
-    be read."""
+    without a byte order mark and without its last line break. None if the flag is not given. Raises
+    ValueError if the file cannot be read."""
     text = getattr(args, name)
     if text is None or not text.startswith("@"):
         return text and text.replace("\\n", "\n")
     try:
-        return Path(text[1:]).read_text().removesuffix("\n")
+        return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--{name} {text}: cannot be read: {error}")
 

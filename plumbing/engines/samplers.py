@@ -34,8 +34,9 @@ def make_sampler(args, actor, tokenizer, task):
 
 
 def evaluation_sampler(args, policy, tokenizer, task):
-    """The sampler for an evaluation: it uses the policy itself, without rounding its weights."""
-    return own_sampler(args, policy, tokenizer, task, basic(args))
+    """The sampler for an evaluation: of the run's own class, with the policy itself, whose weights
+    are not rounded."""
+    return own_sampler(args, policy, tokenizer, task, args.sampler or basic(args))
 
 
 def basic(args):
@@ -55,7 +56,7 @@ def load_class(name):
     if not path.endswith(".py") or not Path(path).is_file():
         raise ValueError(f"--sampler {name}: it must be FILE.py:CLASS, and the file must exist")
     try:
-        found = load_here(name)
+        found = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
     except AttributeError:
         found = None
     except Exception as error:                               # whatever the user's file raises
@@ -63,6 +64,13 @@ def load_class(name):
     if not hasattr(found, "sample"):
         raise ValueError(f"--sampler {name}: {path} has no class {attribute} with a method sample")
     return found
+
+
+@lru_cache
+def load_once(name, path, changed):
+    """load_here(name), once per version of the file: sampling and every evaluation get the same
+    class, so that they can share an engine."""
+    return load_here(name)
 
 
 # --------------------------------------------------------------------------------------- wrappers

@@ -80,13 +80,14 @@ def gather(part):
     return [torch.load(io.BytesIO(data), device, weights_only=False) for data in parts]
 
 
-def divided(judge, group_size):
-    """A judge(texts, problems) -> [B, K] that shares the groups among the processes; every process
-    gets the whole result."""
-    def shared(texts, problems):
-        own = share(len(texts) // group_size)
-        own = slice(own.start * group_size, own.stop * group_size)
-        return torch.cat(gather(judge(texts[own], problems[own])))                  # [B, K]
+def divided(judge):
+    """A Task.judge that shares the groups among the processes; every process gets the whole
+    result."""
+    def shared(texts, problems, ids=None):
+        own, G = share(len(problems)), len(texts) // len(problems)
+        rows = slice(own.start * G, own.stop * G)
+        parts = judge(texts[rows], problems[own], ids and ids[rows])
+        return torch.cat(gather(parts))                                             # [B, K]
     return shared
 
 

@@ -92,7 +92,8 @@ class Arguments:
     self_distillation: bool = arg(False, "use the policy itself as the teacher, with the right "
                                   "answer before the prompt (--hint_template)")
     hint_template: str = arg("{answer} {prompt}", "prompt that the teacher of --self_distillation "
-                             "reads; {answer} and {prompt} are filled in")
+                             "reads; {answer} and {prompt} are filled in, \\n stands for a line "
+                             "break")
     distillation_coef: float = arg(0.0, "coefficient of log π_teacher - log π_old, which is added "
                                    "to the advantage of each token; 0: nothing is added",
                                    at_least=0)
@@ -200,7 +201,8 @@ class Arguments:
     tool: str | None = arg(None, "FILE.py:FUNCTION, called with the text of the response so far "
                            "after each --tool_stop; its result is inserted into the response",
                            unset="no tool")
-    tool_stop: str | None = arg(None, "string with which the policy calls the --tool",
+    tool_stop: str | None = arg(None, "string with which the policy calls the --tool; \\n "
+                                "stands for a line break",
                                 unset="</tool>")
     min_terms: int = arg(8, "built-in task: smallest number of terms of a sum", at_least=1)
     max_terms: int = arg(12, "built-in task: largest number of terms of a sum")
@@ -375,6 +377,9 @@ def parse(argv):
     parser.set_defaults(**(CHECKPOINT_DEFAULTS if known.model_name_or_path else deep) | preset)
     args = Arguments(**vars(parser.parse_args(argv)))
     args.stop = [s.replace("\\n", "\n") for s in args.stop]
+    for name in ("tool_stop", "hint_template"):
+        text = getattr(args, name)
+        setattr(args, name, text and text.replace("\\n", "\n"))
     check_values(args)
     check_combinations(args)
     objective = OBJECTIVES[args.objective]

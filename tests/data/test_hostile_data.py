@@ -60,7 +60,7 @@ GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
     ("null_prompt.jsonl", GOOD + '{"prompt": null, "answer": "1"}\n', "null_prompt.jsonl line 2: prompt is null"),
     ("empty_prompt.jsonl", GOOD + '{"prompt": "", "answer": "1"}\n', "empty_prompt.jsonl line 2: prompt is empty"),
     ("white_prompt.jsonl", GOOD + '{"prompt": " \\n\\t", "answer": "1"}\n', "white_prompt.jsonl line 2: prompt is empty"),
-    ("types.jsonl", GOOD + '{"prompt": ["a", "b"], "answer": "1"}\n', "types.jsonl line 2: prompt holds a list"),
+    ("types.jsonl", GOOD + '{"prompt": ["a", "b"], "answer": "1"}\n', "types.jsonl line 2: prompt holds 'a', which is no message"),
     ("objects.jsonl", GOOD + '{"prompt": "x", "answer": {"value": 1}}\n', "objects.jsonl line 2: answer holds a dict"),
     ("boolean.jsonl", GOOD + '{"prompt": "x", "answer": true}\n', "boolean.jsonl line 2: answer holds a bool"),
     ("surrogate.jsonl", GOOD + '{"prompt": "\\ud83d", "answer": "1"}\n', "surrogate.jsonl line 2: prompt holds half a surrog"),
@@ -185,7 +185,7 @@ def test_random_bytes_are_read_or_refused_but_never_crash(tmp_path):
         path = tmp_path / f"x{suffix}"
         path.write_bytes(data)
         try:
-            assert all(isinstance(part, str) for row in checked_rows(read_rows(path), path) for part in row)
+            assert all(isinstance(part, str) for row in checked_rows(read_rows(path), path) for part in row[:3])
             read += 1
         except ValueError as error:
             assert str(path) in str(error)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 import train
-from plumbing.data.datafiles import Problem
+from plumbing.data.datafiles import Problem, read_rows
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt, shown
 from plumbing.data.tasks import from_arguments
@@ -104,3 +104,27 @@ def test_a_prefilled_think_is_pointed_at_and_a_long_prompt_is_cut():
                                           "prompt, and a response, as a verifier reads it, begins inside")
     text = shown(LETTERS, LETTERS("1+1=" * 1000)["input_ids"])
     assert text.startswith("first prompt, 4000 tokens: '1+1=") and " … " in text and len(text) < 1200
+
+
+def test_a_file_with_a_byte_order_mark_is_read_without_it(workplace):
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    for name in ("shots.txt", "mine.py"):
+        Path(name).write_bytes(b"\xef\xbb\xbf" + {"shots.txt": b"1+2=3\n{prompt}\n", "mine.py": b"def reward(completions):\n    return [1]\n"}[name])
+    task = from_arguments(parse(["--model_name_or_path", "m", "--dataset_name", "rows.jsonl", "--prompt_template", "@shots.txt",
+                                 "--system_prompt", "@shots.txt", "--verifier", "mine.py:reward"]))
+    assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}" and task.verifiers[0].whole
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".json"])
+def test_a_data_file_with_a_byte_order_mark_has_no_odd_column(suffix, tmp_path):
+    text = {".csv": "prompt,answer\n2+2=,4\n", ".jsonl": '{"prompt": "2+2=", "answer": "4"}\n', ".json": '[{"prompt": "2+2=", "answer": "4"}]'}
+    (tmp_path / f"x{suffix}").write_bytes(b"\xef\xbb\xbf" + text[suffix].encode())
+    (_, row), = read_rows(tmp_path / f"x{suffix}")
+    assert row == {"prompt": "2+2=", "answer": "4"}
+
+
+def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():
+    args = parse(["--model_name_or_path", "m", "--dataset_name", "rows.jsonl", "--stop", "a\\n", "--tool", "mine.py:tool",
+                  "--tool_stop", "\\n", "--self_distillation", "--distillation_coef", "1", "--algorithm", "grpo", "--hint_template",
+                  "{answer}\\n{prompt}"])
+    assert (args.stop, args.tool_stop, args.hint_template) == (["a\n"], "\n", "{answer}\n{prompt}")

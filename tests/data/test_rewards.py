@@ -13,8 +13,10 @@ import pytest
 import torch
 
 import train
-from plumbing.data.tasks import load_task
+from advantages import not_all_correct
+from plumbing.data.tasks import from_arguments, load_task
 from plumbing.data.verifiers import Verifier, in_parallel
+from plumbing.run.arguments import parse
 from tiny_run import TINY, differences, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -355,3 +357,39 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(workplace, m
         train.main([*TINY, "--report_to", "trackio", "--output_dir", "run"])
     assert stop.value.code == 2 and not Path("run").exists()
     assert capsys.readouterr().err == "train.py: --report_to trackio needs a package that is not installed: pip install trackio\n"
+
+
+# ------------------------------------------------------------------------------ two sources, SRPO
+
+def two_sources(weights=()):
+    """The task of a generator first and a file second, as the flags name it."""
+    pytest.importorskip("reasoning_gym")
+    Path("second.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(1, 21)))
+    flags = ["--model_name_or_path", "m", "--dataset_name", "reasoning_gym:chain_sum?size=30", "--stage2_dataset_name", "second.jsonl",
+             "--stage2_step", "1", "--verifier", "exact", *weights]
+    return from_arguments(parse(flags))
+
+
+def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workplace):
+    task = two_sources()
+    first, second = task.train[0], task.train[-1]
+    parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
+    assert task.part_names == ["reasoning_gym or exact", "exact"]
+    assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
+    assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
+    assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
+    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]     # SRPO drops both
+    weighted = two_sources(["--reward_weights", "1", "0.5"])
+    assert weighted.total(weighted.judge([first.answer, second.answer], [first, second])).tolist() == [1.5, 1]
+    with pytest.raises(ValueError, match="holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"):
+        two_sources(["--reward_weights", "1"])
+    for verifier in task.verifiers + weighted.verifiers:
+        verifier.close()
+
+
+def test_the_first_held_out_problems_are_of_both_sources(workplace):
+    task = two_sources()
+    second = {f"{i}+1=" for i in range(1, 21)}
+    assert len(task.test) == 5 and [p.prompt in second for p in task.test] == [False, True, False, True, False]
+    for verifier in task.verifiers:
+        verifier.close()

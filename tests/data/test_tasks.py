@@ -293,7 +293,7 @@ def test_a_hub_dataset_brings_its_own_configuration_and_test_split(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task = load_task("openai/gsm8k", verifier="exact")
     assert asked == [("openai/gsm8k", "main")]
-    assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2") and len(task.test) == 5 and not task.notes
+    assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2", None) and len(task.test) == 5 and not task.notes
 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch):
@@ -523,6 +523,7 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
         monkeypatch.setattr(batches, "keep_signal", lambda found, *rest, last: (
             keep(found, *rest, last=True) if len(found) == 5 else None))
     monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
+    Path("runs/cold_start").unlink()                           # another cold start than that of all tests
     train.main([*TINY, "--algorithm", algorithm, "--stage2_step", "2", "--steps", "4", "--cold_start_steps", "3", "--output_dir", "run"])
     size = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)["stream"]["sizes"][0]
     for step, numbers in drawn:

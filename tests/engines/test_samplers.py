@@ -2,12 +2,14 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+import eval
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from tiny_run import TINY, metrics
@@ -62,3 +64,37 @@ def test_flags_of_the_built_in_sampler_do_not_go_with_another(flags, place, caps
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, *DATA, "--sampler", "generate.py:GenerateSampler", *flags])
     assert stop.value.code == 2 and "built-in sampler" in capsys.readouterr().err
+
+
+ANSWERS = """
+import torch
+
+from rollout import Sampler
+
+
+class Answers(Sampler):
+    temperatures, scale = [], []
+
+    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+        self.temperatures.append(temperature)
+        self.scale.append(next(self.policy.parameters()).dtype)
+        rollout = super().sample(prompts, group_size, uniforms, temperature)
+        rollout.texts = ["2"] * len(rollout.texts)
+        return rollout
+"""
+
+
+@pytest.mark.parametrize("rounding", [[], ["--sampler_dtype", "bfloat16"]])
+def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(rounding, workplace, cold_start):
+    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": "2"}) + "\n" for i in range(1, 9)))
+    Path("answers.py").write_text(ANSWERS)
+    model = next(path for path in cold_start.iterdir())
+    flags = ["--dataset_name", "rows.jsonl", "--verifier", "exact", "--sampler", "answers.py:Answers", "--max_completion_length", "4"]
+    train.main([*TINY, "--model_name_or_path", str(model), *flags, *rounding, "--steps", "1", "--eval_samples", "2", "--output_dir", "run"])
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["pass_at_1_before"] == summary["greedy_before"] == summary["pass_at_1_after"] == 1
+    sampler = sys.modules["verifier_answers"].Answers
+    assert sampler.temperatures == [1.0, 0.0, None, 1.0, 0.0]
+    assert sampler.scale == [torch.float32] * 2 + [torch.bfloat16 if rounding else torch.float32] + [torch.float32] * 2
+    eval.main(["passk", "--model_name_or_path", str(model), *flags, "--n", "2", "--k", "1", "--use_cpu", "--output", "passk.json"])
+    assert json.loads(Path("passk.json").read_text())["checkpoints"][0]["pass@1"][0] == 1
