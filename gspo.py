@@ -150,10 +150,10 @@ def train(policy, tokenizer, problems):
         mask = rollout.mask                                                             # [B, T]
         texts = [tokenizer.decode(y[m].tolist(), True) for y, m in zip(rollout.response_ids, mask)]
         rewards = [reward(text, answers[i // NUM_GENERATIONS]) for i, text in enumerate(texts)]
-        advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
         with torch.no_grad():                              # log π_old, before any optimizer step
             parts = zip(*(x.split(MICRO_BATCH) for x in rollout))
             old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
+        advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
         order = torch.randperm(len(mask), device=mask.device)                           # [B]
         for mini in order.chunk(MINI_BATCHES):             # at the first one every ratio is still 1
             for rows in mini.split(MICRO_BATCH):

@@ -1,4 +1,4 @@
-"""The loop of gspo.py again, with the whole family behind it: same sections, same names.
+"""gspo.py grown up: the same loop, with the whole family, checkpoints and resume behind it.
 
     prompt x ─► π_old samples G responses ─► verifier ─► advantages Â ─┐
                               └─► log-probs ─► importance ratio ───────┴─► clip, optimize ─► π_θ
@@ -6,6 +6,20 @@
 `python train.py` trains a tiny mixture of experts on the last digits of a running sum, on a laptop;
 --model_name_or_path and --dataset_name point the same loop at a Hugging Face checkpoint;
 --algorithm picks another row of the family. `python train.py --help` lists all flags.
+
+Where each name of gspo.py is found here, in the order of its sections:
+
+    running_sum                  plumbing/data/running_sum.py: running_sum()
+    reward                       reward()
+    Characters                   plumbing/data/running_sum.py: builtin_tokenizer()
+    tiny_policy                  plumbing/model/cold_start.py: tiny_config()
+    cold_start                   plumbing/model/cold_start.py: cold_start()
+    Rollout                      rollout.py: Rollout
+    sample                       sample(), which collect() calls
+    response_logp                learner.response_logp(); of a whole batch: learner.score()
+    group_advantages             advantages.py: estimate_advantages()
+    gspo_loss                    losses.py: policy_loss()
+    train                        train() and, for one mini-batch, update()
 
 Rarely used flags (a reference policy, mismatch weights, routing replay, a critic …) enter at two
 places: `extras.before_updates` and `extras.inside_loss` (plumbing/loop/extras.py).
@@ -31,25 +45,183 @@ from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
+from plumbing.engines.samplers import make_sampler
 from plumbing.loop import batches
 from plumbing.loop.distillation import teacher_of
 from plumbing.loop.extras import make_extras
 from plumbing.model.actor import make_scorer, reference_of, trained_policy, write_merged
 from plumbing.model.offload import HostAdamW
+from plumbing.parallel import processes
+from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, folder as run, screen
 from plumbing.run.band import make_band
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
-from plumbing.parallel import processes
-from plumbing.parallel.devices import widest
 from plumbing.speed.rollouts import cut_routes, join_scores
-from plumbing.engines.samplers import make_sampler
 from rollout import Rollout, Scores, rows_of
 from routes import Pass, Routes, routers_of
 from tools.export import exported
 
 
-# ------------------------------------------------------------------------------------- the batch
+# --------------------------------------------------------------------------------------- the loop
+
+def train(settings, learner, task, recorder, saver):
+    """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
+    G, extras = settings.num_generations, learner.extras
+    step = saver.step
+    for step in range(saver.step + 1, settings.steps + 1):
+        recorder.begin()
+
+        # prompt x ─► π_old samples G responses ─► verifier
+        rollout, problems, parts, sampled = collect(settings, learner, task, step)
+        recorder.lap("seconds_rollout")
+
+        # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
+        old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
+        if settings.old_logp == "recompute":
+            old = learner.score(rollout, entropy=settings.entropy_quantile > 0, replay=True)
+        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled)
+        inputs = extras.before_updates(learner, batch, old) if extras else {}
+        recorder.lap("seconds_logp")
+
+        # rewards ─► advantages Â
+        batch.rewards = task.total(batch.parts)                                     # [B]
+        batch.advantages = estimate_advantages(
+            settings.advantage, batch.rewards, G, settings.scale_rewards,
+            clip=settings.advantage_clip, mask=rollout.mask, old_logp=old.logp,
+            **inputs)                                                               # [B] or [B, T]
+
+        # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
+        updates = []
+        for mini in mini_batches(settings, batch, step):
+            updates.append(update(settings, learner, mini))
+            bad = updates[-1]["skipped"] and not updates[-1]["overflow"]
+            recorder.count_bad(step, bad, mini)
+        recorder.lap("seconds_update")
+
+        # what happened: the last mini-batch once more, under the new policy
+        new = learner.score(mini.rollout, entropy=True, replay=True, passes=mini.passes)
+        evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
+        held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
+        recorder.log(step, batch, mini, new, updates, held)
+        stopping = saver.mark(step)
+        save = settings.save_steps and step % settings.save_steps == 0
+        if stopping or save or step == settings.steps:
+            saver.save()
+        if stopping:
+            break
+    return step
+
+
+def collect(settings, learner, task, step):
+    """Prompts, responses and rewards of a rollout batch: (rollout, problems, rewards in parts
+    [B, K], None). Dynamic sampling (DAPO): up to ten rounds, until enough groups have a signal; the
+    last entry is then what was sampled in all rounds, [(rollout, parts)]."""
+    rounds = []
+    for attempt in range(10):
+        numbers = learner.stream.next(settings.prompts_per_step, step)
+        problems = [task.train[number] for number in numbers]
+        rollout = sample(settings, learner, task, problems, step, attempt)
+        parts = reward(learner, rollout, problems)                                  # [B, K]
+        if learner.stream.resample:
+            correct = ~not_all_correct(parts[:, 0], settings.num_generations)       # [Q]
+            learner.stream.record(numbers, correct.tolist())
+        if not settings.dynamic_sampling:
+            return rollout, problems, parts, None
+        rounds.append((rollout, problems, parts))
+        enough = batches.keep_signal(rounds, settings.prompts_per_step, task.total,
+                                     last=attempt == 9)
+        if enough:
+            return *enough, batches.all_sampled(rounds)
+
+
+def sample(settings, learner, task, problems, step, attempt=0):
+    """π_old samples G responses to each prompt -> Rollout."""
+    prompts = task.encode(learner.tokenizer, problems, settings.chat_template,
+                          settings.max_prompt_length)
+    B, T = len(prompts) * settings.num_generations, settings.max_completion_length
+    uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
+    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
+
+
+def reward(learner, rollout, problems):
+    """The rewards of the responses in parts, one per verifier: [B, K]."""
+    parts = learner.judge(rollout.texts, problems, rollout.token_lists())           # [B, K]
+    return parts.to(rollout.mask.device)
+
+
+def mini_batches(settings, batch, step):
+    """The batch in --steps_per_generation mini-batches of whole groups, in random order, each with
+    the weights by which its loss averages the tokens."""
+    order = torch.randperm(len(batch.problems), generator=generator_for(settings, step))
+    for index in order.chunk(settings.steps_per_generation):
+        mini = batch.groups(index)
+        mini.weights = token_weights(mini.rollout.mask, settings.reduction,
+                                     group_size=settings.num_generations,
+                                     max_length=settings.max_completion_length)     # [b, T]
+        yield mini
+
+
+def update(settings, learner, mini):
+    """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
+    extras = learner.extras
+    epsilon, epsilon_high = learner.clip_range()
+    live = mini if settings.plain else batches.with_gradient(settings, mini)
+    learner.optimizer.zero_grad()
+    found = []
+    for start, stop in learner.micro_batches(live.rollout):
+        part = live.rows(start, stop)
+        with learner.forced_routes(part.rollout, part.passes) as options:
+            if extras:
+                options |= extras.options
+            new = learner.response_logp(part.rollout, temperature=settings.temperature, **options)
+            more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
+            loss, stats = policy_loss(
+                learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
+                epsilon=epsilon, epsilon_high=epsilon_high, weights=part.weights,
+                dual_clip=settings.dual_clip, off_policy_mask=settings.off_policy_mask,
+                constants=learner.constants, **more)
+            loss = loss + sum(terms.values())
+            # inside the block: checkpointed layers choose their experts again in backward
+            learner.scaler.scale(loss * learner.world).backward()
+        critic = terms.get("critic", torch.zeros_like(loss))
+        found.append(stats | {"loss": loss.detach(), "value_loss": critic.detach()})
+    stats = combine_stats([part for process in learner.gather(found) for part in process])
+    stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
+    return optimizer_step(settings, learner, stats)
+
+
+def optimizer_step(settings, learner, stats):
+    """Clip the gradient's norm and change the weights, unless loss or gradient are not finite.
+    Returns the statistics of the mini-batch as numbers."""
+    scaler = learner.scaler
+    scaler.unscale_(learner.optimizer)
+    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm or math.inf)
+    stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
+    values = torch.stack([x.to(norm.device, learner.exact) for x in stats.values()])
+    stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
+    stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
+    stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
+    if not stats["skipped"]:
+        learner.optimizer.step()
+        learner.schedule.step()
+    scaler.update()
+    return stats
+
+
+def overflowed(scaler, stats):
+    """Whether a gradient is not finite only because it was scaled beyond float16's range, which a
+    lower scale cures: nothing is wrong with the mini-batch."""
+    return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
+
+
+def generator_for(settings, step, attempt=0):
+    """Random numbers of a rollout batch, whatever happened before: a resumed run draws the same."""
+    return torch.Generator().manual_seed((settings.seed * 1_000_003 + step) * 16 + attempt)
+
+
+# -------------------------------------------------------------------------------- a rollout batch
 
 @dataclass
 class Batch:
@@ -98,54 +270,7 @@ class Batch:
     group_size = property(lambda self: self.rollout.group_size)
 
 
-# --------------------------------------------------------------------------- 1. task and reward
-
-def collect(args, learner, task, step):
-    """π_old samples G responses to each prompt and verifiers judge them: (rollout, problems,
-    rewards in parts [B, K], None). Dynamic sampling (DAPO): up to ten rounds, until enough groups
-    have a signal; the last entry is then what was sampled in all rounds, [(rollout, parts)]."""
-    rounds = []
-    for attempt in range(10):
-        indices = learner.stream.next(args.prompts_per_step, step)
-        problems = [task.train[i] for i in indices]
-        rollout, parts = sample_and_judge(args, learner, task, problems, step, attempt)
-        if learner.stream.resample:
-            correct = ~not_all_correct(parts[:, 0], args.num_generations)           # [Q]
-            learner.stream.record(indices, correct.tolist())
-        if not args.dynamic_sampling:
-            return rollout, problems, parts, None
-        rounds.append((rollout, problems, parts))
-        full = batches.keep_signal(rounds, args.prompts_per_step, task.total, last=attempt == 9)
-        if full:
-            return *full, batches.all_sampled(rounds)
-
-
-def sample_and_judge(args, learner, task, problems, step, attempt):
-    """One round: (rollout, parts of the rewards [B, K])."""
-    prompts = task.encode(learner.tokenizer, problems, args.chat_template, args.max_prompt_length)
-    G, random = args.num_generations, generator_for(args, step, attempt + 1)
-    uniforms = torch.rand(len(prompts) * G, args.max_completion_length, generator=random)  # [B, T]
-    rollout = learner.sampler.sample(prompts, G, uniforms=uniforms)
-    parts = learner.judge(rollout.texts, problems, rollout.token_lists())           # [B, K]
-    return rollout, parts.to(rollout.mask.device)
-
-
-def generator_for(args, step, attempt=0):
-    """Random numbers of a rollout batch, whatever happened before: a resumed run draws the same."""
-    return torch.Generator().manual_seed((args.seed * 1_000_003 + step) * 16 + attempt)
-
-
-# ------------------------------------------------------------------------- 2. policy, 3. sampling
-
-class Alone:
-    """One process: nothing to share. plumbing/parallel/processes.py has these names for several."""
-
-    world = staticmethod(lambda: 1)
-    rank = staticmethod(lambda: 0)
-    share = staticmethod(lambda n: slice(0, n))
-    gather = staticmethod(lambda part: [part])
-    on_first = staticmethod(lambda call: call())
-
+# ------------------------------------------------------------------------ what is trained, and how
 
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)       # passes everything through
 
@@ -154,250 +279,166 @@ NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)       # passes everything
 class Learner:
     """What is trained and what trains it, made once per run."""
 
+    settings: object
     policy: torch.nn.Module      # π_θ, a causal LM of transformers or moe.TinyMoE
     actor: torch.nn.Module       # the policy and its critic, if there is one
     tokenizer: object
     sampler: object              # sampler.sample(prompts, G) -> Rollout
     judge: object                # Task.judge: responses -> the rewards in parts [B, K]
-    scorer: object               # scorer(rollout) -> Scores; wrapped by DDP or FSDP2
+    response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     schedule: object
     stream: PromptStream         # which prompts come next
-    extras: object = None        # what rarely used flags add; None: nothing
-    team: object = Alone         # this process, or how several share the work
     objective: str = "gspo"      # row of losses.OBJECTIVES
     constants: dict | None = None    # of the objective's clip, where a run has its own
+    extras: object = None        # what rarely used flags add; None: nothing
     band: object = None          # --epsilon auto: the clip range that follows log s
     has_routes: bool = False     # record what the routers of the policy choose
     scaler: object = NO_SCALER   # of gradients, for --fp16
-    half: bool = False           # forwards in bfloat16 or float16
+    half: object = None          # the format of forwards in 16 bits
     exact: torch.dtype = torch.float64   # the widest floats of the device, for statistics
+    rank: int = 0                # the number of this process
+    world: int = 1               # how many processes share the work
+
+    @torch.no_grad()
+    def score(self, rollout, entropy=False, replay=False, passes=None, scorer=None):
+        """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
+        another than the policy's. replay: with the routes of --routing_replay, which are `passes`
+        or, without them, the sampler's; `free` then holds the Scores without replay."""
+        # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
+        alike = self.settings.micro_batch_size or self.half
+        found = []
+        for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
+            part = rollout.rows(start, stop)
+            forced = passes and cut_routes(passes, torch.arange(start, stop), rollout)
+            routing = self.forced_routes(part, forced, scorer) if replay else nullcontext({})
+            with routing as options:
+                scores = (scorer or self.response_logp)(
+                    part, temperature=self.settings.temperature, entropy=entropy,
+                    record=self.has_routes, **options)
+            found.append(replace(scores, hidden=None))
+        found = [scores for process in self.gather(found) for scores in process]
+        scores = found[0] if len(found) == 1 else join_scores(found)
+        if replay and self.extras and self.extras.compares_routes(self, passes, scorer):
+            scores.free = self.score(rollout)
+        return scores
+
+    def micro_batches(self, rollout, size=None):
+        """(start, stop) of the rows of each forward pass in this process's share of a rollout.
+        size: rows per pass; None: as in an update, whole groups or a part of one."""
+        settings, B = self.settings, len(rollout.mask)
+        prompts = settings.prompts_per_step // settings.steps_per_generation // self.world
+        size = size or settings.micro_batch_size or prompts * settings.num_generations
+        first, end = self.rank * B // self.world, (self.rank + 1) * B // self.world
+        return [(start, min(start + size, end)) for start in range(first, end, size)]
+
+    def forced_routes(self, rollout, passes=None, scorer=None):
+        """A context in which routers are forced to the routes of --routing_replay; it gives the
+        keyword arguments that response_logp then needs, {} without replay."""
+        if not self.extras:
+            return nullcontext({})
+        return self.extras.forcing(rollout, passes, scorer)
+
+    def clip_range(self):
+        """(epsilon, epsilon_high) of the next update."""
+        return self.band.edges() if self.band else (self.settings.epsilon,
+                                                    self.settings.epsilon_high)
+
+    def gather(self, part):
+        """The parts of all processes, in their order."""
+        return processes.gather(part) if self.world > 1 else [part]
 
 
-def make_learner(args, task, policy, tokenizer, device, progress=None):
+def make_learner(settings, task, policy, tokenizer, device, progress=None):
     """The Learner of a run: everything that is fixed before the first batch. progress: the run's
     own counts, which a checkpoint keeps."""
-    actor = make_scorer(args, policy).to(device)
-    several = processes.world() > 1
-    sampler = make_sampler(args, actor, tokenizer, task)
-    judge = processes.divided(task.judge) if several else task.judge
-    scorer = processes.wrap(actor, args.shard)
-    optimizer = make_optimizer(args, actor)      # of the parameters that FSDP2 has put in place
-    stream = PromptStream(task.sizes, args.seed, args.stage2_step, args.history_resampling)
-    extras = make_extras(args, task, policy, reference_of(args, task, device, actor),
-                         teacher_of(args, task, device, tokenizer))
-    return Learner(policy, actor, tokenizer, sampler, judge, scorer, optimizer,
-                   make_schedule(args, optimizer), stream, extras,
-                   processes if several else Alone, args.objective, args.constants,
-                   make_band(args, {} if progress is None else progress),
-                   bool(routers_of(policy)) and args.old_logp == "recompute",
-                   torch.amp.GradScaler(device.type, enabled=args.fp16), args.half,
-                   widest(device))
+    actor = make_scorer(settings, policy).to(device)
+    judge = task.judge
+    if processes.world() > 1:
+        judge = processes.divided(judge)
+    sampler = make_sampler(settings, actor, tokenizer, task)
+    wrapped = processes.wrap(actor, settings.shard)
+    optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
+    return Learner(
+        settings, policy, actor, tokenizer, sampler,
+        judge=judge, response_logp=wrapped, optimizer=optimizer,
+        schedule=make_schedule(settings, optimizer),
+        stream=PromptStream(task.sizes, settings.seed, settings.stage2_step,
+                            settings.history_resampling),
+        objective=settings.objective, constants=settings.constants,
+        extras=make_extras(settings, task, policy, reference_of(settings, task, device, actor),
+                           teacher_of(settings, task, device, tokenizer)),
+        band=make_band(settings, {} if progress is None else progress),
+        has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
+        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,
+        exact=widest(device), rank=processes.rank(), world=processes.world())
 
 
-def make_optimizer(args, actor):
+def make_optimizer(settings, actor):
     parameters = [p for p in actor.parameters() if p.requires_grad]
-    if args.optimizer_offload and processes.world() > 1:
+    if settings.optimizer_offload and processes.world() > 1:
         raise ValueError("--optimizer_offload serves one process: its gradients leave the device "
                          "before they could be added up; use --shard")
-    kind = HostAdamW if args.optimizer_offload else torch.optim.AdamW
-    return kind(parameters, lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    kind = HostAdamW if settings.optimizer_offload else torch.optim.AdamW
+    return kind(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0,
+                fused=True)
 
 
-def make_schedule(args, optimizer):
+def make_schedule(settings, optimizer):
     """The rate of every optimizer step: up from 1/n of the highest in n steps, then as flagged.
 
     To be stepped with the optimizer: an update that is skipped does not count.
     """
-    n, steps = args.warmup_steps, args.steps * args.steps_per_generation
+    n, steps = settings.warmup_steps, settings.steps * settings.steps_per_generation
 
     def share(step):
         if step < n:
             return (step + 1) / n
         progress = min(1.0, (step - n) / max(1, steps - n))
         return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2,
-                "constant_with_warmup": 1.0}[args.lr_scheduler_type]
+                "constant_with_warmup": 1.0}[settings.lr_scheduler_type]
     return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-
-
-# ---------------------------------------------------------------------------------- 4. log-probs
-
-@torch.no_grad()
-def score(args, learner, rollout, entropy=False, replay=False, passes=None, scorer=None):
-    """log π of a rollout's tokens under the policy (or another scorer) -> Scores. replay: with the
-    routes of --routing_replay, which are `passes` or, without them, the sampler's; `free` then
-    holds the Scores without replay."""
-    own = learner.team.share(len(rollout.mask))
-    # Without a backward as many rows fit as while sampling; in 16 bits they are as many as in an
-    # update, to be rounded as there.
-    alike = args.micro_batch_size or learner.half
-    size = micro_batch_rows(args, learner) if alike else len(rollout.mask)
-    extras, found = learner.extras, []
-    for start in range(own.start, own.stop, size):
-        stop = min(start + size, own.stop)
-        part = rollout.rows(start, stop)
-        forced = passes and cut_routes(passes, torch.arange(start, stop), rollout)
-        replaying = extras and replay
-        with extras.forcing(part, forced, scorer) if replaying else nullcontext({}) as options:
-            scores = (scorer or learner.scorer)(part, temperature=args.temperature,
-                                                entropy=entropy, record=learner.has_routes,
-                                                **options)
-        found.append(replace(scores, hidden=None))
-    found = [scores for part in learner.team.gather(found) for scores in part]
-    scores = found[0] if len(found) == 1 else join_scores(found)
-    if extras and replay and extras.compares_routes(learner, passes, scorer):
-        scores.free = score(args, learner, rollout)
-    return scores
-
-
-def micro_batch_rows(args, learner):
-    """Rows per forward pass of an update: whole groups, or a part of one."""
-    prompts = args.prompts_per_step // args.steps_per_generation // learner.team.world()
-    return args.micro_batch_size or prompts * args.num_generations
-
-
-# ------------------------------------------------ 5. advantages (advantages.py), 6. ratio and loss
-
-def update(args, learner, mini):
-    """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
-    extras, team, band, scaler = learner.extras, learner.team, learner.band, learner.scaler
-    epsilon, epsilon_high = band.edges() if band else (args.epsilon, args.epsilon_high)
-    mini.weights = token_weights(mini.rollout.mask, args.reduction,
-                                 group_size=args.num_generations,
-                                 max_length=args.max_completion_length)             # [b, T]
-    live = mini if args.plain else batches.with_gradient(args, mini)
-    own, size = team.share(len(live.rollout.mask)), micro_batch_rows(args, learner)
-    learner.optimizer.zero_grad()
-    found = []
-    for start in range(own.start, own.stop, size):
-        part = live.rows(start, min(start + size, own.stop))
-        with extras.forcing(part.rollout, part.passes) if extras else nullcontext({}) as options:
-            if extras:
-                options |= extras.options
-            new = learner.scorer(part.rollout, temperature=args.temperature, **options)
-            more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
-            loss, stats = policy_loss(
-                learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
-                epsilon=epsilon, epsilon_high=epsilon_high, weights=part.weights,
-                dual_clip=args.dual_clip, off_policy_mask=args.off_policy_mask,
-                constants=learner.constants, **more)
-            loss = loss + sum(terms.values())
-            scaler.scale(loss * team.world()).backward()  # here: checkpointed layers route again
-        critic = terms.get("critic", torch.zeros_like(loss))
-        found.append(stats | {"loss": loss.detach(), "value_loss": critic.detach()})
-
-    scaler.unscale_(learner.optimizer)
-    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(trained, args.max_grad_norm or math.inf)
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # shards have one
-    stats = combine_stats([part for process in team.gather(found) for part in process])
-    stats = stats if args.plain else batches.of_whole(stats, mini.rollout.mask)
-    stats["grad_norm"] = norm
-    values = torch.stack([x.to(norm.device, learner.exact) for x in stats.values()])
-    stats = dict(zip(stats, values.tolist()))  # here, once, the end of an update is waited for
-    stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-    stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
-    if not stats["skipped"]:
-        learner.optimizer.step()
-        learner.schedule.step()
-    scaler.update()
-    return stats
-
-
-def overflowed(scaler, stats):
-    """Whether a gradient is not finite only because it was scaled beyond float16's range, which a
-    lower scale cures: nothing is wrong with the mini-batch."""
-    return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
-
-
-# ------------------------------------------------------------------------------------ 7. the loop
-
-def train(args, learner, task, recorder, saver):
-    """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
-    extras = learner.extras
-    step = saver.step
-    for step in range(saver.step + 1, args.steps + 1):
-        recorder.begin()
-
-        # prompt x ─► π_old samples G responses ─► verifier
-        rollout, problems, parts, sampled = collect(args, learner, task, step)
-        recorder.lap("seconds_rollout")
-
-        # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
-        old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
-        if args.old_logp == "recompute":
-            old = score(args, learner, rollout, entropy=args.entropy_quantile > 0, replay=True)
-        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled)
-        inputs = extras.before_updates(args, learner, batch, old, score) if extras else {}
-        recorder.lap("seconds_logp")
-
-        # rewards ─► advantages Â
-        batch.rewards = task.total(batch.parts)                                     # [B]
-        batch.advantages = estimate_advantages(
-            args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
-            clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)
-
-        # importance ratio ─► clip and optimize ─► new π_θ, one mini-batch of whole groups at a time
-        updates = []
-        order = torch.randperm(len(problems), generator=generator_for(args, step))
-        for index in order.chunk(args.steps_per_generation):
-            mini = batch.groups(index)
-            updates.append(update(args, learner, mini))
-            bad = updates[-1]["skipped"] and not updates[-1]["overflow"]
-            recorder.count_bad(step, bad, mini)
-        recorder.lap("seconds_update")
-
-        # what happened: the last mini-batch once more, under the new policy
-        new = score(args, learner, mini.rollout, entropy=True, replay=True, passes=mini.passes)
-        evaluate = args.eval_steps and step % args.eval_steps == 0 and step < args.steps
-        held = held_out(args, learner.actor, learner.tokenizer, task) if evaluate else None
-        recorder.log(step, batch, mini, new, updates, held)
-        stopping = saver.mark(step)
-        if stopping or step == args.steps or args.save_steps and step % args.save_steps == 0:
-            saver.save()
-        if stopping:
-            break
-    return step
 
 
 # -------------------------------------------------------------------------------------- the script
 
-def run_script(args, task=None):
+def run_script(settings, task=None):
     """Everything between the command line and the summary. task: another than the flags name, for
     example Task(name, train, test, verify)."""
-    device = processes.start(args)
-    run_on(device, args, task)
+    device = processes.start(settings)
+    run_on(device, settings, task)
     processes.stop()        # only here, where the policy that was trained is no longer in memory
 
 
-def run_on(device, args, task):
-    """One run on this process's device. The arguments are those of run_script."""
-    began, task = time.perf_counter(), tasks.of_run(args, task)
-    with run.run_folder(args) as folder:
-        saved = checkpoints.newest_of_all(folder) if args.resume else None
-        screen.say(screen.plan(args, folder, task, device))
-        policy, tokenizer = trained_policy(args, task, device, saved)
-        screen.say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
-        checkpoints.seed_all(args.seed)  # the same critic whether or not the cold start was cached
+def run_on(device, settings, task):
+    """One run on this process's device. settings, task: as for run_script."""
+    began, task = time.perf_counter(), tasks.of_run(settings, task)
+    with run.run_folder(settings) as folder:
+        saved = checkpoints.newest_of_all(folder) if settings.resume else None
+        screen.say(screen.plan(settings, folder, task, device))
+        policy, tokenizer = trained_policy(settings, task, device, saved)
+        screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
+                                       settings.max_prompt_length))
+        checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
-        learner = make_learner(args, task, policy, tokenizer, device, progress)
+        learner = make_learner(settings, task, policy, tokenizer, device, progress)
         if not saved:
-            progress["before"] = held_out(args, learner.actor, tokenizer, task)
-        run.begin_run(args, folder)
+            progress["before"] = held_out(settings, learner.actor, tokenizer, task)
+        run.begin_run(settings, folder)
         screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(args, folder, learner, progress) as saver:
-            if args.resume:
+        with checkpoints.Saver(settings, folder, learner, progress) as saver:
+            if settings.resume:
                 saver.restore()
-            recorder = Recorder(args, folder, task, learner, progress, device, saver.step)
-            step = train(args, learner, task, recorder, saver)
-        if step < args.steps:
+            recorder = Recorder(settings, folder, task, learner, progress, device, saver.step)
+            step = train(settings, learner, task, recorder, saver)
+        if step < settings.steps:
             screen.say(f"stopped after batch {step} and saved; the same command with --output_dir "
                        f"{folder} --resume continues")
             raise SystemExit(130)
-        write_merged(args, task, policy, tokenizer, folder)
-        after = held_out(args, learner.actor, tokenizer, task)
-        screen.report(args, folder, task, progress["before"], after,
+        write_merged(settings, task, policy, tokenizer, folder)
+        after = held_out(settings, learner.actor, tokenizer, task)
+        screen.report(settings, folder, task, progress["before"], after,
                       time.perf_counter() - began)
 
 
@@ -406,9 +447,9 @@ def main(argv=None):
     logging.set_verbosity_error()   # what it would warn of is refused, in one line
     argv = sys.argv[1:] if argv is None else argv
     with errors_in_one_line(argv):
-        args = parse(argv)
-        text = exported(args)
-        print(text) if text else run_script(args)
+        settings = parse(argv)
+        text = exported(settings)
+        print(text) if text else run_script(settings)
 
 
 if __name__ == "__main__":

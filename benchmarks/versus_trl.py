@@ -6,7 +6,7 @@
 Both sides run in this process and take turns (TRL, ours, TRL, ours ...) on the same weights,
 prompts, number of completions and new tokens, optimizer steps, loss (GSPO), dtype and threads.
 TRL's side is its own generation, log-prob and loss code under the configuration that `train.py
---print_trl_config` prints; ours is train.collect, train.score and train.update. In cases with a
+--print_trl_config` prints; ours is train.collect, learner.score and train.update. In cases with a
 forced length, neither side has an end token and rewards alternate, so both compute every completion
 in every update. `default_run` is the built-in task from the same cold start, as users run it:
 responses end by themselves, and both sides learn.
@@ -107,22 +107,21 @@ class Ours:
         clock.lap("rollout")
         old = train.Scores(rollout.sampler_logp, None, None)
         if args.old_logp == "recompute":
-            old = train.score(args, learner, rollout, replay=True)
+            old = learner.score(rollout, replay=True)
         batch = train.Batch(rollout, problems, parts, old.logp, routes=old.routes)
         inputs = {}
         if learner.extras:
-            inputs = learner.extras.before_updates(args, learner, batch, old, train.score)
+            inputs = learner.extras.before_updates(learner, batch, old)
         clock.lap("logp")
         batch.rewards = self.task.total(batch.parts)
         batch.advantages = train.estimate_advantages(
             args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
             clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)
-        for index in torch.randperm(len(problems)).chunk(args.steps_per_generation):
-            mini = batch.groups(index)
+        for mini in train.mini_batches(args, batch, step):
             train.update(args, learner, mini)
         clock.lap("update")
         if args.natural:  # the metrics of a real run: the last mini-batch under the new policy
-            train.score(args, learner, mini.rollout, entropy=True)
+            learner.score(mini.rollout, entropy=True)
             clock.lap("metrics")
         seconds = clock.laps | {"total": sum(clock.laps.values())}
         return seconds, int(rollout.mask.sum()), parts.mean().item()

@@ -90,7 +90,7 @@ def measure_dose(c):
     rollout, mask = batch.rollout, batch.rollout.mask                                # [B, T]
     error = (batch.old_logp - rollout.sampler_logp)[mask]                            # [loss tokens]
     copied = Actor(sampling_copy(lab.policy, c["bits"]).float(), lab.args)
-    theirs = train.score(lab.args, lab.learner, rollout, scorer=copied).routes
+    theirs = lab.learner.score(rollout, scorer=copied).routes
     indices = [r.indices for r in (batch.routes, theirs)]                            # [L, B, T, K]
     flips = flip_rate(*indices, mask).mean().item() if c["policy"] == "moe" else None
     kl = (torch.expm1(error) - error).mean().item()          # the estimator that is never negative

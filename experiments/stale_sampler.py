@@ -62,7 +62,7 @@ def grid(full):
 def make(c):
     """Make one run. The name of its arm ends with the lag."""
     name, _, k = c["arm"].rpartition("_k")
-    file = os.path.relpath(claim.ROOT / "plumbing" / "speed" / "stale.py")
+    file = os.path.relpath(claim.ROOT / "plumbing" / "engines" / "stale.py")
     return maps.one_run(c, f"{(ALGORITHMS | BESIDE)[name]} --sampler {file}:Stale{k}")
 
 

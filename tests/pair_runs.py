@@ -47,7 +47,7 @@ def run(folder, flags):
         gradients.append(torch.cat([
             (torch.zeros_like(p) if p.grad is None else p.grad).detach().flatten()
             if not hasattr(p, "full_tensor") else p.grad.full_tensor().flatten()
-            for p in learner.scorer.parameters()]))
+            for p in learner.response_logp.parameters()]))
         return stats
     with (patch.object(train, "update", watched), patch.object(tasks, "running_sum", sums),
           patch.object(train, "make_optimizer", descent),

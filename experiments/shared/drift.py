@@ -90,10 +90,7 @@ class Lab:
 
     def minibatches(self, step, batch):
         """The batch as train.py cuts it: train.Batch of whole groups."""
-        generator = train.generator_for(self.args, step)
-        order = torch.randperm(len(batch.problems), generator=generator)
-        for index in order.chunk(self.args.steps_per_generation):
-            yield batch.groups(index)
+        return train.mini_batches(self.args, batch, step)
 
     def update(self, mini):
         """One optimizer step. -> its stats: clip shares and ratios as they were before it."""
@@ -102,7 +99,7 @@ class Lab:
     def score(self, rollout, routes=False):
         """Scores of a rollout as the policy is now. routes: keep what the routers chose, too."""
         self.learner.has_routes = routes
-        return train.score(self.args, self.learner, rollout)
+        return self.learner.score(rollout)
 
     def logp(self, rollout):
         """log π [B, T] as the policy is now."""

@@ -58,11 +58,11 @@ def check_one_tokenizer(name, own, other):
                          "distillation compares the log-probs of the same tokens")
 
 
-def teacher_logp(args, learner, task, batch, teacher, score):
-    """log π_T [B, T] of a rollout batch's responses. score: train.score."""
+def teacher_logp(args, learner, task, batch, teacher):
+    """log π_T [B, T] of a rollout batch's responses."""
     if teacher is not None:
-        return score(args, learner, batch.rollout, scorer=teacher).logp
-    return score(args, learner, hinted(args, task, learner.tokenizer, batch)).logp
+        return learner.score(batch.rollout, scorer=teacher).logp
+    return learner.score(hinted(args, task, learner.tokenizer, batch)).logp
 
 
 def hinted(args, task, tokenizer, batch):

@@ -51,10 +51,10 @@ class Extras:
         routed = args.router_shift or args.router_aux_loss_coef > 0
         self.options = dict(record=routed, entropy=bonus, entropy_grad=bonus)   # of the new policy
 
-    def before_updates(self, args, learner, batch, old, score):
-        """Set the fields of the batch that flags need. old: its Scores under π_old. score:
-        train.score. Returns the further arguments of advantages.estimate_advantages."""
-        rollout, mask = batch.rollout, batch.rollout.mask                           # [B, T]
+    def before_updates(self, learner, batch, old):
+        """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
+        further arguments of advantages.estimate_advantages."""
+        args, rollout, mask = self.args, batch.rollout, batch.rollout.mask               # [B, T]
         batch.parts = with_overlong_penalty(args, batch.parts, rollout)             # [B, K]
         batch.sampled = batch.sampled and [
             (one, with_overlong_penalty(args, parts, one)) for one, parts in batch.sampled]
@@ -63,8 +63,8 @@ class Extras:
         if free := getattr(old, "free", None):
             batch.free_logp, batch.free_routes = free.logp, free.routes
         if self.reference is not None:  # with π_old's routes, so that equal policies differ by 0
-            batch.ref_logp = score(args, learner, rollout, replay=True, passes=batch.passes,
-                                   scorer=self.reference).logp                      # [B, T]
+            batch.ref_logp = learner.score(rollout, replay=True, passes=batch.passes,
+                                           scorer=self.reference).logp              # [B, T]
         batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
         factors = [] if batch.mismatch is None else [batch.mismatch]
         if args.entropy_quantile:
@@ -75,14 +75,14 @@ class Extras:
         if "values" in reads:
             batch.values = old.values                                               # [B, T]
         inputs = {name: make(self, batch) for name, make in RARE_INPUTS.items() if name in reads}
-        return inputs | self.of_teacher(learner, batch, score)
+        return inputs | self.of_teacher(learner, batch)
 
-    def of_teacher(self, learner, batch, score):
+    def of_teacher(self, learner, batch):
         """The arguments of estimate_advantages for distillation; {} without a teacher."""
         args = self.args
         if self.teacher is None and not args.self_distillation:
             return {}
-        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, self.teacher, score)
+        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, self.teacher)
         return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
 
     @contextmanager

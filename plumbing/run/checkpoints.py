@@ -74,8 +74,8 @@ class Saver:
         """learner, progress: the objects that are saved. Together with the random states they are
         all that the rest of the run depends on."""
         self.folder, self.shard, self.marked, self.step = folder, args.shard, None, 0
-        self.learner, self.progress, self.team = learner, progress, learner.team
-        self.stop = stop_on_signals(self.team)
+        self.learner, self.progress = learner, progress
+        self.stop = stop_on_signals(learner)
 
     def mark(self, step):
         """Record that batch `step` is complete: a run resumed from the next checkpoint continues
@@ -103,7 +103,7 @@ class Saver:
 
     def alone(self):
         """Whether there is one process, which holds all weights."""
-        return self.team.world() == 1 and not self.shard
+        return self.learner.world == 1 and not self.shard
 
     def state(self):
         """The optimizer's state, and the critic's weights by name ({} without a critic)."""
@@ -162,9 +162,9 @@ class Saver:
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
 
 
-def stop_on_signals(team):
+def stop_on_signals(learner):
     """After Ctrl-C or SIGTERM the run completes its rollout batch and saves; a second signal stops
-    it immediately. Returns a function: whether any process of the team has received a signal."""
+    it immediately. Returns a function: whether any process of the run has received a signal."""
     caught = []
 
     def handle(number, frame):
@@ -177,7 +177,7 @@ def stop_on_signals(team):
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    return lambda: any(team.gather(bool(caught)))
+    return lambda: any(learner.gather(bool(caught)))
 
 
 def save(run, step, policy, tokenizer, state):

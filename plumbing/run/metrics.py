@@ -178,7 +178,7 @@ class Recorder:
         if not skipped:
             return
         kept = self.folder / f"bad_batch_step_{step}.pt"
-        if self.learner.team.rank() == 0:
+        if self.learner.rank == 0:
             torch.save({"step": step, **vars(mini.rollout), **tensors_of(mini)}, kept)
         if bad >= MAX_BAD_STEPS:
             raise SystemExit(
@@ -192,7 +192,7 @@ class Recorder:
         record = batch_record(args, step, self.task, batch, mini, new, updates)
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
-        progress["verifier_errors"] += sum(learner.team.gather(self.task.new_errors()))
+        progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
         offloaded = learner.optimizer.moved() if args.optimizer_offload else None
         record |= {
             "compiled": args.torch_compile and bool(buckets()),
@@ -204,7 +204,7 @@ class Recorder:
             record |= held_out_record(held["sampled"])
         if learner.band:
             learner.band.update(record["log_w_var"], record["log_s_var"])
-        if learner.team.rank() == 0:
+        if learner.rank == 0:
             self.write(step, record, batch, mini, new)
 
     def write(self, step, record, batch, mini, new):

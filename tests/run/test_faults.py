@@ -220,14 +220,15 @@ def failing(monkeypatch, owner, name, step, fault):
 
 
 @pytest.mark.parametrize("name, fault", [
-    ("score", ValueError("bad")), ("estimate_advantages", RuntimeError("bug")),
-    ("sample_and_judge", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
+    ("Learner.score", ValueError("bad")), ("estimate_advantages", RuntimeError("bug")),
+    ("reward", OSError("gone")), ("update", torch.OutOfMemoryError("no memory"))])
 def test_an_error_after_the_first_batch_saves_it_first(name, fault, whole, workplace, monkeypatch, capsys):
     """No --save_steps: without that the batches before the error would be lost. Resumed, the run is the whole one."""
     argv, alone = [*TINY, "--steps", "4"], whole()
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda: (0, 8 * 10 ** 9))
-        failing(patch, train, name, 3, fault)
+        owner = train.Learner if name == "Learner.score" else train
+        failing(patch, owner, name.rpartition(".")[2], 3, fault)
         with pytest.raises((SystemExit, RuntimeError)):
             train.main([*argv, "--output_dir", "run"])
     assert "error in batch 3; run/checkpoints/step_2 was saved; --resume continues from it" in capsys.readouterr().out
@@ -254,17 +255,17 @@ def test_an_error_between_two_updates_says_what_the_checkpoint_holds(workplace, 
 
 def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(workplace, monkeypatch, capsys):
     with monkeypatch.context() as patch:
-        failing(patch, train, "score", 1, ValueError("bad"))
+        failing(patch, train.Learner, "score", 1, ValueError("bad"))
         refused(capsys, *TINY, "--steps", "2", "--output_dir", "run")
     assert not Path("run/checkpoints").exists()
-    score = train.score
+    score = train.Learner.score
 
-    def ruining(args, learner, *rest, **options):
+    def ruining(learner, *rest, **options):
         if Path("ruined/metrics.jsonl").exists():
             next(learner.policy.parameters()).data.fill_(float("nan"))
             raise ValueError("bad")
-        return score(args, learner, *rest, **options)
-    monkeypatch.setattr(train, "score", ruining)
+        return score(learner, *rest, **options)
+    monkeypatch.setattr(train.Learner, "score", ruining)
     refused(capsys, *TINY, "--steps", "2", "--output_dir", "ruined")
     assert not Path("ruined/checkpoints").exists()
 

@@ -226,7 +226,7 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
         now = replace(args, plain=plain)
         now.max_completion_length = 24
         learner = train.make_learner(now, task, policy, tokenizer, torch.device("cpu"))
-        got = train.score(now, learner, part, entropy=True)
+        got = learner.score(part, entropy=True)
         found.append((got.logp, got.entropy, got.routes))
     (logp, entropy, ours), (want, want_entropy, theirs) = found
     assert torch.allclose(logp, want, atol=1e-5) and torch.allclose(entropy, want_entropy, atol=1e-5)
