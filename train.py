@@ -166,7 +166,7 @@ def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
     extras = learner.extras
     epsilon, epsilon_high = learner.clip_range()
-    live = mini if settings.plain else batches.with_gradient(settings, mini)
+    live = mini if settings.plain else batches.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     found = []
     for start, stop in learner.micro_batches(live.rollout):

@@ -7,25 +7,24 @@ import torch
 
 from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES
-from plumbing.parallel import processes
 from plumbing.speed.rollouts import FastRollout, concat
 from rollout import rows_of
 
 
-def with_gradient(args, batch):
+def with_gradient(learner, batch):
     """The batch without groups of equal rewards, if that does not change the gradient: if A = 0 in
     all of the group and the loss has no other term. At least one group is kept, so that there is a
     forward."""
-    pull = OBJECTIVES[args.objective].kind.pulls
+    args, pull = learner.settings, OBJECTIVES[learner.objective].kind.pulls
     others = args.beta or args.entropy_coef or args.router_aux_loss_coef
-    others = others or pull and args.constants[pull]
+    others = others or pull and learner.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask, G = batch.rollout.mask, args.num_generations
     signal = batch.advantages.reshape(len(mask), -1).ne(0).any(-1)                  # [B]
     # The only GPU synchronization before the end of an update: for these two tensors.
     signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
     batch = replace(batch, rollout=FastRollout.of(batch.rollout, tokens=tokens))
-    if others or not per_response or processes.world() > 1:
+    if others or not per_response or learner.world > 1:
         return batch
     live = [i // G for i in range(0, len(mask), G) if any(signal[i:i + G])]         # [q]
     return batch.groups(torch.tensor(live or [0]))

@@ -45,7 +45,7 @@ class Actor(Scorer):
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
         way = plain_logp if self.plain else partial(fast.response_logp, replayed=replayed)
-        with autocast(self.policy.device, self.half):
+        with autocast(self.policy.device, self.half) if self.half else nullcontext():
             scores = way(self.policy, rollout, temperature, entropy, entropy_grad, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
         return ActorScores(scores.logp, scores.entropy, None, scores.routes, scores.passes, values)
