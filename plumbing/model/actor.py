@@ -9,6 +9,7 @@ import torch
 from advantages import ADVANTAGES, ValueHead
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
                                      load_adapters, merged, named_adapters)
+from plumbing.model.checksums import usual_modes
 from plumbing.model.fourbit import decoded
 from plumbing.model.offload import halve_matrices, halves
 from plumbing.model.policy import load_base, load_policy
@@ -91,12 +92,12 @@ def trained_policy(args, task, device, folder=None):
     from `folder`.
     """
     if args.use_peft:
+        policy, tokenizer = adapted_policy(args, task, device)
         start = args.model_name_or_path
         if is_adapter(start) and in_4bit(start) and not args.load_in_4bit:
             raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
                              " weights; add --load_in_4bit, or start from their merged weights "
                              "(--merge)")
-        policy, tokenizer = adapted_policy(args, task, device)
         if folder:
             load_adapters(policy, folder)
     else:
@@ -134,6 +135,7 @@ def write_merged(args, task, policy, tokenizer, folder):
         own.data.copy_(trained)
     merged(plain).save_pretrained(folder / "merged")
     tokenizer.save_pretrained(folder / "merged")
+    usual_modes(folder / "merged")
 
 
 def reference_of(args, task, device, actor):

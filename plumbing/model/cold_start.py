@@ -23,6 +23,7 @@ from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
+from plumbing.model.checksums import usual_modes
 from plumbing.parallel import processes
 from plumbing.speed.experts import on_its_device
 from plumbing.speed.fast import FastSampler
@@ -89,6 +90,7 @@ def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / "recipe.json").write_text(json.dumps(recipe | {"pass_at_1": passed}, indent=1))
+    usual_modes(partial)
     try:
         os.rename(partial, folder)
     except OSError:  # another run has written the same cold start meanwhile

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import rollout as plain
 from moe import TinyMoE
 from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter, merged
+from plumbing.model.checksums import check_sound
 from plumbing.model.cold_start import cold_start
 from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
@@ -34,6 +35,7 @@ def load_policy(args, task, device, folder=None):
     name = str(name)
     if is_adapter(name):
         return load_merged(args, task, device, name)
+    check_sound(name, "--model_name_or_path", optional=["state.pt"])
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -70,6 +72,7 @@ def load_merged(args, task, device, name):
 
 def load_base(args, task, device, name):
     """(policy, tokenizer) of the model that the adapters in the folder `name` belong to."""
+    check_sound(name, "--model_name_or_path", optional=["state.pt"])
     try:
         return load_policy(args, task, device, base_of(name))
     except ValueError as error:

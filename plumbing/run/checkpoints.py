@@ -1,12 +1,14 @@
 """What a run writes, so that nothing is lost: JSON lines, small files, checkpoints.
 
 A checkpoint is written to a temporary folder, which is then renamed. A folder named step_N is
-therefore always complete, even if the run was killed. It is an ordinary Hugging Face checkpoint
+therefore always complete, even if the run was killed; checksums of its files, written last, show
+later damage. It is an ordinary Hugging Face checkpoint
 with a file state.pt for what a model folder does not hold: optimizer, schedule, random states, data
 position, critic. state.pt contains only tensors, numbers and text, and is read with
 weights_only=True: a pickled object in it is refused, not executed.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -19,6 +21,7 @@ import numpy
 import torch
 from safetensors import SafetensorError
 
+from plumbing.model import checksums
 from plumbing.model.adapters import save_policy
 from plumbing.parallel import processes
 
@@ -196,6 +199,7 @@ def save(run, step, policy, tokenizer, state):
                 policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / "state.pt")
+            seal(partial)
             for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
                 sync(file)                                   # on the disk before the rename
             shutil.rmtree(folder, ignore_errors=True)        # only an incomplete one can be there
@@ -208,6 +212,20 @@ def save(run, step, policy, tokenizer, state):
         gone = old.with_name(f".partial-{old.name}")
         os.rename(old, gone)                                 # it must not look complete
         shutil.rmtree(gone, ignore_errors=True)
+
+
+def seal(folder):
+    """Write the checksums of all files of a folder (model/checksums.py compares them) and give all
+    files the permissions of a newly created one: safetensors gives its own to their owner alone."""
+    sums, lines = folder / checksums.NAME, []
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != sums]
+    for file in files:
+        with open(file, "rb") as data:
+            digest = hashlib.file_digest(data, "sha256").hexdigest()
+        lines.append(f"{digest}  {file.relative_to(folder).as_posix()}\n")
+    sums.write_text("".join(lines))
+    for file in files:
+        shutil.copymode(sums, file)
 
 
 def sync(path):
@@ -235,8 +253,16 @@ def newest(run):
 
 
 def newest_of_all(run):
-    """The folder of the newest complete checkpoint, the same for all processes; or None."""
-    return processes.on_first(lambda: newest(run))[1]
+    """The folder of the newest complete checkpoint, the same for all processes; or None. Raises
+    ValueError if one of its files is damaged."""
+    return processes.on_first(lambda: newest_sound(run))
+
+
+def newest_sound(run):
+    folder = newest(run)[1]
+    if folder:
+        checksums.check_sound(folder, "--resume")
+    return folder
 
 
 def load_state(folder):
