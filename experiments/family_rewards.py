@@ -121,6 +121,6 @@ def held_out(axes, data):
 
 
 if __name__ == "__main__":
-    if "--later" in sys.argv:
+    if sys.argv[1:] == ["--later"]:
         sys.exit(add_later())
     claim.main(__file__, ROW, measure, judge, draw)

@@ -3,6 +3,7 @@
     python experiments/figures.py        draws docs/figures/family_map.png
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -62,5 +63,7 @@ def family_map():
 
 
 if __name__ == "__main__":
+    help_form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     save(family_map(), ROOT / "docs/figures/family_map.png")
     print("docs/figures/family_map.png")

@@ -11,6 +11,7 @@ Every curve and bar is autograd through losses.policy_loss or a function of rati
 is repeated here. The answers are made up, from a fixed seed.
 """
 
+import argparse
 import math
 import sys
 from pathlib import Path
@@ -293,6 +294,8 @@ PICTURES = {"objectives": objectives, "ratio_units": ratio_units,
             "gradient_weights": gradient_weights, "timeline": timeline}
 
 if __name__ == "__main__":
+    help_form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     for name, draw in PICTURES.items():
         style.save(draw(), ROOT / f"docs/figures/{name}.png")
         print(f"docs/figures/{name}.png")

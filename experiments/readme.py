@@ -7,6 +7,7 @@ inside a sentence, between `<!-- =NAME -->` and `<!-- / -->`, by a function of F
 checks that the documents agree with the results.
 """
 
+import argparse
 import ast
 import json
 import math
@@ -524,5 +525,7 @@ def build(text):
 
 
 if __name__ == "__main__":
+    help_form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     for file in documents():
         file.write_text(build(file.read_text()))

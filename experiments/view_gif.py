@@ -8,6 +8,7 @@ chromium-driver), batch by batch. Then the focus walks along the tokens of one r
 the arrow keys. Writes docs/figures/view.gif.
 """
 
+import argparse
 import io
 import os
 import shutil
@@ -90,4 +91,7 @@ def main(runs):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    help_form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=help_form)
+    parser.add_argument("runs", nargs="*", help="run folders (default: a new run of each)")
+    main(parser.parse_args().runs)

@@ -8,9 +8,9 @@ A prompt is four worked lines, always the same, and a fifth to complete. A small
 is right about half the time, which leaves something to learn. Pairs {a, b} asked for in the test file occur nowhere in the train
 file.
 """
+import argparse
 import json
 import random
-import sys
 from pathlib import Path
 
 
@@ -38,7 +38,9 @@ def make_max_data(folder, train_size=2000, test_size=256, seed=0):
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the two files go")
+    folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for path in make_max_data(folder):
         print(path)

@@ -7,6 +7,7 @@ The code cells of a section are cut from gspo.py at its section bars, so that pa
 cannot differ; the prose and the cells that draw are in CELLS below.
 """
 
+import argparse
 import json
 import re
 from pathlib import Path
@@ -321,6 +322,8 @@ def sources(book):
 
 
 if __name__ == "__main__":
+    help_form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     made = executed(notebook((ROOT / "gspo.py").read_text()))
     NOTEBOOK.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     print(f"{NOTEBOOK.name}: {NOTEBOOK.stat().st_size / 1000:.0f} kB")

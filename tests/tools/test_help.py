@@ -1,0 +1,44 @@
+"""--help prints help and does nothing else, for every script. python -m pytest tests/tools/test_help.py"""
+
+import builtins
+import io
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("", "experiments/", "experiments/shared/", "benchmarks/", "tools/", "tests/")
+CONCEPTS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py", "gspo.py")    # have no flags
+SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))
+           if file.name not in (*CONCEPTS, "pair_runs.py") and 'if __name__ == "__main__":' in file.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeypatch, capsys):
+    if script == "experiments/view_gif.py":
+        pytest.importorskip("selenium")
+    if script == "benchmarks/trl_run.py":
+        pytest.importorskip("trl")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / script), "--help"])
+    monkeypatch.setattr(sys, "path", [str(ROOT / script).rpartition("/")[0], *sys.path])
+
+    def only_read(file, mode="r", *rest, open=io.open, **options):
+        assert not set(mode) & set("wax+"), f"{script} --help writes {file}"
+        return open(file, mode, *rest, **options)
+
+    def nothing(*words, **options):
+        raise AssertionError(f"{script} --help starts {words}")
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", only_read)
+    for name in ("run", "Popen", "check_output"):
+        monkeypatch.setattr(subprocess, name, nothing)
+    monkeypatch.setattr("torch.Tensor.backward", nothing)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    out = capsys.readouterr().out
+    assert not stop.value.code and out.strip() and list(tmp_path.iterdir()) == []
+    assert len(out.splitlines()) > 1
