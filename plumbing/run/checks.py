@@ -11,8 +11,8 @@ from dataclasses import fields
 
 import torch
 
-from advantages import ADVANTAGES, check_row
-from losses import OBJECTIVES, policy_loss
+from advantages import ADVANTAGES, check_row, estimate_advantages
+from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.run import band, trackers
 
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
@@ -208,17 +208,40 @@ def check_combinations(args):
         if wrong:
             refuse(args, name, must)
     check_loss(args, None if auto else args.epsilon)
+    check_advantage(args)
+
+
+def check_advantage(args):
+    """Compute the advantages of two groups: a row of ADVANTAGES may not fit its function."""
+    G = max(2, args.num_generations)
+    rewards = torch.arange(2 * G) % 2.0                                             # [B]
+    zeros = torch.zeros(2 * G, 3)                                                   # [B, T]
+    try:
+        found = estimate_advantages(
+            args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
+            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, kl=None, beta=args.beta,
+            values=zeros, teacher_logp=zeros, blamed=zeros == 0)
+    except Exception as error:                               # whatever an own function raises
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"--advantage {args.advantage} fails on two groups of {G} rewards, 0 and "
+                         f"1 in turn: {said}") from error
+    per = ADVANTAGES[args.advantage].per
+    if found.shape != (rewards if per == "response" else zeros).shape or not found.isfinite().all():
+        refuse(args, "advantage", f"does not return one finite number for every {per}: see its row "
+               "of advantages.ADVANTAGES")
 
 
 def check_loss(args, epsilon):
-    """Compute the loss of two tokens: policy_loss refuses some flags by itself."""
-    logp, one = torch.full((2, 1), -1.0, requires_grad=True), torch.ones(2, 1)
+    """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
+    and a row, a clip or a statistic of one's own may not fit the rest."""
+    logp, one = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3)
     try:
-        loss, dead = (policy_loss(
+        (loss, stats), (dead, _) = (policy_loss(
             args.objective, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,
             epsilon_high=args.epsilon_high, dual_clip=args.dual_clip, constants=args.constants,
-            router_shift=one if args.router_shift else None)[0]
+            router_shift=one if args.router_shift else None)
             for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))
+        combine_stats([stats])
     except ValueError as error:
         raise ValueError(f"--algorithm {args.algorithm}: {error}") from None
     if not loss.isfinite():
