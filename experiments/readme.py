@@ -23,7 +23,7 @@ from experiments.shared import sentences, which                                 
 from experiments.shared.run_claims import GROUPS, holm                                  # noqa: E402
 from losses import OBJECTIVES                                                           # noqa: E402
 from plumbing.run.arguments import ALGORITHMS  # noqa: E402
-from tools.trl import TRL_LOSS                                                       # noqa: E402
+from tools.trl import trl_loss                                                       # noqa: E402
 
 
 def load(name):
@@ -288,9 +288,9 @@ def trl_name(name):
     """The arguments of trl.GRPOConfig that select this objective."""
     if name == "gmpo":
         return "`trl.experimental.gmpo`"
-    if name not in TRL_LOSS or name == "ppo":
+    if name == "ppo" or not trl_loss(OBJECTIVES[name]):
         return "–"
-    loss_type, level = TRL_LOSS[name]
+    loss_type, level = trl_loss(OBJECTIVES[name])
     level = "" if level == "token" else f', importance_sampling_level="{level}"'
     return f'`loss_type="{loss_type}"{level}`'
 

@@ -1,30 +1,34 @@
-"""The trl.GRPOConfig (TRL 1.16) that is equivalent to a run, or the reasons why there is none.
+"""A script for TRL 1.16 that is equivalent to a run, or the reasons why there is none.
 
-tests/concepts/test_losses_against_trl.py gives the printed config to TRL and compares the losses.
-Settings that are not fields of the config are printed as comments.
+tests/concepts/test_losses_against_trl.py gives the printed trl.GRPOConfig to TRL and compares the
+losses; tests/tools/test_trl.py runs the script. Settings that TRL does not have are printed as
+comments.
 """
 
+import ast
+import shlex
 from dataclasses import MISSING, fields
+from pathlib import Path
+from pprint import pformat
 
 import torch
 
 from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
-from plumbing.data.tasks import from_arguments
+from plumbing.data.datafiles import ANSWER_COLUMNS, PROMPT_COLUMNS
+from plumbing.data.tasks import from_arguments, text_or_file
 from plumbing.run import band
+from plumbing.run.advice import command
 
-# {objective: (loss_type, importance_sampling_level)}, with the objective's own reduction
-TRL_LOSS = {"grpo": ("grpo", "token"), "ppo": ("grpo", "token"), "dr_grpo": ("dr_grpo", "token"),
-            "dapo": ("dapo", "token"), "gspo": ("grpo", "sequence"), "cispo": ("cispo", "token"),
-            "sapo": ("sapo", "token"), "luspo": ("luspo", "sequence"), "vespo": ("vespo", "token")}
-# reductions that TRL has for objectives with PPO's clip; bnpo averages over the tokens of the
-# mini-batch
-TRL_REDUCTION = {"sequence-mean": "grpo", "token-mean": "bnpo", "constant": "dr_grpo",
+# reductions that TRL has for rows of losses.OBJECTIVES with PPO's clip
+TRL_REDUCTION = {"sequence-mean": "grpo", "token-mean": "dapo", "constant": "dr_grpo",
                  "sequence-sum": "luspo"}
-TRL_CONSTANTS = {"sapo tau_positive": "sapo_temperature_pos",
-                 "sapo tau_negative": "sapo_temperature_neg", "vespo k_positive": "vespo_k_pos",
-                 "vespo lambda_positive": "vespo_lambda_pos", "vespo k_negative": "vespo_k_neg",
-                 "vespo lambda_negative": "vespo_lambda_neg"}
+# loss_type of the other rows, which have one reduction each, by their ratio and clip
+TRL_CLIP = {("token", "weight"): "cispo", ("token", "sigmoid"): "sapo",
+            ("product", "gamma"): "vespo"}
+TRL_CONSTANTS = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg",
+                 "k_positive": "vespo_k_pos", "lambda_positive": "vespo_lambda_pos",
+                 "k_negative": "vespo_k_neg", "lambda_negative": "vespo_lambda_neg"}
 TRL_LEVEL = {"token": "token", "seq": "sequence"}             # level of the mismatch weights
 # flags that the config expresses, or that have no effect in a run that `missing` accepts
 IN_CONFIG = set(
@@ -35,9 +39,22 @@ IN_CONFIG = set(
     "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
     "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
     "steps_per_generation max_completion_length temperature learning_rate lr_scheduler_type "
-    "warmup_steps max_grad_norm gradient_checkpointing bf16 fp16 device use_cpu "
-    "seed save_tokens print_trl_config print_verl_config".split())
+    "warmup_steps max_grad_norm gradient_checkpointing bf16 fp16 device use_cpu micro_batch_size "
+    "model_name_or_path dataset_name columns verifier chat_template system_prompt prompt_template "
+    "max_prompt_length output_dir save_steps report_to seed save_tokens print_trl_config "
+    "print_verl_config".split())
 LORA = set("use_peft lora_r lora_alpha lora_target_modules".split())     # GRPOTrainer(peft_config=)
+
+
+def trl_loss(row, reduction=None):
+    """(loss_type, importance_sampling_level) of a row of losses.OBJECTIVES with this reduction
+    (None: its own), or None if TRL does not have it."""
+    reduction = reduction or row.reduction
+    if row.clip == "min" and row.ratio in ("token", "sequence") and reduction in TRL_REDUCTION:
+        return TRL_REDUCTION[reduction], row.ratio
+    if (row.ratio, row.clip) in TRL_CLIP and reduction == row.reduction:
+        return TRL_CLIP[row.ratio, row.clip], "token"
+    return None
 
 
 def missing(args):
@@ -46,7 +63,7 @@ def missing(args):
     reductions = TRL_REDUCTION if row.clip == "min" else (row.reduction,)
     sequence = row.ratio == "sequence"
     return [name for name, on in (
-        (f"objective {args.objective}", args.objective not in TRL_LOSS),
+        (f"objective {args.objective}", not trl_loss(row)),
         ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
         (f"advantage {args.advantage}",
          ADVANTAGES[args.advantage].function is not group_advantages),
@@ -80,8 +97,8 @@ def missing(args):
 def vllm_options(args):
     """The fields for mismatch weights, which TRL has only with vLLM; {} without an equivalent."""
     level, _, _ = (args.mismatch or "").partition("_")
-    if level not in TRL_LEVEL or args.objective == "vespo":  # TRL's enters VESPO's own weight
-        return {}
+    if level not in TRL_LEVEL or OBJECTIVES[args.objective].clip == "gamma":
+        return {}                                            # TRL's enters VESPO's own weight
     mode, low, high = f"{TRL_LEVEL[level]}_truncate", None, args.mismatch_high
     if args.mismatch_mask:                                   # TRL: the weight, 0 out of bounds
         mode, (low, high) = f"{TRL_LEVEL[level]}_mask", args.mismatch_mask_bounds
@@ -93,22 +110,43 @@ def vllm_options(args):
 
 
 def beside(args):
-    """Lines about settings of this run that are not fields of GRPOConfig."""
+    """Lines about settings of this run that the script does not have."""
     notes = []
-    if args.use_peft:
-        targets = args.lora_target_modules or "all-linear"
-        notes.append(f"beside it: GRPOTrainer(peft_config=peft.LoraConfig(r={args.lora_r}, "
-                     f"lora_alpha={args.lora_alpha}, target_modules={targets!r}, lora_dropout=0.0, "
-                     "task_type='CAUSAL_LM'))")
     if args.stop:
         notes.append(f"stop strings {args.stop!r}: under vLLM generation_kwargs={{'stop': ...}}; "
                      "transformers' generate would need the tokenizer, which TRL does not give it")
-    if args.reward_weights:
-        notes.append("reward_weights: one for each of GRPOTrainer(reward_funcs=[...]), in the "
-                     "order of the parts here")
+    if args.reward_weights and not weights_of(args):
+        notes.append(f"--reward_weights {args.reward_weights!r} has one number per part of the "
+                     "reward, TRL one per function: split the function that returns the parts")
     known = IN_CONFIG | (LORA if args.use_peft else set()) | {"stop"}
     others = other_flags(args, known)
-    return notes + ([f"not in GRPOConfig: {' '.join(others)}"] if others else [])
+    return notes + ([f"not in TRL's script: {' '.join(others)}"] if others else [])
+
+
+def weights_of(args):
+    """reward_weights for GRPOConfig, one per reward function; None if that cannot be."""
+    whole = from_project(args) or len(args.reward_weights) != max(1, len(args.verifier))
+    return None if whole else args.reward_weights
+
+
+def from_project(args):
+    """Whether the script takes prompts and rewards from this project: the built-in task, a problem
+    generator, and a verifier that reads the data row."""
+    name = args.dataset_name or ""
+    rows = any(takes(verifier, "problem") for verifier in args.verifier)
+    return not name or name.startswith("reasoning_gym:") or rows
+
+
+def takes(verifier, parameter):
+    """Whether the function of a verifier FILE.py:FUNCTION has a parameter of this name, as far as
+    the text of the file shows it."""
+    path, _, name = verifier.rpartition(":")
+    if not Path(path).is_file():
+        return False
+    functions = [node for node in ast.walk(ast.parse(Path(path).read_text()))
+                 if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name]
+    return any(parameter == a.arg for node in functions
+               for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
 
 
 def other_flags(args, known):
@@ -127,12 +165,25 @@ def trl_config(args):
     lacks = missing(args)
     if lacks:
         return f"no equivalent in trl.GRPOConfig: it has no {', no '.join(lacks)}"
+    return call("trl.GRPOConfig", config_of(args))
+
+
+def call(function, arguments, notes=()):
+    """`function(key=value, ...)` as text, a line per argument, then comments."""
+    lines = [f"{key}={value!r}," for key, value in arguments.items() if value is not None]
+    text = "\n".join(f"    {line}" for line in [*lines, *(f"# {note}" for note in notes)])
+    return f"{function}(\n{text}\n)"
+
+
+def config_of(args):
+    """The fields of trl.GRPOConfig of a run that TRL can express; None: TRL's default."""
     if args.max_completion_length is None and args.dataset_name is None:
         from_arguments(args)                                 # sets max_completion_length
-    loss_type, level = TRL_LOSS[args.objective]
-    if OBJECTIVES[args.objective].clip == "min":
-        loss_type = TRL_REDUCTION[args.reduction]
-    rows = args.prompts_per_step * args.num_generations // args.steps_per_generation
+    row = OBJECTIVES[args.objective]
+    loss_type, level = trl_loss(row, args.reduction)
+    rows, accumulated = batch_rows(args)
+    if loss_type == "dapo" and accumulated == 1:
+        loss_type = "bnpo"                                   # the mini-batch's own tokens, exactly
     config = dict(
         loss_type=loss_type, importance_sampling_level=level, scale_rewards=args.scale_rewards,
         epsilon=args.epsilon, epsilon_high=args.epsilon_high, delta=args.dual_clip, beta=args.beta,
@@ -144,24 +195,208 @@ def trl_config(args):
         learning_rate=args.learning_rate, lr_scheduler_type=args.lr_scheduler_type,
         warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm, weight_decay=0.0,
         optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.95,
-        steps_per_generation=args.steps_per_generation,
-        per_device_train_batch_size=rows, gradient_accumulation_steps=1,
+        # TRL counts its steps_per_generation in micro-batches
+        steps_per_generation=args.steps_per_generation * accumulated,
+        per_device_train_batch_size=rows, gradient_accumulation_steps=accumulated,
         max_steps=args.steps * args.steps_per_generation, bf16=args.bf16, fp16=args.fp16,
-        reward_weights=args.reward_weights or None,
+        reward_weights=weights_of(args) or None,
         gradient_checkpointing=args.gradient_checkpointing, seed=args.seed)
-    config |= {TRL_CONSTANTS[f"{args.objective} {name}"]: value
-               for name, value in args.constants.items()}
-    if args.objective == "cispo":
+    config |= {TRL_CONSTANTS[name]: value for name, value in args.constants.items()}
+    if row.clip == "weight":
         config["epsilon_high"] = 1 + args.epsilon_high       # TRL's cap is absolute
-    config |= vllm_options(args)
-    notes = []
+    return config | vllm_options(args)
+
+
+def batch_rows(args):
+    """(responses per forward and backward pass, such passes per optimizer step): the largest size
+    up to --micro_batch_size that divides the mini-batch, as TRL needs it."""
+    rows = args.prompts_per_step * args.num_generations // args.steps_per_generation
+    micro = min(args.micro_batch_size or rows, rows)
+    micro = next(n for n in range(micro, 0, -1) if rows % n == 0)
+    return micro, rows // micro
+
+
+def differences(args):
+    """Lines about what TRL does otherwise under these settings, without an error."""
+    loss_type, _ = trl_loss(OBJECTIVES[args.objective], args.reduction)
+    accumulated, notes = batch_rows(args)[1], []
     if args.scale_rewards != "none":
         notes.append("TRL divides by the standard deviation with G - 1: its advantages are smaller")
-    if loss_type in ("cispo", "vespo") and args.steps_per_generation > 1:
+    averaged = loss_type in ("cispo", "vespo") or loss_type == "dapo" and accumulated > 1
+    if averaged and args.steps_per_generation > 1:
         notes.append("TRL divides by the rollout batch's mean number of tokens in a mini-batch")
+    if args.steps_per_generation > 1:
+        notes.append("TRL shuffles responses into mini-batches; train.py keeps groups together")
     if args.warmup_steps:
         notes.append("TRL's warm-up starts at learning rate 0, ours one step later")
-    notes += beside(args)
-    lines = [f"{key}={value!r}," for key, value in config.items() if value is not None]
-    text = "\n".join(f"    {line}" for line in [*lines, *(f"# {note}" for note in notes)])
-    return f"trl.GRPOConfig(\n{text}\n)"
+    if not from_project(args) and not args.test_dataset_name:
+        notes.append("train.py holds out a test split if the data has none; here all rows train")
+    return notes
+
+
+# ------------------------------------------------------------------------------------- the script
+
+TEXTS = '''def texts(completions):
+    return [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+'''
+REWARDS = {"math": '''def right_answer(answer):
+    """A reference answer as math-verify reads it."""
+    if "$" in answer or "boxed" in answer:
+        return parse(answer)
+    return parse(f"${answer}$") or parse(answer)
+
+
+def math(completions, answer, **columns):
+    return [float(verify(right_answer(right), parse(text)))
+            for text, right in zip(texts(completions), answer)]
+''', "exact": '''def exact(completions, answer, **columns):
+    return [float(text.strip() == right.strip()) for text, right in zip(texts(completions), answer)]
+'''}
+OWN = '''{name}_of_file = runpy.run_path({path!r})[{name!r}]
+
+
+def {name}(completions, answer, **columns):
+    values = [{name}_of_file(text, right) for text, right in zip(texts(completions), answer)]
+    return [sum(value.values()) if isinstance(value, dict) else float(value) for value in values]
+'''
+OWN_BATCH = '''{name}_of_file = runpy.run_path({path!r})[{name!r}]
+
+
+def {name}(prompts, completions, **columns):
+    return {name}_of_file(prompts=texts(prompts), completions=texts(completions), **columns)
+'''
+PROJECT = '''args = parse({flags})
+task = from_arguments(args)
+rows = [{{"prompt": problem.prompt, "index": i}} for i, problem in enumerate(task.train)]
+dataset = Dataset.from_list(rows)
+
+
+def reward(completions, index, **columns):
+    problems = [task.train[i] for i in index]
+    return task.total(task.judge(texts(completions), problems)).tolist()
+'''
+DATA = '''dataset = load_dataset({source}split="train")
+columns = dataset.column_names
+prompt_column = next(name for name in {prompts} if name in columns)
+answer_column = next(name for name in {answers} if name in columns)
+
+
+def as_trl_reads_it(row):
+    """The columns prompt and answer: text, or messages where the tokenizer has a chat template."""
+    text = {template}.replace("{{prompt}}", str(row[prompt_column]))
+    answer = str(row[answer_column]).rpartition("####")[2].strip()
+    system = {system}
+    if {chat}:
+        before = [{{"role": "system", "content": system}}] if system else []
+        return {{"prompt": [*before, {{"role": "user", "content": text}}], "answer": answer}}
+    return {{"prompt": f"{{system}}\\n\\n{{text}}" if system else text, "answer": answer}}
+
+
+def fits(row):
+    if isinstance(row["prompt"], str):
+        return len(tokenizer(row["prompt"])["input_ids"]) <= {longest}
+    ids = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True)["input_ids"]
+    return len(ids) <= {longest}
+
+
+dataset = dataset.map(as_trl_reads_it, load_from_cache_file=False)
+dataset = dataset.filter(fits, load_from_cache_file=False)
+'''
+VLLM = ["generation by vLLM on a GPU (pip install trl[vllm]): add use_vllm=True, "
+        "vllm_mode='colocate',", "vllm_gpu_memory_utilization=0.3, "
+        "vllm_importance_sampling_correction=False (TRL's default drops", "responses whose product "
+        "of trainer / sampler ratios is above 3)"]
+
+
+def trl_script(args):
+    """A Python script that trains with TRL as this run would; or one line that says why there is
+    none."""
+    lacks = missing(args)
+    if lacks:
+        return f"no equivalent in trl.GRPOConfig: it has no {', no '.join(lacks)}"
+    config = config_of(args)
+    imports, data, functions = from_task(args) if from_project(args) else from_file(args)
+    where = repr(args.model_name_or_path)
+    if not args.model_name_or_path:
+        imports, where = ["import sys", *imports], "sys.argv[1]"
+    vllm = [] if args.mismatch or args.mismatch_mask else VLLM
+    trainer = {"reward_funcs": Code(f"[{', '.join(functions)}]"), "args": Code("config"),
+               "train_dataset": Code("dataset"), "processing_class": Code("tokenizer")}
+    if args.use_peft:
+        imports.append("from peft import LoraConfig")
+        targets = args.lora_target_modules or "all-linear"
+        trainer["peft_config"] = Code(f"LoraConfig(r={args.lora_r}, lora_alpha={args.lora_alpha}, "
+                                      f"target_modules={targets!r}, lora_dropout=0.0,\n"
+                                      f"                           task_type='CAUSAL_LM')")
+    arguments = call("trl.GRPOTrainer", trainer).replace("(\n", "(\n    MODEL,\n", 1)
+    checkpoint = "" if args.model_name_or_path else "   # a checkpoint's folder"
+    return "\n".join([
+        f'"""{args.algorithm} by TRL 1.16 (pip install trl==1.16.0), with the settings of a run of '
+        'train.py."""',
+        *[f"\n{line}" for line in imports if line.startswith("import ")],
+        "\nimport trl",
+        *sorted(line for line in [*imports, "from transformers import AutoTokenizer"]
+                if line.startswith("from ")), "",
+        f"MODEL = {where}{checkpoint}",
+        'tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")\n\n',
+        f"{TEXTS}\n", f"{data}\n",
+        *(f"# {note}" for note in [*differences(args), *beside(args)]),
+        f"config = {call('trl.GRPOConfig', config | of_run(args), vllm)}",
+        f"trainer = {arguments}", "trainer.train()", "trainer.save_model()"])
+
+
+class Code(str):
+    """A name or an expression, which is printed without quotes."""
+
+    __repr__ = str.__str__
+
+
+def of_run(args):
+    """The fields of GRPOConfig that are about the run, not about what it computes."""
+    saving = {"save_strategy": "no"}
+    if args.save_steps:
+        saving = {"save_strategy": "steps",
+                  "save_steps": args.save_steps * args.steps_per_generation}
+    return {"output_dir": args.output_dir or f"runs/trl-{args.algorithm}",
+            "report_to": args.report_to or "none", "logging_steps": args.steps_per_generation,
+            "use_cpu": True if args.use_cpu or args.device == "cpu" else None,
+            "model_init_kwargs": {"dtype": "float32"}} | saving
+
+
+def from_task(args):
+    """(imports, lines, names of reward functions) for a task whose code is in this project."""
+    imports = ["from datasets import Dataset",
+               "from plumbing.data.tasks import from_arguments     # run in train.py's folder",
+               "from plumbing.run.arguments import parse"]
+    flags = pformat(shlex.split(command(args))[2:], width=88, compact=True)
+    return imports, PROJECT.format(flags=flags.replace("\n", "\n             ")), ["reward"]
+
+
+def from_file(args):
+    """(imports, lines, names of reward functions) for a data file or a hub id."""
+    kind = {".jsonl": "json"}.get(Path(args.dataset_name).suffix,
+                                  Path(args.dataset_name).suffix[1:])
+    source = f"{args.dataset_name!r}, "
+    if kind in ("json", "csv", "parquet"):
+        source = f"{kind!r}, data_files={args.dataset_name!r}, "
+    elif args.dataset_name == "openai/gsm8k":
+        source += "'main', "
+    columns = [(name,) for name in args.columns] or [PROMPT_COLUMNS, ANSWER_COLUMNS]
+    data = DATA.format(
+        source=source, prompts=columns[0], answers=columns[1], longest=args.max_prompt_length,
+        template=repr(text_or_file(args, "prompt_template") or "{prompt}"),
+        system=repr(text_or_file(args, "system_prompt")),
+        chat="tokenizer.chat_template" if args.chat_template else False)
+    imports, functions, bodies = ["from datasets import load_dataset"], [], []
+    for verifier in args.verifier or ["math"]:
+        path, _, name = verifier.rpartition(":")
+        if verifier == "math":
+            imports.append("from math_verify import parse, verify")
+        if verifier in REWARDS:
+            bodies.append(REWARDS[verifier])
+        else:
+            imports.append("import runpy")
+            body = OWN_BATCH if takes(verifier, "completions") else OWN
+            bodies.append(body.format(path=path, name=name))
+        functions.append(name or verifier)
+    return imports, data + "".join(f"\n\n{body}" for body in bodies), functions

@@ -263,7 +263,7 @@ class Arguments:
     seed: int = arg(0, "random seed", at_least=0)
     report_to: str | None = arg(None, "also send the metrics to this tracker", unset="none",
                                 choices=TRACKERS)
-    print_trl_config: bool = arg(False, "print the equivalent trl.GRPOConfig and exit")
+    print_trl_config: bool = arg(False, "print the equivalent script for TRL and exit")
     print_verl_config: bool = arg(False, "print the command and the settings for verl and exit")
 
     @property

@@ -189,6 +189,12 @@ DRAWN = {"algorithm": [*ALGORITHMS], "reduction": ["sequence-mean", "token-mean"
          "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"]}
 
 
+def printed_config(text):
+    """The arguments of trl.GRPOConfig in a printed script."""
+    call, = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "trl.GRPOConfig"]
+    return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+
+
 def vllm_ratio(config, gap, mask):
     """importance_sampling_ratio as GRPOTrainer._generate_and_score_completions makes it."""
     level, action = config.vllm_importance_sampling_mode.split("_")
@@ -244,8 +250,8 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
     if text.startswith("no equivalent"):
         assert text.count("\n") == 1
         return
-    printed = {k.arg: ast.literal_eval(k.value) for k in ast.parse(text, mode="eval").body.keywords}
-    config = GRPOConfig(**printed, output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    printed = printed_config(text)
+    config = GRPOConfig(**printed | {"output_dir": str(tmp_path), "use_cpu": True})
 
     logp, old_logp, A, completion, tool = make_batch()
     mask, ref_logp = completion & tool, old_logp - 0.2
@@ -269,27 +275,30 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
 
 # ------------------------------------------------------------------ what else a printed config must say
 
-# flag: values drawn; the field of GRPOConfig that says it, and what it must be. None: a comment beside the config names the flag.
+# flag: values drawn; the field of GRPOConfig that says it, and what it must be. None: NAMED has its text, or a comment names the flag.
 SAYS = {
-    "reward_weights": (["0.5 2", "1"], "reward_weights", lambda args: args.reward_weights),
+    "reward_weights": (["0.5"], "reward_weights", lambda args: args.reward_weights),
     "num_generations": (["4"], "num_generations", lambda args: 4), "temperature": (["0.7"], "temperature", lambda args: 0.7),
     "learning_rate": (["0.01"], "learning_rate", lambda args: 0.01), "seed": (["7"], "seed", lambda args: 7),
     "lr_scheduler_type": (["linear", "constant_with_warmup"], "lr_scheduler_type", lambda args: args.lr_scheduler_type),
     "warmup_steps": (["0", "3"], "warmup_steps", lambda args: args.warmup_steps),
     "max_grad_norm": (["0", "0.5"], "max_grad_norm", lambda args: args.max_grad_norm),
     "steps": (["9"], "max_steps", lambda args: 9 * args.steps_per_generation),
-    "steps_per_generation": (["2"], "steps_per_generation", lambda args: 2),
-    "prompts_per_step": (["16"], "per_device_train_batch_size", lambda args: 16 * args.num_generations // args.steps_per_generation),
+    "prompts_per_step": (["16"], "generation_batch_size", lambda args: 16 * args.num_generations),
+    "steps_per_generation": (["2"], "logging_steps", lambda args: 2),
+    "micro_batch_size": (["4"], "per_device_train_batch_size", lambda args: 4),
     "max_completion_length": (["33"], "max_completion_length", lambda args: 33), "bf16": (["true"], "bf16", lambda args: True),
     "gradient_checkpointing": (["true"], "gradient_checkpointing", lambda args: True),
     "scale_rewards": (["batch", "none"], "scale_rewards", lambda args: args.scale_rewards),
+    "output_dir": (["there"], "output_dir", lambda args: "there"), "report_to": (["tensorboard"], "report_to", lambda args: ["tensorboard"]),
+    "save_steps": (["2"], "save_steps", lambda args: 2 * args.steps_per_generation),
     "stop": (["a b", "\\n"], None, None), "use_peft": (["true"], None, None), "merge": (["true"], None, None),
-    "micro_batch_size": (["4"], None, None), "optimizer_offload": (["true"], None, None), "plain": (["true"], None, None),
-    "torch_compile": (["true"], None, None), "max_prompt_length": (["99"], None, None), "verifier": (["exact"], None, None),
-    "chat_template": (["false"], None, None), "columns": (["a b"], None, None), "eval_steps": (["3"], None, None),
-    "save_steps": (["2"], None, None), "output_dir": (["there"], None, None), "report_to": (["tensorboard"], None, None)}
-NAMED = {"use_peft": "peft_config=peft.LoraConfig(", "lora_r": " r=3,".strip(), "lora_alpha": "lora_alpha=5", "stop": "stop strings",
-         "lora_target_modules": "target_modules=['q_proj']"}
+    "optimizer_offload": (["true"], None, None), "plain": (["true"], None, None), "torch_compile": (["true"], None, None),
+    "max_prompt_length": (["99"], None, None), "verifier": (["exact", "math"], None, None), "chat_template": (["false"], None, None),
+    "columns": (["a b"], None, None), "eval_steps": (["3"], None, None), "system_prompt": (["Think."], None, None)}
+NAMED = {"use_peft": "peft_config=LoraConfig(", "lora_r": "r=3,", "lora_alpha": "lora_alpha=5", "stop": "stop strings",
+         "lora_target_modules": "target_modules=['q_proj']", "max_prompt_length": "<= 99", "verifier": "reward_funcs=[",
+         "chat_template": "if False:", "columns": "name in ('a',)", "system_prompt": "'Think.'"}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -308,13 +317,17 @@ def test_everything_that_differs_from_trls_default_is_printed_or_named(seed, cap
             pass
     train.main([*flags, "--print_trl_config"])
     text = capsys.readouterr().out
-    printed = {k.arg: ast.literal_eval(k.value) for k in ast.parse(text, mode="eval").body.keywords}
-    config = GRPOConfig(**{"use_cpu": True, "report_to": "none"} | printed, output_dir=str(tmp_path))
+    printed = printed_config(text)
+    output_dir = printed.pop("output_dir")
+    config = GRPOConfig(**printed | {"use_cpu": True}, output_dir=str(tmp_path))
+    config.output_dir = output_dir
     comments = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
-    assert "--model_name_or_path 'some/model'" in comments and "--dataset_name 'rows.jsonl'" in comments
+    assert "MODEL = 'some/model'" in text and "data_files='rows.jsonl'" in text
     for flag in given:
         _, field, wanted = SAYS.get(flag, (None, None, None))
         if field:
             assert getattr(config, field) == wanted(args), flag
+        elif flag in NAMED:
+            assert NAMED[flag] in text, (flag, text)
         else:
-            assert NAMED.get(flag, f"--{flag} ") in comments, (flag, comments)
+            assert f"--{flag} " in comments, (flag, comments)

@@ -17,7 +17,7 @@ import torch
 from experiments.readme import build, documents
 from losses import OBJECTIVES
 from plumbing.run.arguments import ALGORITHMS, parse
-from tools.trl import TRL_LOSS
+from tools.trl import trl_loss
 from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_family_table_is_the_code():
         if objective.epsilon is not None:
             edges = [float(x) for x in band.split(",")]
             assert edges == [objective.epsilon, objective.epsilon_high], name
-        loss_type, level = TRL_LOSS.get(name, (None, None))
+        loss_type, level = trl_loss(objective) or (None, None)
         if name != "ppo" and loss_type:
             assert f'loss_type="{loss_type}"' in trl and (level == "token" or f'"{level}"' in trl), name
         else:

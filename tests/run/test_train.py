@@ -310,7 +310,7 @@ def test_trl_config_is_printed(algorithm, tmp_path, monkeypatch, capsys):
     if text.startswith("no equivalent in trl.GRPOConfig: it has no "):
         assert algorithm not in ("grpo", "dr_grpo", "gspo", "cispo", "sapo", "luspo", "vespo")
         return
-    call = ast.parse(text.strip(), mode="eval").body
+    call, = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "trl.GRPOConfig"]
     options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
     assert options["num_generations"] == 8 and options["top_p"] == 1.0 and options["top_k"] == 0 and options["temperature"] == 1.0
     assert options["importance_sampling_level"] == ("sequence" if algorithm in ("gspo", "luspo") else "token")
