@@ -1,8 +1,9 @@
 """Optional terms that flags add to the loop of train.py, at two places: before the updates of a
 rollout batch, and inside the loss of a micro-batch.
 
-    before_updates   --overlong_cache, --beta, --mismatch, --mismatch_mask, --entropy_quantile,
-                     --routing_replay, a teacher's log-probs, and the rarer inputs of an --advantage
+    before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --beta, --mismatch,
+                     --mismatch_mask, --entropy_quantile, --routing_replay, a teacher's
+                     log-probs, and the rarer inputs of an --advantage
     inside_loss      --algorithm rspo, --beta, --entropy_coef, the critic's loss,
                      --router_aux_loss_coef
 """
@@ -16,7 +17,10 @@ from advantages import ADVANTAGES, overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
+from plumbing.loop.rounding import Rounding
+from plumbing.model.offload import halves
 from plumbing.engines.replay import forced_routes
+from plumbing.parallel import processes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
 VALUE_COEF = 0.5  # weight of the critic's loss, as in PPO2 and TRL's PPO
@@ -32,12 +36,18 @@ RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -
 
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
-    rare = (args.overlong_cache, args.beta, args.mismatch, args.mismatch_mask,
-            args.entropy_quantile, args.routing_replay != "none", args.entropy_coef,
-            args.router_aux_loss_coef, args.router_shift,
+    rare = (measures_rounding(args), args.overlong_cache, args.beta, args.mismatch,
+            args.mismatch_mask, args.entropy_quantile, args.routing_replay != "none",
+            args.entropy_coef, args.router_aux_loss_coef, args.router_shift,
             args.teacher_model_name_or_path, args.self_distillation,
             RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
+
+
+def measures_rounding(args):
+    """Whether a run can measure what its 16-bit arithmetic does to log s: one process whose weights
+    are float32."""
+    return bool(args.half) and not halves(args) and processes.world() == 1
 
 
 class Extras:
@@ -47,6 +57,7 @@ class Extras:
     def __init__(self, args, task, policy, reference, teacher=None):
         self.args, self.task, self.policy = args, task, policy
         self.reference, self.teacher = reference, teacher
+        self.rounding = Rounding(args) if measures_rounding(args) else None
         bonus = args.entropy_coef > 0
         routed = args.router_shift or args.router_aux_loss_coef > 0
         self.options = dict(record=routed, entropy=bonus, entropy_grad=bonus)   # of the new policy
@@ -55,6 +66,8 @@ class Extras:
         """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
         further arguments of advantages.estimate_advantages."""
         args, rollout, mask = self.args, batch.rollout, batch.rollout.mask               # [B, T]
+        if self.rounding:
+            self.rounding.before_updates(learner, batch)
         batch.parts = with_overlong_penalty(args, batch.parts, rollout)             # [B, K]
         batch.sampled = batch.sampled and [
             (one, with_overlong_penalty(args, parts, one)) for one, parts in batch.sampled]

@@ -19,7 +19,10 @@ def command(args, algorithm=None, **changes):
     """The command line that repeats a run with some flags changed. With another `algorithm`, the
     flags of the section "the algorithm" (clip range, advantage, ...) return to their defaults."""
     base = ["--algorithm", algorithm or args.algorithm]
-    base += ["--model_name_or_path", args.model_name_or_path] if args.model_name_or_path else []
+    if args.model_name_or_path:
+        base += ["--model_name_or_path", args.model_name_or_path]
+    else:
+        base += ["--num_hidden_layers", str(args.num_hidden_layers)]   # other defaults follow it
     usual, words, section = parse(base), ["python train.py"], None
     given = asdict(args) | changes
     for f in fields(Arguments):
@@ -31,6 +34,8 @@ def command(args, algorithm=None, **changes):
             continue
         values = value if isinstance(value, list) else [] if value is True else [value]
         words.append(" ".join([f"--{f.name}", *(shlex.quote(str(v)) for v in values)]))
+    if not args.model_name_or_path and args.num_hidden_layers != Arguments.num_hidden_layers:
+        words.insert(1, f"--num_hidden_layers {args.num_hidden_layers}")
     if args.model_name_or_path:
         words.insert(1, f"--model_name_or_path {shlex.quote(args.model_name_or_path)}")
     if algorithm or args.algorithm != "gspo":

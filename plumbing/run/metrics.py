@@ -82,8 +82,10 @@ def update_metrics(updates):
     names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
     over = {name: max if STATISTICS.get(name) == "max" else mean for name in names}
     record = {name: over[name]([u[name] for u in updates]) for name in names}
-    per_update = ("clip_low", "clip_high", "grad_norm")
+    per_update, first = ("clip_low", "clip_high", "grad_norm"), updates[0]
     return record | {
+        # before the first update the two policies are the same: log s is what rounding makes of 0
+        "log_s_noise": math.sqrt(first["log_s_var"] + first["log_s_mean"] ** 2),
         "skipped": int(sum(u["skipped"] for u in updates)),
         "overflows": int(sum(u["overflow"] for u in updates)),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
@@ -191,6 +193,7 @@ class Recorder:
         args, learner, progress, clock = self.args, self.learner, self.progress, self.clock
         record = batch_record(args, step, self.task, batch, mini, new, updates)
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
+        record["log_s_noise"] = self.noise(record["log_s_noise"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
         offloaded = learner.optimizer.moved() if args.optimizer_offload else None
@@ -222,6 +225,18 @@ class Recorder:
             checkpoints.append(self.folder / "tokens.jsonl", group)
         print(line(record, args.steps, self.clock.seconds_left(step),
                    self.progress["best_pass_rate"], bool(self.learner.band)), flush=True)
+        if step == 1 and (note := noise_note(args, record["log_s_noise"])):
+            print(note, flush=True)
+
+    def noise(self, first):
+        """The error of log s in nats: `first`, what two forwards of one policy differ by, or the
+        rounding error of 16 bits, whichever is larger. The latter is measured in the first rollout
+        batch and kept."""
+        extras, progress = self.learner.extras, self.progress
+        measured = extras.rounding.measure(self.learner) if extras and extras.rounding else None
+        if measured is not None and "log_s_rounding" not in progress:
+            progress["log_s_rounding"] = measured
+        return max(first, progress.get("log_s_rounding", 0.0))
 
     def band_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the
@@ -257,6 +272,22 @@ def collapse(record, best_pass_rate):
     if record["entropy"] < 1e-4 and record["pass_rate"] < 0.5:
         return "  COLLAPSED? no entropy left"
     return ""
+
+
+def noise_note(args, noise):
+    """A line for the screen if the clip range of s is narrower than the error of log s (`noise`, in
+    nats), else "". With --epsilon auto the clip range follows what is measured, error included."""
+    clips_s = OBJECTIVES[args.objective].clips_s and not band.is_auto(args)
+    if not clips_s or noise <= (args.epsilon + args.epsilon_high) / 2:
+        return ""
+    arithmetic = str(args.half or torch.float32).removeprefix("torch.")
+    remedy = ("--fp16, --bf16 false" if args.bf16 else "--fp16 false" if args.fp16 else
+              "--old_logp recompute" if args.old_logp == "sampler" else "")
+    return (f"note: log s has an error of {noise:.1e} here ({arithmetic}; log_s_noise in "
+            f"metrics.jsonl), more than the clip range 1 - {args.epsilon:g} to 1 + "
+            f"{args.epsilon_high:g}: the clip removes responses by chance; try "
+            + ", or ".join(filter(None, (remedy, "a clip range wider than the error (--epsilon, "
+                                                 "--epsilon_high)"))))
 
 
 def line(record, steps, seconds_left, best_pass_rate, auto=False):

@@ -73,10 +73,11 @@ def test_no_right_answer_asks_for_easier_problems():
     assert "easier problems" in line and "hardly any response is right: 100% of the groups" in why
 
 
-def test_the_command_of_a_run_repeats_it():
-    given = "--algorithm grpo --epsilon 0.1 --seed 7 --steps 3 --save_tokens false --use_cpu"
+@pytest.mark.parametrize("more", ["", "--num_hidden_layers 48 --learning_rate 4e-4", "--num_hidden_layers 2 --min_terms 3"])
+def test_the_command_of_a_run_repeats_it(more):
+    given = f"--algorithm grpo --epsilon 0.1 --seed 7 --steps 3 --save_tokens false --use_cpu {more}"
     args = parse(given.split())
-    assert parse(command(args).split()[2:]) == args
+    assert parse(command(args).split()[2:]) == args, "also where defaults follow the number of layers"
     switched = parse(command(args, algorithm="gspo").split()[2:])
     assert (switched.algorithm, switched.epsilon, switched.seed) == ("gspo", 3e-4, 7), "GRPO's clip range is not GSPO's"
 
