@@ -225,7 +225,8 @@ class Recorder:
             checkpoints.append(self.folder / "tokens.jsonl", group)
         print(line(record, args.steps, self.clock.seconds_left(step),
                    self.progress["best_pass_rate"], bool(self.learner.band)), flush=True)
-        if step == 1 and (note := noise_note(args, record["log_s_noise"])):
+        fixed = self.clips_s and not self.learner.band       # a clip range of s that stays
+        if step == 1 and fixed and (note := noise_note(args, record["log_s_noise"])):
             print(note, flush=True)
 
     def noise(self, first):
@@ -276,9 +277,8 @@ def collapse(record, best_pass_rate):
 
 def noise_note(args, noise):
     """A line for the screen if the clip range of s is narrower than the error of log s (`noise`, in
-    nats), else "". With --epsilon auto the clip range follows what is measured, error included."""
-    clips_s = OBJECTIVES[args.objective].clips_s and not band.is_auto(args)
-    if not clips_s or noise <= (args.epsilon + args.epsilon_high) / 2:
+    nats), else ""."""
+    if noise <= (args.epsilon + args.epsilon_high) / 2:
         return ""
     arithmetic = str(args.half or torch.float32).removeprefix("torch.")
     remedy = ("--fp16, --bf16 false" if args.bf16 else "--fp16 false" if args.fp16 else
