@@ -368,7 +368,10 @@ def high_entropy_mask(entropy, mask, quantile):
     """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
     [B, T] bool. It is passed to policy_loss as a factor of mismatch, so that the denominators of
     the averages still count all loss tokens."""
-    return mask & (entropy >= torch.quantile(entropy[mask], quantile))           # [B, T]
+    ordered = entropy[mask].sort().values                                        # [N]
+    rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
+    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]           # [] each
+    return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
 
 
 def choose(argument, value, known):

@@ -383,7 +383,8 @@ def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=Fa
     if not entropy:
         return (chosen,)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        return chosen, -(logp.exp() * logp).sum(-1)                                 # [N] each
+        least = torch.finfo(logp.dtype).min     # a logit of -inf: 0 · log 0 = 0, not NaN
+        return chosen, -(logp.exp() * logp.clamp(min=least)).sum(-1)                # [N] each
 
 
 if __name__ == "__main__":

@@ -556,6 +556,22 @@ def test_high_entropy_tokens_are_the_top_fifth_of_the_batch():
     assert kept.sum().item() == pytest.approx(0.2 * mask.sum().item(), abs=1) and high_entropy_mask(entropy, mask, 0.0).equal(mask)
 
 
+@pytest.mark.parametrize("quantile", [0.0, 0.25, 0.8, 0.97, 1.0])
+def test_the_entropy_quantile_is_torchs_and_has_no_largest_size(quantile):
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 2, 7, 1000):
+        entropy, mask = torch.rand(1, n, generator=generator), torch.ones(1, n, dtype=torch.bool)
+        assert high_entropy_mask(entropy, mask, quantile).equal(entropy >= torch.quantile(entropy, quantile)), n
+
+
+@pytest.mark.slow
+def test_more_than_two_to_the_24_tokens_have_a_quantile():
+    entropy = torch.rand(2**12, 2**12 + 1, generator=torch.Generator().manual_seed(0))
+    kept = high_entropy_mask(entropy, torch.ones_like(entropy, dtype=torch.bool), 0.8)
+    assert kept.float().mean().item() == pytest.approx(0.2, abs=1e-3)
+
+
+
 # Answers that the policy has moved away from
 
 @pytest.mark.parametrize("name", TABLE)

@@ -12,7 +12,7 @@ from moe import TinyMoE
 from plumbing.speed.rollouts import concat
 from plumbing.speed.compiled import Decoder
 from plumbing.speed.fast import sample
-from rollout import draw
+from rollout import draw, token_logp
 from plumbing.data.running_sum import builtin_tokenizer
 
 TOKENIZER = builtin_tokenizer()
@@ -228,3 +228,15 @@ def test_prompts_picks_whole_groups():
     picked = rollout.groups(torch.tensor([2, 0]))
     assert picked.texts == rollout.texts[4:6] + rollout.texts[0:2]
     assert torch.equal(picked.response_ids, rollout.response_ids[[4, 5, 0, 1]]) and torch.equal(picked.prompt_ids, rollout.prompt_ids[[2, 0]])
+
+
+def test_a_token_that_is_ruled_out_has_no_entropy():
+    """A logit of -inf: 0 · log 0 is 0, in the value and in the gradient."""
+    logits = torch.tensor([[1.0, -torch.inf, 0.5], [0.0, 0.0, 2.0]], requires_grad=True)
+    chosen, entropy = token_logp(lambda hidden: hidden, logits, torch.tensor([0, 2]), 1.0, entropy_grad=True)
+    kept = torch.tensor([1.0, 0.5], dtype=torch.float64).requires_grad_()
+    want = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
+    assert entropy[0].item() == pytest.approx(want.item(), rel=1e-6) and chosen.isfinite().all()
+    gradient, = torch.autograd.grad(entropy.sum(), logits)
+    expected, = torch.autograd.grad(want, kept)
+    assert gradient[0].tolist() == pytest.approx([expected[0].item(), 0.0, expected[1].item()], rel=1e-5)
