@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from tools import dashboard as pictures
-from tools import passk as screen
+from tools import passk as comparison
 from tools import style
 from plumbing.model.offload import halves
 from plumbing.parallel.devices import autocast
@@ -64,9 +64,13 @@ def with_interval(values, limits=None):
     is right). With limits, the (least, most) possible value, equal values therefore get Clopper and
     Pearson's exact interval: at most a share q = 1 - 0.025^(1/n) of all problems differs from c, so
     the mean is between c - q (c - least) and c + q (most - c). n counts problems, not responses.
+    Without limits, the other values could be anything, so there is no interval: low and high are
+    None.
     """
     mean = sum(values) / len(values)
-    if limits and min(values) == max(values):
+    if min(values) == max(values):
+        if limits is None:
+            return mean, None, None
         least, most = limits
         q = 1 - 0.025 ** (1 / len(values))
         return mean, mean - q * (mean - least), mean + q * (most - mean)
@@ -81,16 +85,18 @@ def pass_at_1(rewards):
 
 def reward_scores(task, parts):
     """Scores from the separate parts of the rewards, [problems][samples][K]: "reward", (mean, low,
-    high) of their weighted sum, and "reward_parts", {name: mean}. The overlong penalty is not
-    included: it is used only in training."""
+    high) of their weighted sum; "reward_limits", (least, most) that it can be, None if that is not
+    known because a function of the user's judges; "mean_rewards", one per problem; "reward_parts",
+    {name: mean}. The overlong penalty is not included: it is used only in training."""
     parts = torch.tensor(parts)                                                    # [n, G, K]
     flat = parts.flatten(0, 1)                                                     # [n·G, K]
-    rewards = task.total(flat).view(parts.shape[:2]).double().mean(-1)             # [n]
-    weights, bounded = task.weights(flat), bool(((flat >= 0) & (flat <= 1)).all())
+    rewards = task.total(flat).view(parts.shape[:2]).double().mean(-1).tolist()    # n
+    weights = task.weights(flat)
     limits = (sum(w for w in weights if w < 0), sum(w for w in weights if w > 0))
+    limits = limits if task.bounded else None
     means = flat.double().nanmean(0).tolist()                                      # [K]
-    return {"reward": with_interval(rewards.tolist(), limits if bounded else None),
-            "reward_parts": dict(zip(task.part_names, means))}
+    return {"reward": with_interval(rewards, limits), "reward_limits": limits,
+            "mean_rewards": rewards, "reward_parts": dict(zip(task.part_names, means))}
 
 
 def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progress=None):
@@ -139,7 +145,7 @@ def held_out(args, actor, tokenizer, task):
 # --------------------------------------------------------------------------------- the commands
 
 def passk(asked):
-    screen.compare(*asked, evaluate, pass_at_k, with_interval)
+    comparison.compare(*asked, evaluate, pass_at_k, with_interval)
 
 
 def claims(words):

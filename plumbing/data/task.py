@@ -33,6 +33,7 @@ class Task:
     parts: Callable | None = None        # (responses, problems, token ids) -> [{name: number}]
     names: list = field(default_factory=list)    # of these parts; []: those of the verifiers
     reward_weights: tuple = ()   # one per part, in the order of the parts; (): 1 each
+    bounded: bool = False        # every part of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
     told: int = 0                # number of verifier errors already returned by new_errors()

@@ -52,9 +52,12 @@ def uncorrected(args):
 
 # ---------------------------------------------------------------------------- before and after
 
-def with_limits(score):
+def with_limits(score, sign=""):
+    """The text of (mean, low, high); low and high are None if there is no interval, because all
+    problems have the same reward. sign: "+" for a difference."""
     mean, low, high = score
-    return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+    interval = "all equal" if low is None else f"{low:{sign}.3f}, {high:{sign}.3f}"
+    return f"{mean:{sign}.3f} [{interval}]"
 
 
 def scores(answers):

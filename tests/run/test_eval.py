@@ -14,7 +14,8 @@ import eval
 from experiments.shared import run_claims
 from tools import dashboard as pictures
 from plumbing.data import running_sum
-from eval import bootstrap, pass_at_1, pass_at_k, with_interval
+from eval import bootstrap, pass_at_1, pass_at_k, reward_scores, with_interval
+from plumbing.data.task import Task
 from tools.passk import majority
 from moe import TinyMoE
 
@@ -66,7 +67,7 @@ def test_the_interval_of_equal_shares_is_clopper_and_pearsons_over_problems(n):
     assert pass_at_1([[1, 1]] * n) == (1, pytest.approx(1 - high), 1)
     mean, low, high = with_interval([0.0] * n, (-1, 1))      # no problem differs between two checkpoints
     assert mean == 0 and -low == high == pytest.approx(1 - .025 ** (1 / n))
-    assert with_interval([3.0] * n) == (3, 3, 3), "a length has no limits"
+    assert with_interval([3.0] * n) == (3, None, None), "without limits, the others could be anything"
 
 
 def test_the_interval_after_no_right_answer_covers_a_small_pass_rate():
@@ -77,6 +78,22 @@ def test_the_interval_after_no_right_answer_covers_a_small_pass_rate():
         _, low, high = pass_at_1(right[:, None].tolist())
         covered, points = covered + (low <= .005 <= high), points + (high == 0)
     assert points == 0 and covered >= 142
+
+
+@pytest.mark.parametrize("bounded, rewards", [(False, (0.0, 10.0)), (True, (0.0, 1.0))])
+def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(bounded, rewards):
+    """64 problems, of which 1 in 90 gets the reward: in half of the draws none does."""
+    task = Task("rare", [], [], lambda response, problem: 0.0, bounded=bounded)
+    generator, missed, unknown, n, p = torch.Generator().manual_seed(0), 0, 0, 64, 1 / 90
+    for _ in range(400):
+        drawn = (torch.rand(n, generator=generator) < p).double() * rewards[1]
+        scores = reward_scores(task, drawn.view(n, 1, 1).tolist())
+        mean, low, high = scores["reward"]
+        assert mean == pytest.approx(drawn.mean().item())
+        unknown += low is None
+        missed += low is not None and not low <= p * rewards[1] <= high
+    assert missed <= 20 and (unknown > 150 if not bounded else unknown == 0)
+    assert scores["reward_limits"] == ((0, 1) if bounded else None)
 
 
 @pytest.mark.parametrize("texts, rewards, expected", [
@@ -138,6 +155,40 @@ def test_passk_of_a_dataset_that_a_file_holds(checkpoints, tmp_path, capsys):
                "--max_completion_length", "4", "--temperature", "0.7", "--output", str(tmp_path / "out.json")])
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["dataset"] == str(data) and report["temperature"] == .7 and 0 <= report["checkpoints"][0]["pass@2"][0] <= 1
+
+
+def test_passk_reports_the_mean_reward_and_its_parts_and_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypatch, capsys):
+    """As train.py does. pass@1 is 0 where the verifier gives partial credit alone."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a)} for a in range(1, 5) for b in range(1, 3)]
+    long = {"prompt": "+".join("1" * 30) + "=", "answer": "0"}
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [long, *rows]))
+    Path("train.jsonl").write_text('{"prompt": "9+9=", "answer": "9"}\n')
+    Path("mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
+    eval.main(["passk", "--model_name_or_path", *checkpoints, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
+               "--n", "4", "--use_cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
+    report, printed = json.loads(Path("out.json").read_text()), capsys.readouterr().out
+    assert report["problems"] == 8 and "left out 1 held-out prompt(s): " in printed and "has 60 tokens" in printed
+    before, after = report["checkpoints"]
+    for one in (before, after):
+        assert one["reward_parts"]["any"] == 2 and 0 <= one["reward_parts"]["some"] <= .5
+        assert one["reward"][0] == pytest.approx(sum(one["reward_parts"].values()))
+    difference = report["difference"]
+    assert difference["reward"][0] == pytest.approx(after["reward"][0] - before["reward"][0], abs=1e-9) != 0
+    assert difference["reward_parts"]["some"] == pytest.approx(difference["reward"][0])
+    assert "parts        some " in printed and "parts        some +" in printed or "parts        some -" in printed
+    only = [word for word in checkpoints[:1] for _ in range(2)]          # twice the same: no interval where nothing differs
+    eval.main(["passk", "--model_name_or_path", *only, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
+               "--n", "1", "--use_cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
+    assert json.loads(Path("out.json").read_text())["difference"]["reward"] == [0, None, None]
+    assert "reward       +0.000 [all equal]" in capsys.readouterr().out
+
+
+def test_passk_without_a_prompt_that_fits_says_so(checkpoints, tmp_path, capsys):
+    data = tmp_path / "sums.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "1"}) + "\n" for a in range(1, 4) for b in range(1, 4)))
+    assert "held-out prompts fits" in refused(capsys, "passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact",
+                                              "--max_prompt_length", "3", "--use_cpu")
 
 
 def test_the_paired_difference_is_narrower_than_two_intervals():

@@ -12,7 +12,7 @@ from tiny_run import TINY
 
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(workplace, monkeypatch, capsys):
-    (workplace / "mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (len(response) > 2), 'any': .25}\n")
+    (workplace / "mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (response < '6'), 'any': .25}\n")
     (workplace / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(1, 8) for b in range(1, 5)))
     model = str(next((workplace / "runs/cold_start").resolve().iterdir()))
     train.main([*TINY, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--max_completion_length", "5",
