@@ -90,11 +90,12 @@ def reward_scores(task, parts):
     {name: mean}. The overlong penalty is not included: it is used only in training."""
     parts = torch.tensor(parts)                                                    # [n, G, K]
     flat = parts.flatten(0, 1)                                                     # [n·G, K]
-    rewards = task.total(flat).view(parts.shape[:2]).double().mean(-1).tolist()    # n
+    rewards = task.total(flat, parts.shape[1]).view(parts.shape[:2])               # [n, G]
+    rewards = rewards.double().mean(-1).tolist()                                   # n
     weights = task.weights(flat)
     limits = (sum(w for w in weights if w < 0), sum(w for w in weights if w > 0))
     limits = limits if task.bounded else None
-    means = flat.double().nanmean(0).tolist()                                      # [K]
+    means = flat.double().nanmean(0).nan_to_num(nan=0.0).tolist()                  # K
     return {"reward": with_interval(rewards, limits), "reward_limits": limits,
             "mean_rewards": rewards, "reward_parts": dict(zip(task.part_names, means))}
 

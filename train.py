@@ -85,7 +85,7 @@ def train(settings, learner, task, recorder, saver):
         recorder.lap("seconds_logp")
 
         # rewards ─► advantages Â
-        batch.rewards = task.total(batch.parts)                                     # [B]
+        batch.rewards = task.total(batch.parts, G)                                  # [B]
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards,
             clip=settings.advantage_clip, mask=rollout.mask, old_logp=old.logp,

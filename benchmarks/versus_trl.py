@@ -113,7 +113,7 @@ class Ours:
         if learner.extras:
             inputs = learner.extras.before_updates(learner, batch, old)
         clock.lap("logp")
-        batch.rewards = self.task.total(batch.parts)
+        batch.rewards = self.task.total(batch.parts, args.num_generations)
         batch.advantages = train.estimate_advantages(
             args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
             clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)

@@ -78,8 +78,21 @@ class Task:
                              f"{len(names)} parts: {', '.join(names)}")
         return [*weights, *[1.0] * (parts.shape[1] - len(weights))]
 
-    def total(self, parts):
+    def total(self, parts, group_size=1):
         """Rewards [B] float32, the weighted sums of their parts [B, K].
+
+        NaN means that a response does not have this part. A response without any part gets the mean
+        reward of its group (0 if the whole group has none), so its advantage is 0.
+        """
+        K = len(self.part_names)                             # after them, DAPO's penalty
+        lost = parts[:, :K].isnan().all(1)                                          # [B]
+        if not lost.any():
+            return self.weighted_sum(parts)                                         # [B]
+        rewards = self.weighted_sum(parts[:, :K]).masked_fill(lost, torch.nan)      # [B]
+        return with_group_mean(rewards, group_size) + parts[:, K:].sum(1)           # [B]
+
+    def weighted_sum(self, parts):
+        """The sums [B] float32 of parts [B, K] times their weights, without those that are NaN.
 
         Sums that are equal on paper must be equal numbers: rounding differences within a group
         would become advantages. Several parts are therefore added in float64, each as the decimal
@@ -98,9 +111,7 @@ class Task:
         problem are adjacent, in the order of `problems`. Several responses are verified at a time.
 
         ids: the token ids of every response, for reward functions that ask for completion_ids. NaN
-        means that a response does not have this part. A response without any part gets the mean
-        parts of its group (0 if the whole group has none), so its advantage is 0. A group is a
-        place in the batch: a problem that occurs twice has two groups.
+        means that a response does not have this part; one without any part is counted as an error.
         """
         G = len(texts) // len(problems)
         asked = [problem for problem in problems for _ in range(G)]                 # B
@@ -109,11 +120,8 @@ class Task:
             return torch.tensor(rewards).view(-1, 1)
         found = self.parts(texts, asked, ids)
         parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in found])
-        nothing = parts.isnan().all(1)                                              # [B]
-        lost = nothing.nonzero().flatten().tolist()
+        lost = parts.isnan().all(1).nonzero().flatten().tolist()
         if lost:
-            means = torch.stack([with_group_mean(part, G) for part in parts.T], 1)  # [B, K]
-            parts = torch.where(nothing[:, None], means, parts)                     # [B, K]
             first = next(v for v in self.verifiers if v.whole)
             first.errors["none"] += len(lost)
             first.complaint = (f"{' and '.join(v.kind for v in self.verifiers)} gave no reward for "

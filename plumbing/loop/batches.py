@@ -40,11 +40,12 @@ def of_whole(stats, mask):
 
 def keep_signal(rounds, wanted, total, last):
     """DAPO's dynamic sampling. rounds: a list of (rollout, problems, parts [B, K]). Returns the
-    first `wanted` groups with different rewards, total(parts) [B]; None if there are not enough
+    first `wanted` groups with different rewards, total(parts, G) [B]; None if there are not enough
     yet. In the last round the missing groups are filled with groups of equal rewards."""
     found = []
     for number, (rollout, problems, parts) in enumerate(rounds, 1):
-        signal = has_signal(total(parts), rollout.group_size)                       # [Q]
+        G = rollout.group_size
+        signal = has_signal(total(parts, G), G)                                     # [Q]
         keep = signal.nonzero().squeeze(-1)                                         # [q]
         if last and number == len(rounds):
             keep = signal.int().argsort(descending=True, stable=True)               # [Q]

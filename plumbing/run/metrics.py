@@ -60,7 +60,7 @@ def rollout_metrics(batch, task):
     --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
     sampled, G = batch.sampled or [(batch.rollout, batch.parts)], batch.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
-    rewards = task.total(parts)                                                     # [n]
+    rewards = task.total(parts, G)                                                  # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0

@@ -111,11 +111,22 @@ def test_the_metrics_mean_is_over_the_answers_that_have_the_part(checkpoint):
     assert record["dead_groups"] == 1 and record["grad_norm"] == 0 and record["pass_rate"] < 1
 
 
+def test_an_answer_without_any_reward_does_not_pass(checkpoint):
+    """Its group's mean is 1 where all others are right; it is no right answer, in training and in evaluations."""
+    Path("mine.py").write_text("def reward(completions, **columns):\n"
+                               "    return [None if i % 4 == 1 else 1.0 for i in range(len(completions))]\n")
+    train.main([*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "--eval_samples", "4", "--eval_prompts", "2", "--num_generations", "4"])
+    record, summary = metrics("run")[0], json.loads(Path("run/summary.json").read_text())
+    assert record["pass_rate"] == 0.75 and record["reward"] == 1 and record["reward_parts"] == {"reward": 1}
+    assert record["dead_groups"] == 1 and record["verifier_errors"] >= 4
+    assert summary["pass_at_1_after"] == 0.75 and summary["reward_after"] == 1 and summary["greedy_after"] == 1
+
+
 def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd):
     judge = task("def reward(completions):\n    return [None if c == 'lost' else float(c) for c in completions]\n")
     problem, other = judge.train[:2]
     texts = ["0.1", "lost", "0.7", "0.1"] + ["0.3", "lost", "0.3", "0.3"] + ["lost"] * 4
-    rewards = judge.total(judge.judge(texts, [problem, other, judge.train[2]]))
+    rewards = judge.total(judge.judge(texts, [problem, other, judge.train[2]]), 4)
     assert rewards.tolist() == pytest.approx([0.1, 0.3, 0.7, 0.1] + [0.3] * 4 + [0] * 4)
     advantages = group_advantages(rewards, 4).view(3, 4)
     assert advantages[0, 1].abs() < 1e-6 and (advantages[0, [0, 2, 3]].abs() > 0.5).all()
@@ -138,7 +149,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     for rank in range(world):
         monkeypatch.setattr(processes, "share", lambda n: slice(rank * n // world, (rank + 1) * n // world))
         found.append(processes.divided(judge.judge)(texts, problems))
-    assert torch.equal(torch.cat(found).flatten(), torch.tensor([0, 0, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0.0]))
+    assert torch.equal(judge.total(torch.cat(found), 4), torch.tensor([0, 0, 0, 0, 0, 1, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0.0]))
 
 
 def test_a_run_of_one_problem_keeps_its_groups_apart(checkpoint):
@@ -328,8 +339,10 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, monke
                       prompts=[[{"role": "system", "content": "1,"}, {"role": "user", "content": p.prompt}] for p in asked],
                       solution=[p.answer for p in asked]) if "completions" in inspect.signature(function).parameters \
         else function(completion_ids=ids)
-    want = with_group_mean(torch.tensor([math.nan if x is None else x for x in theirs]), 4)
-    assert torch.equal(parts[:, 0], want) and metrics("run")[0]["reward_parts"]["reward"] == pytest.approx(want.mean().item())
+    given = torch.tensor([math.nan if x is None else x for x in theirs])
+    want, record = with_group_mean(given, 4), metrics("run")[0]
+    assert torch.equal(parts[:, 0].nan_to_num(nan=-9), given.nan_to_num(nan=-9)) and record["reward"] == pytest.approx(want.mean().item())
+    assert record["reward_parts"]["reward"] == pytest.approx(given.nanmean().nan_to_num().item())
     assert name == "reasoning_accuracy_reward" or len(set(want.tolist())) > 1
 
 
