@@ -104,8 +104,10 @@ def is_adapter(folder):
 
 def base_of(folder):
     """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
-    that is an adapter, too."""
-    base = json.loads((Path(folder) / CONFIG).read_text())["base_model_name_or_path"]
+    there is none, or if that is an adapter, too."""
+    base = json.loads((Path(folder) / CONFIG).read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{folder}/{CONFIG} names no base model")
     if is_adapter(base):
         raise ValueError(f"{base} is an adapter itself: merge that one into its own base model")
     return base

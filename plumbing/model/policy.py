@@ -1,6 +1,7 @@
 """Load the policy: a checkpoint, checked before use, or the built-in tiny MoE after its cold start
 (cold_start.py)."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,7 +85,9 @@ def read_checkpoint(name):
     the config is missing from the checkpoint."""
     if steps := checkpoints_in(Path(name)):
         raise ValueError(f"it is the folder of a run; its checkpoint is {steps[-1]}")
-    if Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+    if words := not_there(name):
+        raise ValueError(words)
+    if Path(name).exists():
         if not (Path(name) / "config.json").is_file():
             raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or "
                              "a hub id")
@@ -119,6 +122,27 @@ def checkpoints_in(folder):
     found = [*folder.glob("checkpoints/step_*"), *folder.glob("step_*")]
     whole = [step for step in found if (step / "config.json").is_file()]
     return sorted(whole, key=lambda step: int(step.name.removeprefix("step_")))
+
+
+def not_there(name):
+    """What to say of a local path that does not exist: the checkpoints near it. "" for a path that
+    exists, and for a name that may be a hub id."""
+    path = Path(name)
+    local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if path.exists() or not local:
+        return ""
+    near = next(parent for parent in path.parents if parent.is_dir())
+    files = [file for below in ("*", "checkpoints/*", "*/checkpoints/*")
+             for file in near.glob(f"{below}/*.safetensors")]
+    there = sorted({str(file.parent) for file in files}, key=by_numbers)
+    more = f" and {len(there) - 6} more" if len(there) > 6 else ""
+    return (f"there is no such folder; the checkpoints in {near} are {', '.join(there[-6:])}{more}"
+            if there else f"there is no such folder, and no checkpoint in {near}")
+
+
+def by_numbers(text):
+    """A key to sort texts by the numbers in them: step_9 before step_10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 # ---------------------------------------------------------------- refused: what would be wrong here

@@ -10,13 +10,16 @@ import os
 import platform
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
 import transformers
 
-from plumbing.run.checkpoints import write_text
+from plumbing.model.adapters import base_of, is_adapter
+from plumbing.model.cold_start import CACHE
+from plumbing.model.policy import not_there
+from plumbing.run.checkpoints import whole, write_text
 from plumbing.parallel import processes
 
 try:
@@ -27,7 +30,9 @@ except ImportError:                                          # on Windows runs a
 # Flags that may differ when a run is resumed, because they do not change what is computed.
 FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps", "report_to",
         "save_tokens", "print_trl_config", "print_verl_config"}
-SOURCES = ("model_name_or_path", "dataset_name", "test_dataset_name", "stage2_dataset_name")
+# Flags with a text of their own that names no file to read. Any other text may name one.
+TEXTS = {"output_dir", "stop", "tool_stop", "hint_template", "columns", "objective_constants",
+         "lora_target_modules"}
 LOCK = ".lock"
 
 
@@ -35,14 +40,15 @@ LOCK = ".lock"
 
 @contextmanager
 def run_folder(args):
-    """The run's folder, locked inside the block. A new folder is removed if the block wrote nothing
-    into it."""
+    """The run's folder, locked inside the block. The folder of a new run is removed again if the
+    block fails before the first rollout batch is complete, so that the next run gets its name."""
     folder, locks = processes.on_first(lambda: open_run(args)), []
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     finally:
-        if locks and not contents(folder):                   # only the first process has a lock
+        begun = {file.name for file in contents(folder)} - {"config.json"}
+        if locks and not begun and not args.resume:          # only the first process has a lock
             shutil.rmtree(folder)
         for number in locks:
             os.close(number)
@@ -50,7 +56,12 @@ def run_folder(args):
 
 def open_run(args):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
-    Raises ValueError if the folder holds anything that must not be replaced."""
+    Raises ValueError if the folder holds anything that must not be replaced, or if a checkpoint to
+    start from does not exist."""
+    for name in () if args.resume else ("model_name_or_path", "teacher_model_name_or_path"):
+        source = getattr(args, name)
+        if source and (words := not_there(source)):
+            raise ValueError(f"--{name} {source}: {words}")
     if args.output_dir is None:
         for n in itertools.count(1):
             folder = Path(f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else ""))
@@ -64,6 +75,7 @@ def open_run(args):
     free = FREE | {"steps"} if may_go_on(args, before.get("steps", args.steps)) else FREE
     differ = [key for key in now if before and key not in free and before.get(key) != now[key]]
     changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
+    kept = [checkpoint for _, checkpoint in whole(folder)]
     if args.resume and not before:
         raise ValueError(f"--resume: nothing to resume in {folder} (no config.json of a run); "
                          "leave out --resume to start a run there")
@@ -72,7 +84,7 @@ def open_run(args):
                          f"schedule depends on --steps, so a run of {before['steps']} steps cannot "
                          f"be extended to {args.steps}; only a run with --lr_scheduler_type "
                          "constant_with_warmup can. Start a new run from the last checkpoint, with "
-                         f"--model_name_or_path {folder}/checkpoints/step_N")
+                         f"--model_name_or_path {kept[-1] if kept else 'CHECKPOINT'}")
     if args.resume and differ:
         raise ValueError(f"--resume: {folder} holds a run with other flags: {changes}")
     if contents(folder) and not args.resume:
@@ -98,11 +110,29 @@ def check_replaceable(args, folder, before, differ):
     if not before:
         raise ValueError(f"--overwrite_output_dir: {folder} does not look like the folder "
                          "of a run (it has no config.json of a run); it is not deleted")
-    for name in SOURCES:
-        source = getattr(args, name)
-        if source and Path(source).resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"--overwrite_output_dir would delete --{name} {source}, which is in "
-                             f"{folder}: give another --output_dir")
+    for name, word, path in paths_read(args):
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"--overwrite_output_dir would delete {path} in {folder}, which "
+                             f"--{name} {word} needs: give another --output_dir")
+
+
+def paths_read(args):
+    """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints, the
+    base models of adapters, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is
+    looked at, except TEXTS."""
+    if not args.model_name_or_path:
+        yield "model_name_or_path", "(none: the built-in policy)", CACHE
+    for f in fields(args):
+        value = getattr(args, f.name)
+        words = value if isinstance(value, list) else [value]
+        for word in () if f.name in TEXTS or "choices" in f.metadata else words:
+            if not isinstance(word, str):
+                continue
+            for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):
+                if path and os.path.exists(path):
+                    yield f.name, word, Path(path)
+            if is_adapter(word):
+                yield f.name, word, Path(base_of(word))
 
 
 def contents(folder):

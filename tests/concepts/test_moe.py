@@ -245,7 +245,7 @@ def pickled(folder):
 EXPERT = "model.layers.1.mlp.experts.2.gate_proj.weight"
 LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=1e4)
 BAD = {
-    "no folder": (shutil.rmtree, "no config.json there"),
+    "no folder": (shutil.rmtree, "there is no such folder"),
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json there"),
     "pickled weights only": (pickled, "pickled weights are not read"),
     "weights missing": (edited(lambda w: w.pop("model.norm.weight")), "model.norm.weight"),

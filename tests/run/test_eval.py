@@ -204,7 +204,7 @@ def test_passk_refuses(checkpoints, tmp_path, capsys):
     one = ["passk", "--model_name_or_path", checkpoints[0], "--use_cpu"]
     assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
     for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
-        assert "no config.json there" in refused(capsys, "passk", "--model_name_or_path", nothing)
+        assert "there is no such folder" in refused(capsys, "passk", "--model_name_or_path", nothing)
     assert "3 checkpoints: give one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
     assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
     assert "--n 0" in refused(capsys, *one, "--n", "0")

@@ -263,26 +263,6 @@ def test_a_run_that_is_refused_later_leaves_no_folder(workplace, capsys):
     assert not Path("new").exists()
 
 
-@pytest.mark.parametrize("name", ["model_name_or_path", "dataset_name", "test_dataset_name"])
-def test_overwriting_does_not_delete_what_the_new_run_needs(name, workplace, capsys):
-    argv = [*TINY, "--steps", "1", "--output_dir", "run"]
-    train.main(argv)
-    shutil.copytree("run/checkpoints/step_1", "model")
-    for folder in (Path(), Path("run/data")):
-        folder.mkdir(exist_ok=True)
-        (folder / "train.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n')
-        (folder / "test.jsonl").write_text('{"prompt": "2+3=", "answer": "5"}\n')
-    inside = {"model_name_or_path": f"../{workplace.name}/run/checkpoints/step_1",
-              "dataset_name": "run/data/train.jsonl", "test_dataset_name": "run/data/test.jsonl"}
-    flags = {"model_name_or_path": "model", "dataset_name": "train.jsonl",
-             "test_dataset_name": "test.jsonl"} | {name: inside[name]}
-    before = sorted(Path("run").rglob("*"))
-    err = refused(capsys, [*argv, "--overwrite_output_dir", "--verifier", "exact",
-                           *(word for key, value in flags.items() for word in (f"--{key}", value))])
-    assert f"--{name} {inside[name]}, which is in run" in err
-    assert sorted(Path("run").rglob("*")) == before
-
-
 def test_overwriting_replaces_all_of_the_old_run(workplace):
     argv = [*TINY, "--output_dir", "run"]
     train.main([*argv, "--steps", "2", "--save_steps", "1"])
