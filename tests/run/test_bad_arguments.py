@@ -164,7 +164,7 @@ def without_a_weight():
 
 
 @pytest.mark.parametrize("damage, words", [
-    (lambda: shutil.rmtree("model"), ["./model", "no config.json"]),
+    (lambda: shutil.rmtree("model"), ["./model", "there is no such folder"]),
     (lambda: Path("model/config.json").unlink(), ["./model", "no config.json"]),
     (lambda: Path("model/config.json").write_text("{broken"), ["./model", "cannot be loaded"]),
     (lambda: config(model_type="nonsense"), ["./model", "nonsense"]),
