@@ -46,6 +46,7 @@ from losses import combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
+from plumbing.engines.vllm import close_engine
 from plumbing.loop import batches
 from plumbing.loop.distillation import teacher_of
 from plumbing.loop.extras import make_extras
@@ -407,6 +408,7 @@ def run_script(settings, task=None):
     example Task(name, train, test, verify)."""
     device = processes.start(settings)
     run_on(device, settings, task)
+    close_engine()
     processes.stop()        # only here, where the policy that was trained is no longer in memory
 
 

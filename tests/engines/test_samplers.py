@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 import eval
 import train
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines.samplers import load_class
+from rollout import response_logp
 from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parents[2]
@@ -19,16 +21,26 @@ SECTION = (ROOT / "docs/data.md").read_text().split("## Another sampler")[1].spl
 DATA = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact --max_completion_length 4".split()
 
 
+def save_model(folder, ends=()):
+    """A tiny checkpoint of transformers; ends: further end tokens, in the generation config, beside settings for chats."""
+    torch.manual_seed(0)
+    tokenizer = builtin_tokenizer()
+    model = Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=8, intermediate_size=48, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
+    if ends:
+        model.generation_config = GenerationConfig(
+            eos_token_id=[tokenizer.eos_token_id, *ends], pad_token_id=tokenizer.pad_token_id, do_sample=True, top_k=5,
+            top_p=0.8, repetition_penalty=1.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @pytest.fixture
 def place(workplace):
     """A tiny checkpoint of transformers, rows, and the sampler of docs/data.md."""
-    torch.manual_seed(0)
-    tokenizer = builtin_tokenizer()
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=8, intermediate_size=48, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)).save_pretrained("model")
-    tokenizer.save_pretrained("model")
+    save_model("model")
     rows = [{"prompt": "+".join("1" * n) + "=", "answer": str(n % 10)} for n in range(1, 30)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code = re.search(r"\n((?:    .*\n|\n)+?)    python train.py", SECTION)[1]
@@ -48,9 +60,29 @@ def test_the_sampler_of_the_documentation_trains_on_the_log_probs_that_it_record
     assert metrics("weighted")[0]["mismatch_ess"] == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("ends, stop", [((), ()), ((3, 5), ()), ((), ("2", "1+")), ((3, 5), ("2", "1+"))])
+def test_the_sampler_of_the_documentation_ends_at_every_end_token_and_trains_on_no_padding(ends, stop, place):
+    """Llama 3, Gemma and Qwen have several end tokens, and settings for chats that must not change the distribution."""
+    save_model("model", ends)
+    policy, tokenizer = Qwen3ForCausalLM.from_pretrained("model"), builtin_tokenizer()
+    rollout = load_class("generate.py:GenerateSampler")(policy, tokenizer, 12, 0.7, stop).sample([[1, 10, 2, 11]] * 4, 16)
+    own = response_logp(policy, rollout, 0.7, entropy=False).logp
+    assert torch.allclose(own[rollout.mask], rollout.sampler_logp[rollout.mask], atol=1e-5)
+    ended = 0
+    for ids, mask, truncated in zip(rollout.response_ids.tolist(), rollout.mask.tolist(), rollout.truncated.tolist()):
+        own = [token for token, loss in zip(ids, mask) if loss]
+        ends_here = [n for n in range(1, len(own) + 1) if own[n - 1] in (tokenizer.eos_token_id, *ends)
+                     or any(tokenizer.decode(own[:n]).endswith(string) for string in stop)]
+        assert ends_here == ([] if truncated else [len(own)]) and (len(own) == 12 or not truncated)
+        ended += not truncated
+    assert ended > 16
+    greedy = load_class("generate.py:GenerateSampler")(policy, tokenizer, 12, 0.7).sample([[1, 10, 2, 11]], 4, temperature=0)
+    assert len({*greedy.texts}) == 1
+
+
 @pytest.mark.parametrize("sampler, words", [
     ("nowhere.py:Sampler", "the file must exist"), ("generate.py:Nothing", "has no class Nothing with a method sample"),
-    ("broken.py:Sampler", "does not load: ZeroDivisionError"), ("generate", "must be FILE.py:CLASS")])
+    ("broken.py:Sampler", "does not load: ZeroDivisionError"), ("generate", "must be vllm, continuous or FILE.py:CLASS")])
 def test_what_is_no_sampler_is_refused_in_one_line(sampler, words, place, capsys):
     Path("broken.py").write_text("1 / 0\n")
     with pytest.raises(SystemExit) as stop:

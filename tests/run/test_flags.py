@@ -114,6 +114,8 @@ EFFECTS = {
     "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
     "old_logp": (ONE, None, "sampler", last("mismatch_kl")),
     "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
+    "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
+                                    lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
     "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
     "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),
@@ -257,6 +259,8 @@ def observed(patch, flags, name):
     if "--use_cpu" in flags:                                 # a machine whose GPU is taken
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
+    if "vllm" in flags:                                      # the real one needs its own environment
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
     if "--torch_compile" in flags:                           # the real one takes a minute
         patch.setattr(torch, "compile", lambda function, **options: function)
         compiled.can_compile.cache_clear()
@@ -277,6 +281,7 @@ def observed(patch, flags, name):
         code = stop.code
     finally:
         hook.remove()
+        sys.modules.pop("vllm", None)
         compiled.can_compile.cache_clear()
     folder = Path.cwd() / folder
     read = lambda file: [json.loads(line) for line in (folder / file).read_text().splitlines()]

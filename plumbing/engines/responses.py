@@ -1,0 +1,68 @@
+"""The responses of an inference engine, lists of token ids and log-probs -> a Rollout.
+
+Where a response ends is decided here, by the same rule as in rollout.sample: at the first
+end-of-sequence token (a model can have several) or stop string, which is a loss token; what the
+engine wrote after it is dropped.
+"""
+
+import zlib
+
+import torch
+
+from rollout import end_test, end_tokens, finish, left_pad, pad_token, token_ids
+
+
+def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()):
+    """B responses to Q = B / group_size prompts -> Rollout on the policy's device.
+
+    prompts: Q lists of token ids, or strings. responses, logps: B lists, a token id and its
+    log-prob (nats, at the temperature of sampling) for each token; the responses of a prompt are
+    adjacent. A response without an end is truncated. Raises ValueError if the lists do not fit
+    together or a log-prob is not a finite number."""
+    device, pad = policy.device, pad_token(tokenizer)
+    if len(responses) != len(logps) or len(responses) != len(prompts) * group_size:
+        raise ValueError(f"the engine returned {len(responses)} responses and {len(logps)} lists "
+                         f"of log-probs; {len(prompts)} prompts x {group_size} were asked for")
+    sizes = [len(ids) for ids in responses]
+    if sizes != [len(logp) for logp in logps] or min(sizes) == 0:
+        raise ValueError("the engine must return at least one token for every response, and one "
+                         "log-prob for every token")
+    prompts = left_pad(token_ids(tokenizer, prompts), pad, device)         # [Q, P] ids and mask
+    width = max(sizes)
+    response = padded(responses, width, pad).to(device)                             # [B, T]
+    logp = padded(logps, width, 0.0).to(device)                                     # [B, T]
+
+    is_end = end_test(policy, tokenizer, stop)
+    lengths = torch.tensor(sizes, device=device)                                    # [B]
+    ended = torch.zeros(len(sizes), dtype=torch.bool, device=device)                # [B]
+    for t in range(width):
+        ends = ~ended & (t < lengths) & is_end(response[:, :t + 1])                 # [B]
+        lengths = torch.where(ends, t + 1, lengths)                                 # [B]
+        ended |= ends
+    after = torch.arange(width, device=device) >= lengths[:, None]                  # [B, T]
+    response, logp = response.masked_fill(after, pad), logp.masked_fill(after, 0.0)
+    if not logp.isfinite().all():
+        raise ValueError("the engine returned a log-prob that is not a finite number")
+    return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
+                  inserted=torch.full_like(response, -1))
+
+
+def padded(rows, width, fill):
+    """Lists of numbers, each padded on the right with `fill` -> tensor [B, width]."""
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+def row_seeds(uniforms, rows):
+    """A seed below 2^32 for every row: a function of its random numbers (uniforms [B, T]), so that
+    a resumed run draws the same. uniforms None: `rows` new seeds."""
+    if uniforms is None:
+        return torch.randint(2 ** 32, (rows,)).tolist()
+    return [zlib.crc32(row.numpy().tobytes()) for row in uniforms.cpu()]
+
+
+def ending_tokens(policy, tokenizer, stop):
+    """The ids of all tokens that end a response by themselves: end-of-sequence tokens, and those
+    that contain a stop string."""
+    every = torch.arange(len(tokenizer), device=policy.device)[:, None]             # [V, 1]
+    single = end_test(policy, tokenizer, stop)(every).nonzero()[:, 0].tolist()
+    return sorted({*single, *end_tokens(policy, tokenizer)})

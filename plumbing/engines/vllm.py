@@ -1,0 +1,213 @@
+"""--sampler vllm: the same `sample` by vLLM, which runs in this process (tests/requirements-vllm.txt).
+
+vLLM holds a copy of the weights. Whenever the policy has changed since the last call, all its
+weights are transferred, and a few of the tokens sampled then are scored by the policy
+(agreement.py): if the weights did not arrive, the run stops. There is one engine per process, made
+at the first call and shared with evaluations.
+
+Tested on a CPU. What a GPU does differently has never been run: `sleep` and `wake_up`, which free
+vLLM's memory while the policy is trained, the share of memory, CUDA graphs.
+"""
+
+import json
+import os
+import random
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch.random import fork_rng
+
+from plumbing.engines.agreement import check_agreement
+from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
+from plumbing.model.adapters import adapted_layers, merged
+from plumbing.parallel import processes
+from rollout import token_ids
+
+CPU_CACHE = 2 ** 30          # bytes of the KV cache on a CPU
+GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
+
+# of a config, which say nothing of the architecture
+WRITTEN_BY_SAVING = ("architectures", "dtype", "transformers_version", "_name_or_path")
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",       # in this process, so that weights need no transport
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",       # training keeps its threads on all cores
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class VllmSampler:
+    """Samples by vLLM, with the arguments of rollout.Sampler and
+
+    dtype           number format of vLLM's weights and arithmetic, "float32", "bfloat16", "float16"
+    prompt_tokens   the longest prompt
+    memory_share    share of the device's memory that vLLM may use; None: GPU_SHARE, or on a CPU
+                    CPU_CACHE besides the weights
+    """
+
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None, *,
+                 dtype="float32", prompt_tokens=1024, memory_share=None):
+        self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
+        self.temperature, self.stop, self.dtype = temperature, stop, getattr(torch, dtype)
+        self.ends = ending_tokens(policy, tokenizer, stop)
+        self.engine = engine_for(policy, tokenizer, dtype, prompt_tokens + max_new_tokens,
+                                 memory_share)
+
+    @torch.no_grad()
+    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+        """See rollout.Sampler.sample; row i is drawn with a seed made of uniforms[i]. Raises
+        ValueError if vLLM cannot load the policy, or does not sample from its weights."""
+        temperature = self.temperature if temperature is None else temperature
+        prompts = token_ids(self.tokenizer, prompts)
+        rows = [{"prompt_token_ids": list(p)} for p in prompts for _ in range(group_size)]
+        settings = [dict(seed=seed, temperature=temperature, max_tokens=self.max_new_tokens,
+                         logprobs=0, stop_token_ids=self.ends, stop=list(self.stop))
+                    for seed in row_seeds(uniforms, len(rows))]
+        with self.engine.awake():
+            changed = self.engine.update(self.policy)
+            responses = self.engine.generate(rows, settings)
+        rollout = as_rollout(self.policy, self.tokenizer, prompts, group_size, *responses,
+                             self.stop)
+        if changed:
+            check_agreement("vllm", self.policy, rollout, temperature, self.dtype)
+        return rollout
+
+
+RUNNING = {}     # {settings: Engine}, at most one
+
+
+def engine_for(policy, tokenizer, dtype, longest, memory_share):
+    """The engine of this process for this architecture and these settings. longest: tokens of a
+    prompt and its response."""
+    longest = min(longest, getattr(policy.config, "max_position_embeddings", None) or longest)
+    shape = {k: v for k, v in policy.config.to_dict().items() if k not in WRITTEN_BY_SAVING}
+    key = json.dumps([shape, dtype, longest, memory_share], sort_keys=True, default=str)
+    if key not in RUNNING:
+        close_engine()                                       # its memory is needed for the new one
+        RUNNING[key] = start(policy, tokenizer, dtype, longest, memory_share)
+    return RUNNING[key]
+
+
+def close_engine():
+    """Shut down the engine of this process, if there is one. Call it before the process group that
+    it may share is left."""
+    while RUNNING:
+        _, engine = RUNNING.popitem()
+        engine.llm.llm_engine.engine_core.shutdown()
+
+
+def start(policy, tokenizer, dtype, longest, memory_share):
+    """A new Engine with the weights of the policy."""
+    os.environ.update(ENVIRONMENT)
+    cpu = policy.device.type == "cpu"
+    memory = {"gpu_memory_utilization": memory_share or GPU_SHARE}
+    if cpu and memory_share is None:
+        memory = {"kv_cache_memory_bytes": CPU_CACHE}
+    options = {}
+    if cpu:      # no prompt in parts: vLLM would rewind the row's generator, which a CPU's cannot do
+        options = dict(enable_chunked_prefill=False, max_num_batched_tokens=max(longest, 2048))
+    if processes.world() > 1:
+        options["distributed_executor_backend"] = "external_launcher"     # torchrun started us
+    folder = processes.on_first(lambda: saved(policy, tokenizer))
+    try:
+        with random_states_kept():
+            from vllm import LLM, SamplingParams
+            llm = LLM(model=folder, dtype=dtype, max_model_len=longest, seed=0,
+                      logprobs_mode="processed_logprobs",    # at the temperature of sampling
+                      generation_config="vllm",              # no top-p or penalties of the folder's
+                      enforce_eager=cpu, enable_sleep_mode=not cpu, use_tqdm_on_load=False,
+                      disable_log_stats=True, **memory, **options)
+    except Exception as error:                               # whatever vLLM raises
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"--sampler vllm: vLLM cannot load {type(policy).__name__}: "
+                         f"{type(error).__name__}: {words}") from error
+    finally:
+        processes.gather(None)                               # every process has read it
+        processes.on_first(lambda: shutil.rmtree(folder))
+    return Engine(llm, SamplingParams, cpu)
+
+
+def saved(policy, tokenizer):
+    """The name of a new folder with the policy as a checkpoint."""
+    folder = tempfile.mkdtemp()
+    plain(policy).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Engine:
+    """vLLM's LLM and what it holds."""
+
+    llm: object
+    sampling_params: type
+    cpu: bool
+    pushed: tuple | None = None  # digests of the policy's weights at the last transfer
+
+    @contextmanager
+    def awake(self):
+        """Inside the block vLLM has its memory; on a GPU it is free otherwise."""
+        if not self.cpu and self.pushed:                     # a new engine is awake
+            self.llm.wake_up()
+        try:
+            yield
+        finally:
+            if not self.cpu:
+                self.llm.sleep(level=1)
+
+    def update(self, policy):
+        """Transfer the weights if the policy has changed. Returns whether it had."""
+        digests = tuple(torch.hash_tensor(p).item() for p in policy.parameters())
+        if digests == self.pushed:
+            return False
+        runner = self.llm.llm_engine.model_executor.driver_worker.model_runner
+        if self.cpu:
+            forget_packed_experts(runner.model)
+        # state_dict, not named_parameters: the latter leave out a tied LM head
+        runner.reload_weights(weights_iterator=iter(plain(policy).state_dict().items()))
+        self.llm.reset_prefix_cache()
+        self.pushed = digests
+        return True
+
+    def generate(self, rows, settings):
+        """(token ids, their log-probs) of a response per row, lists of B lists each."""
+        with random_states_kept():
+            outputs = self.llm.generate(
+                rows, [self.sampling_params(**row) for row in settings], use_tqdm=False)
+        found = [output.outputs[0] for output in outputs]
+        ids = [list(row.token_ids) for row in found]
+        logps = [[at[token].logprob for at, token in zip(row.logprobs, row.token_ids)]
+                 for row in found]
+        return ids, logps
+
+
+def forget_packed_experts(model):
+    """vLLM 0.32 packs the experts of a mixture for the CPU only when it makes their kernel. A
+    second transfer would leave them unpacked, to be read as packed ones: without their kernel,
+    they are packed again."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def plain(policy):
+    """The policy without adapters: itself, or a copy with the adapters merged."""
+    return merged(policy) if adapted_layers(policy) else policy
+
+
+@contextmanager
+def random_states_kept():
+    """vLLM seeds the global generators of Python, NumPy and torch."""
+    python, arrays = random.getstate(), numpy.random.get_state()
+    try:
+        with fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(arrays)

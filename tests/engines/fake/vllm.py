@@ -1,0 +1,74 @@
+"""What --sampler vllm uses of vLLM, by transformers: a copy of the policy in this process, seeds per row, transfers.
+
+tests/engines/test_vllm.py puts this folder on sys.path where it tests our side of the seam without vLLM. FAULTS names
+what a transfer leaves behind; CALLS is what the engine was asked, in order.
+"""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rollout import draw_token
+
+CALLS, FAULTS = [], []
+
+
+@dataclass
+class SamplingParams:
+    seed: int
+    temperature: float
+    max_tokens: int
+    logprobs: int
+    stop_token_ids: list
+    stop: list = field(default_factory=list)
+
+
+class LLM:
+    def __init__(self, model, dtype, **options):
+        print(f"vLLM with {options}")
+        CALLS.append("load")
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
+        head = self.model.lm_head                            # vLLM on a CPU holds a packed copy of a tied head
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        if options["max_model_len"] > self.model.config.max_position_embeddings:
+            raise ValueError("longer than the model")
+        runner = SimpleNamespace(model=self.model, reload_weights=self.reload)
+        worker = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
+        core = SimpleNamespace(shutdown=lambda: CALLS.append("shutdown"))
+        self.llm_engine = SimpleNamespace(model_executor=worker, engine_core=core)
+        torch.manual_seed(0)                                 # as vLLM does
+
+    def reload(self, weights_iterator):
+        CALLS.append("push")
+        own = self.model.state_dict()
+        for name, weight in weights_iterator:
+            if not any(fault in name for fault in FAULTS):
+                own[name].copy_(weight)
+
+    def reset_prefix_cache(self):
+        CALLS.append("reset")
+
+    def sleep(self, level):
+        CALLS.append("sleep")
+
+    def wake_up(self):
+        CALLS.append("wake")
+
+    @torch.no_grad()
+    def generate(self, rows, params, use_tqdm):
+        CALLS.append("generate")
+        return [SimpleNamespace(outputs=[self.one(row["prompt_token_ids"], p)]) for row, p in zip(rows, params, strict=True)]
+
+    def one(self, ids, params):
+        random, new, logprobs = torch.Generator().manual_seed(params.seed), [], []
+        while len(new) < params.max_tokens:
+            logits = self.model(torch.tensor([ids + new])).logits[:, -1]
+            token, logp = draw_token(logits, torch.rand(1, generator=random), params.temperature)
+            new.append(token.item())
+            logprobs.append({new[-1]: SimpleNamespace(logprob=logp.item())})
+            if new[-1] in params.stop_token_ids or any(s in self.tokenizer.decode(new) for s in params.stop):
+                break
+        return SimpleNamespace(token_ids=new, logprobs=logprobs)
