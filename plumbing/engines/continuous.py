@@ -87,8 +87,9 @@ def generate(model, rows, generation, config):
                 manager.stop(block=True)                     # until then, paged attention stays on
                 manager.destroy()
         except Exception as error:                           # whatever a model's code raises
-            raise ValueError(f"--sampler continuous: transformers cannot batch {type(model).__name__} "
-                             f"continuously: {' '.join(str(error).split())[:200]}") from error
+            words = " ".join(str(error).split())[:200]
+            raise ValueError("--sampler continuous: transformers cannot batch "
+                             f"{type(model).__name__} continuously: {words}") from error
         finally:
             log.disabled = before
     return [found[name] for name in names]

@@ -1,9 +1,9 @@
-"""--sampler vllm: the same `sample` by vLLM, which runs in this process (tests/requirements-vllm.txt).
+"""--sampler vllm: the same `sample` by vLLM in this process (tests/requirements-vllm.txt).
 
 vLLM holds a copy of the weights. Whenever the policy has changed since the last call, all its
 weights are transferred, and a few of the tokens sampled then are scored by the policy
-(agreement.py): if the weights did not arrive, the run stops. There is one engine per process, made
-at the first call and shared with evaluations.
+(agreement.py): if the weights did not arrive, the run stops. Rollouts and evaluations share one
+engine per process.
 
 Tested on a CPU. What a GPU does differently has never been run: `sleep` and `wake_up`, which free
 vLLM's memory while the policy is trained, the share of memory, CUDA graphs.
@@ -34,7 +34,7 @@ GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
 WRITTEN_BY_SAVING = ("architectures", "dtype", "transformers_version", "_name_or_path")
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",       # in this process, so that weights need no transport
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",       # in this process, where the weights are
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",       # training keeps its threads on all cores
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -109,7 +109,7 @@ def start(policy, tokenizer, dtype, longest, memory_share):
     if cpu and memory_share is None:
         memory = {"kv_cache_memory_bytes": CPU_CACHE}
     options = {}
-    if cpu:      # no prompt in parts: vLLM would rewind the row's generator, which a CPU's cannot do
+    if cpu:      # no prompt in parts: vLLM then rewinds a row's generator, which a CPU's cannot do
         options = dict(enable_chunked_prefill=False, max_num_batched_tokens=max(longest, 2048))
     if processes.world() > 1:
         options["distributed_executor_backend"] = "external_launcher"     # torchrun started us
