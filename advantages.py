@@ -13,6 +13,8 @@ where a group has fewer than two responses.
 
 To add an advantage, write its function and a row of ADVANTAGES; train.py then accepts it as
 --advantage NAME.
+
+Next: losses.py, which multiplies ratio and advantage.
 """
 
 import inspect
@@ -348,7 +350,7 @@ if __name__ == "__main__":
     for scale, name in (("group", "GRPO, GSPO"), ("none", "Dr. GRPO"), ("mean", "MaxRL")):
         row(f"{scale} ({name})", group_advantages(rewards, 4, scale).tolist())
     row("leave-one-out (RLOO)", leave_one_out(rewards, 4).tolist())
-    print("\nA right answer; GAE pays for what the critic comes to believe\n")
+    print("\nA right response with a critic. GAE: how much a token raised the expected reward\n")
     values = torch.tensor([[0.5, 0.5, 0.4, 0.3, 0.7, 0.8, 0.9, 0.9]])
     row("values", values[0].tolist())
     for lam in (0.0, 0.95, 1.0):

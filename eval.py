@@ -9,7 +9,11 @@ passk also accepts train.py's flags for the task, the policy and sampling, with 
 `python eval.py passk --help` lists them.
 """
 
+import os
 import sys
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")      # other, at the cost of other programs
 
 from tools import commands
 

@@ -7,14 +7,19 @@
     python gspo.py MODEL [ROWS.jsonl]    a Hugging Face causal LM learns GSM8K, or rows in its form
 """
 
+import math
+import os
 import random
 import sys
 import time
 from typing import NamedTuple
 
+if "OMP_WAIT_POLICY" not in os.environ:    # threads of torch that wait for each other spin, which
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")     # takes processor time from other programs
+
 import torch
 from transformers import (AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM, get_cosine_schedule_with_warmup)
+                          Qwen3MoeForCausalLM)
 
 STEPS = 50                 # rollout batches
 PROMPTS_PER_STEP = 32      # Q
@@ -24,7 +29,7 @@ MICRO_BATCH = 64           # rows per forward and backward: changes the memory, 
 MAX_NEW_TOKENS = 25        # T at most: 12 digits, 11 commas, a period and the end token
 EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
 EPSILON_HIGH = 4e-4
-LEARNING_RATE = 4e-4
+LEARNING_RATE = 4e-4       # the highest
 
 # ------------------------------------------------------------------------------ 1. task and reward
 def running_sum(habit=0.0):
@@ -66,8 +71,8 @@ def cold_start(policy, tokenizer, steps=320):
     """Supervised steps on answers by a teacher that adds most nines wrong. They leave half of the
     responses right; at a 9 the wrong digit is likelier, and GSPO has to raise the rarer one."""
     optimizer = torch.optim.AdamW(policy.parameters(), 3e-3, (0.9, 0.95), weight_decay=0)
-    schedule = get_cosine_schedule_with_warmup(optimizer, 30, steps)
-    for _ in range(steps):
+    schedule = make_schedule(optimizer, 30, steps)
+    for step in range(steps):
         rows = [prompt + answer.ljust(25, "$") for prompt, answer in map(running_sum, [0.6] * 32)]
         ids = torch.tensor([tokenizer.encode(row) for row in rows])                     # [32, P+T]
         labels = torch.where(torch.arange(ids.shape[1]) < 24, -100, ids)    # no loss on prompts
@@ -76,6 +81,15 @@ def cold_start(policy, tokenizer, steps=320):
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if (step + 1) % 40 == 0:
+            print(f"cold start {step + 1:3}/{steps}   loss {loss.item():.3f}", flush=True)
+
+def make_schedule(optimizer, warmup, steps):
+    """The rate of every optimizer step: 1/warmup of the highest, 2/warmup ..., then a cosine."""
+    def share(step):
+        decayed = (step - warmup) / max(1, steps - warmup)
+        return (step + 1) / warmup if step < warmup else (1 + math.cos(math.pi * decayed)) / 2
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 # ------------------------------------------------------------------------------------- 3. sampling
 class Rollout(NamedTuple):
@@ -83,30 +97,35 @@ class Rollout(NamedTuple):
     prompt_mask: torch.Tensor     # [B, P] bool, False on padding
     response_ids: torch.Tensor    # [B, T] padded on the right
     mask: torch.Tensor            # [B, T] bool, the loss mask; the end token has a loss, too
+    sampler_logp: torch.Tensor    # [B, T] log-probs while sampling, to compare with section 4's
 
 @torch.no_grad()
 def sample(policy, tokenizer, prompts, group_size, max_new_tokens):
     """π_old answers each prompt, a list of token ids, group_size times. Temperature 1, no top-p:
     the tokens must come from the distribution whose log-probs the loss uses."""
-    end, device = tokenizer.eos_token_id, policy.device
-    ends = torch.tensor([policy.generation_config.eos_token_id or end], device=device).flatten()
-    P, rows = max(map(len, prompts)), [ids for ids in prompts for _ in range(group_size)]
-    ids = prompt_ids = torch.tensor([[end] * (P - len(row)) + row for row in rows], device=device)
+    device = policy.device
+    more = policy.generation_config.eos_token_id           # one end token, a list of them, or None
+    ends = sorted({tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])} - {None})
+    rows = [ids for ids in prompts for _ in range(group_size)]
+    P = max(map(len, rows))
+    padded = [[ends[0]] * (P - len(row)) + row for row in rows]
+    ids = prompt_ids = torch.tensor(padded, device=device)                              # [B, P]
     lengths = torch.tensor([[len(row)] for row in rows], device=device)                 # [B, 1]
     attention = prompt_mask = torch.arange(P, device=device) >= P - lengths             # [B, P]
     position = (attention.cumsum(-1) - 1).clamp(min=0)                                  # [B, P]
     running = lengths > 0                                                               # [B, 1]
-    cache, response, mask = DynamicCache(config=policy.config), [], []
-    while running.any() and len(response) < max_new_tokens:
+    cache = DynamicCache(config=policy.config)
+    columns = []                                            # response_ids, mask, sampler_logp
+    while running.any() and len(columns) < max_new_tokens:
         logits = policy(input_ids=ids, attention_mask=attention.long(), position_ids=position,
                         past_key_values=cache, logits_to_keep=1).logits[:, -1]          # [B, V]
-        ids = torch.multinomial(logits.float().softmax(-1), 1)                          # [B, 1]
-        response.append(ids)
-        mask.append(running)
+        logp = logits.float().log_softmax(-1)                                           # [B, V]
+        ids = torch.multinomial(logp.exp(), 1)                                          # [B, 1]
+        columns.append((ids, running, logp.gather(-1, ids)))                            # [B, 1]
         attention = torch.cat([attention, running], 1)                                  # [B, P+t]
         position = position[:, -1:] + 1                                                 # [B, 1]
-        running = running & ~torch.isin(ids, ends)                                      # [B, 1]
-    return Rollout(prompt_ids, prompt_mask, torch.cat(response, 1), torch.cat(mask, 1))
+        running = running & ~torch.isin(ids, torch.tensor(ends, device=device))         # [B, 1]
+    return Rollout(prompt_ids, prompt_mask, *(torch.cat(x, 1) for x in zip(*columns)))
 
 # ------------------------------------------------------------------------------------ 4. log-probs
 def response_logp(policy, rollout):
@@ -124,27 +143,35 @@ def response_logp(policy, rollout):
 def group_advantages(rewards, group_size):
     """Is a response better than the others to its prompt? rewards [B] -> [B]"""
     groups = rewards.view(-1, group_size)                                               # [Q, G]
-    mean, std = groups.mean(-1, keepdim=True), groups.std(-1, correction=0, keepdim=True)
+    std, mean = torch.std_mean(groups, -1, correction=0, keepdim=True)                  # [Q, 1]
     return ((groups - mean) / (std + 1e-6)).flatten()                                   # eq. 6
 
 # ------------------------------------------------------------------------------- 6. ratio and loss
 def gspo_loss(logp, old_logp, advantages, mask):
-    """-> (loss, share of the tokens that are clipped). Clipping changes no ratio: it drops the
-    gradient of good responses (A > 0) above the clip range, and of bad ones below it."""
-    A, lengths = advantages[:, None], mask.sum(-1, keepdim=True)                        # [B, 1]
+    """-> (loss, number of clipped tokens). Clipping changes no ratio: it drops the gradient of
+    good responses (A > 0) above the clip range, and of bad ones (A < 0) below it."""
+    A = advantages[:, None]                                                             # [B, 1]
+    lengths = mask.sum(-1, keepdim=True)                                                # [B, 1]
     log_w = (logp - old_logp).masked_fill(~mask, 0.0)                                   # [B, T]
     ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
     clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
     loss = -(torch.min(ratio * A, clipped * A) * mask / lengths).sum(-1).mean()         # eq. 5
-    return loss, ((clipped * A < ratio * A) & mask).sum() / mask.sum()
+    return loss, ((clipped * A < ratio * A) & mask).sum()
 
 # ----------------------------------------------------------------------------------------- 7. loop
 def train(policy, tokenizer, problems):
     """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each of STEPS batches."""
     optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0)
-    schedule = get_cosine_schedule_with_warmup(optimizer, 10, STEPS * MINI_BATCHES)
+    schedule = make_schedule(optimizer, 10, STEPS * MINI_BATCHES)
+    rollout = sample(policy, tokenizer, [prompt for prompt, _ in problems[:2]], 2, 8)
+    with torch.no_grad():
+        gap = (response_logp(policy, rollout) - rollout.sampler_logp)[rollout.mask].abs().max()
+    print(f"log-probs of sampling and of scoring differ by at most {gap:.1e} nats")
+    if not gap < 1e-3:               # as where the state between tokens is no KV cache: Mamba, RWKV
+        sys.exit(f"gspo.py: {type(policy).__name__} would be sampled from wrong probabilities")
+    means = []                                                  # of the rewards of each batch
     for step in range(STEPS):
-        began, shares = time.perf_counter(), []
+        began = time.perf_counter()
         prompts, answers = zip(*problems[step * PROMPTS_PER_STEP:][:PROMPTS_PER_STEP])
         rollout = sample(policy, tokenizer, prompts, NUM_GENERATIONS, MAX_NEW_TOKENS)
         mask = rollout.mask                                                             # [B, T]
@@ -154,31 +181,40 @@ def train(policy, tokenizer, problems):
             parts = zip(*(x.split(MICRO_BATCH) for x in rollout))
             old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
         advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
-        order = torch.randperm(len(mask), device=mask.device)                           # [B]
-        for mini in order.chunk(MINI_BATCHES):             # at the first one every ratio is still 1
-            for rows in mini.split(MICRO_BATCH):
+        order = torch.randperm(len(prompts))                                            # [Q]
+        groups = torch.arange(len(mask)).view(-1, NUM_GENERATIONS)[order]               # [Q, G]
+        clipped = 0.0                                      # mean of the mini-batches' shares
+        for mini in groups.tensor_split(MINI_BATCHES):     # at the first one every ratio is still 1
+            for rows in mini.flatten().split(MICRO_BATCH):
                 logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))      # [b, T]
-                loss, share = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
-                (loss * len(rows) / len(mini)).backward()  # adds up to the mean of the mini-batch
-                shares.append(share.item())
+                loss, count = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
+                (loss * len(rows) / mini.numel()).backward()    # their sum: the mini-batch's mean
+                clipped += (count / mask[mini].sum() / MINI_BATCHES).item()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        print(f"batch {step + 1:3}/{STEPS}   reward {sum(rewards) / len(rewards):.3f}   clipped "
-              f"{sum(shares) / len(shares):.2f}   {time.perf_counter() - began:.1f} s", flush=True)
+        means.append(sum(rewards) / len(rewards))
+        print(f"batch {step + 1:3}/{STEPS}   reward {means[-1]:.3f}   clipped {clipped:.2f}   "
+              f"{time.perf_counter() - began:.1f} s", flush=True)
+    first, last = (sum(part) / len(part) for part in (means[:5], means[-5:]))
+    print(f"mean reward of the first five batches {first:.3f}, of the last five {last:.3f}")
 
 if __name__ == "__main__":
     torch.manual_seed(0)
     random.seed(0)
     if len(sys.argv) == 1:
         tokenizer = Characters()
-        policy, encode = tiny_policy(tokenizer), tokenizer.encode
+        policy = tiny_policy(tokenizer)
+        encode = tokenizer.encode
         cold_start(policy, tokenizer)
         problems = [running_sum() for _ in range(STEPS * PROMPTS_PER_STEP)]
     else:
         from datasets import load_dataset
-        STEPS, MICRO_BATCH, MAX_NEW_TOKENS, LEARNING_RATE = 200, 8, 256, 1e-6
+        STEPS = 200
+        MICRO_BATCH = 8
+        MAX_NEW_TOKENS = 256
+        LEARNING_RATE = 1e-6
         model, file = sys.argv[1], sys.argv[2:]
         tokenizer = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -196,16 +232,11 @@ if __name__ == "__main__":
 
 # ------------------------------------------------------------------ what is left out, and GRPO
 # losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay
-# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume.
+# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume. train.py also
+# skips an update whose gradient is not finite, and draws its tokens so that a run can be resumed.
 #
-# GRPO is three lines away:  tail -10 gspo.py | cut -c3- | patch gspo.py -o grpo.py
-# --- gspo.py
-# +++ grpo.py
-# @@ -25,2 +25,2 @@
-# -EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
-# -EPSILON_HIGH = 4e-4
-# +EPSILON = 0.2              # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
-# +EPSILON_HIGH = 0.27
-# @@ -136 +136 @@
-# -    ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
-# +    ratio = log_w.exp()                                                         # [B, T]
+# GRPO is three lines away. Its clip range is its paper's (arXiv 2402.03300); the GSPO paper gave
+# the GRPO that it compares with 1 + 0.27 as the upper end.
+# EPSILON = 0.2
+# EPSILON_HIGH = 0.2
+#     ratio = log_w.exp()                                                         # [B, T]

@@ -15,6 +15,8 @@ advantages is 0; its gradient is not 0.
 To add an objective, add a row to OBJECTIVES and, if its clip is new, a case to token_surrogate (and
 an entry to CLIPS if the clip is not of PPO's kind); train.py then accepts it as --algorithm NAME.
 To add a statistic to policy_loss, add an entry to STATISTICS.
+
+Next: rollout.py, where the log-probs come from.
 """
 
 import math

@@ -4,6 +4,8 @@ TinyMoE has the architecture of `transformers.Qwen3MoeForCausalLM`, the same par
 same call and the same KV caches, so transformers can read its checkpoints and the reverse. RoPE
 scaling, sliding windows, attention dropout and activations other than SiLU are not implemented; a
 config that asks for them raises ValueError.
+
+Next: routes.py, on what its routers choose.
 """
 
 from functools import partial

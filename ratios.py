@@ -1,8 +1,8 @@
 """Importance ratios: how much likelier is a response under the new policy than under the old one?
 
-    token      w_t = π_new(y_t) / π_old(y_t)                    GRPO: one noisy number per token
+    token      w_t = π_new(y_t) / π_old(y_t)                    GRPO: one number per token
     product    Π_t w_t                                          unbiased; explodes with length
-    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)      GSPO: one stable number per response
+    sequence   s = (Π_t w_t)^(1/|y|) = exp(mean_t log w_t)      GSPO: one number per response
     GSPO-token s_t = sg[s] · π_new(y_t) / sg[π_new(y_t)]        the value of s, a gradient per token
 
 `sg` stops the gradient. s is also a ratio of perplexities ("Rethinking GSPO"): with the
@@ -13,6 +13,8 @@ All functions take logp and old_logp of shape [B, T], in nats, float32 (or float
 [B, T] bool, the loss mask: True at the loss tokens (the response with its EOS; not padding, not
 tool output). Values outside the mask, NaN included, change neither a value nor a gradient. Other
 shapes and types raise ValueError: bfloat16 would round GSPO's whole clip range to 1.0.
+
+Next: advantages.py, the other factor of the loss.
 """
 
 import math
@@ -110,15 +112,15 @@ if __name__ == "__main__":
     old_logp = -4 * torch.rand(1, 512, dtype=torch.float64, generator=generator)
     new_logp = old_logp + log_w
 
-    print("An answer of 512 tokens after an update. '·' w = 1,  '▲' w = 1.9,  '▼' w = 0.4\n")
+    print("A response of 512 tokens after an update. '·' w = 1,  '▲' w = 1.9,  '▼' w = 0.4\n")
     w = token_ratio(new_logp, old_logp, mask)[0]
     strip = "".join("▲" if x > 1.5 else "▼" if x < 0.5 else "·" for x in w.tolist())
     print("\n".join("  " + strip[i:i + 96] for i in range(0, 512, 96)))
 
     s = sequence_ratio(new_logp, old_logp, mask).item()
-    print(f"\n  token ratio     w  {w.min():.2f} … {w.max():.2f}   GRPO's band is 0.8 … 1.2"
+    print(f"\n  token ratio     w  {w.min():.2f} … {w.max():.2f}   GRPO's clip range is 0.8 … 1.2"
           f"\n  product         Πw {product_ratio(new_logp, old_logp, mask).item():.5f}"
-          f"\n  sequence ratio  s  {s:.5f}       GSPO's band is 0.9997 … 1.0004")
+          f"\n  sequence ratio  s  {s:.5f}       GSPO's clip range is 0.9997 … 1.0004")
 
     quotient = (perplexity(old_logp, mask) / perplexity(new_logp, mask)).item()
     H_old, H_new = (cross_entropy(logp, mask).item() for logp in (old_logp, new_logp))

@@ -13,6 +13,8 @@ caller passes these numbers, the rollout does not depend on how its rows are spl
 
 Not implemented on purpose: top-p, top-k and repetition penalties. The tokens would then come from
 another distribution than softmax(logits / temperature), whose log-probs enter the loss.
+
+Next: train.py, the loop that joins sampling, advantages and loss.
 """
 
 from contextlib import nullcontext

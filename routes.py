@@ -3,7 +3,9 @@
 In transformers 5 a router is a small module (its class name ends in "Router") that returns (logits
 [N, E], gates [N, K], indices [N, K]) for N tokens. A forward hook on it records the chosen experts
 or replaces them by recorded ones. A router that computes its gates in an unknown way raises
-ValueError with its name. `python moe.py` shows an example.
+ValueError with its name. `python routes.py` shows an example.
+
+Next: eval.py, which measures a policy and draws a run.
 """
 
 from contextlib import contextmanager
@@ -210,3 +212,52 @@ def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
     probs = scores / scores.sum(-1, keepdim=True)                                   # [L, N, E]
     mean = probs.sum(1) / (mask.sum() if tokens is None else tokens)                # [L, E]  P_e
     return (share * mean).sum(-1).mean() * logits.shape[-1]
+
+
+if __name__ == "__main__":
+    import copy
+
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(5)
+    old_policy = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=16, hidden_size=32, head_dim=8, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+        initializer_range=0.3))
+    new_policy = copy.deepcopy(old_policy)      # an update moves every weight a little
+    for weight in new_policy.parameters():
+        weight.data += 0.01 * torch.randn_like(weight)
+    ids, mask = torch.randint(16, (1, 13)), torch.ones(1, 13, dtype=torch.bool)     # [1, S]
+
+    @torch.no_grad()
+    def token_logp(policy):
+        logp = policy(input_ids=ids).logits[:, :-1].log_softmax(-1)                 # [1, S-1, V]
+        return logp.gather(-1, ids[:, 1:, None])[0, :, 0]                           # [S-1]
+
+    with record_routes(old_policy) as old:
+        old_logp = token_logp(old_policy)
+    with record_routes(new_policy) as new:
+        new_logp = token_logp(new_policy)
+    with replay_routes(new_policy, old), record_routes(new_policy) as replayed:
+        replayed_logp = token_logp(new_policy)
+
+    print("A MoE of 2 layers reads 13 tokens before and after an update of its weights.\n"
+          "The 2 of 8 experts of every token; ^ marks an old one that the new policy lacks:\n")
+    for layer, (before, after) in enumerate(zip(old.indices[:, 0], new.indices[:, 0])):
+        pairs = [(sorted(a), sorted(b)) for a, b in zip(before.tolist(), after.tolist())]
+        rows = {f"layer {layer}  old": [f"{a[0]} {a[1]}" for a, _ in pairs],
+                "new": [f"{b[0]} {b[1]}" for _, b in pairs],
+                "flipped": [" ".join(" ^"[e not in b] for e in a) for a, b in pairs]}
+        for name, cells in rows.items():
+            print(f"  {name:>12}   " + "   ".join(cells).rstrip())
+    rates = [", ".join(f"{rate:.0%}" for rate in flip_rate(old.indices, routes.indices, mask))
+             for routes in (new, replayed)]
+    print(f"\nflip rate per layer   {rates[0]}; with the old routes replayed {rates[1]}\n"
+          "\nToken ratios w = π_new / π_old of tokens 2 to 13, with the new routes and with the old:\n")
+    for name, logp in (("new routes", new_logp), ("replayed", replayed_logp)):
+        w = (logp - old_logp).exp()                                                 # [S-1]
+        print(f"  {name:>12}   " + " ".join(f"{x:.2f}" for x in w.tolist())
+              + f"   largest |log w| {w.log().abs().max():.2f}")
+    gamma = router_shift(old.logits, new.logits, old.indices)                       # [1, S]
+    print(f"\nRSPO keeps the new routes and weights a token by its router shift γ: {gamma.min():.2f} "
+          f"to {gamma.max():.2f} here")

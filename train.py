@@ -25,7 +25,11 @@ Rarely used flags (a reference policy, mismatch weights, routing replay, a criti
 places: `extras.before_updates` and `extras.inside_loss` (plumbing/loop/extras.py).
 """
 
+import os
 import sys
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")      # other, at the cost of other programs
 
 from plumbing.run.arguments import first_word, parse
 

@@ -182,7 +182,7 @@ for rows in torch.arange(len(mask) // 2).chunk(2):                # the first st
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    print(f"loss {loss:+.5f}   clipped {clipped:.2f}")
+    print(f"loss {loss:+.5f}   clipped {clipped / mask[rows].sum():.2f}")
 with torch.no_grad():
     log_w = (response_logp(new_policy, rollout) - old_logp).masked_fill(~mask, 0.0)     # [B, T]
 w, s = log_w.exp(), (log_w.sum(-1) / mask.sum(-1)).exp()                        # [B, T], [B]
@@ -215,7 +215,8 @@ plt.show()
 %% text
 ## 7. Loop
 
-Sampling, rewards, advantages, log-probs, four optimizer steps; fifty times.
+Sampling, rewards, advantages, log-probs, four optimizer steps; fifty times. A mini-batch is made
+of whole groups.
 
 %% gspo.py 7
 
@@ -253,7 +254,8 @@ plt.show()
 ## GRPO
 
 GRPO differs by three lines: the ratio of each token instead of the response's, and a wider clip
-range. The end of `gspo.py` holds that diff. `losses.py` has the whole family as a table,
+range. They are at the end of `gspo.py`. [family.ipynb](family.ipynb) compares seven objectives on
+one recorded batch, `losses.py` has the whole family as a table, and
 [docs/reading.md](docs/reading.md) leads from this page through the rest of the project.
 '''
 

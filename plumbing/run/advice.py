@@ -99,6 +99,6 @@ def next_steps(args, folder, records):
         found.append((command(args, algorithm=other), f"{other.upper()} from the same start: "
                                                       f"{ratio}"))
         if args.algorithm == "gspo" and args.epsilon == 3e-4:
-            found.append((command(args, epsilon=0.2, epsilon_high=0.27),
+            found.append((command(args, epsilon=0.2, epsilon_high=0.2),
                           "GSPO with GRPO's clip range: how much does the narrow one matter?"))
     return found

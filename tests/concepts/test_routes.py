@@ -4,7 +4,10 @@ References: transformers' own router logits, plain loops over tokens, and finite
 """
 
 import math
+import re
+import runpy
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -538,3 +541,14 @@ def test_a_router_that_returns_something_else_is_refused_by_name():
     model.model.layers[1].mlp.gate = OtherRouter()
     with pytest.raises(ValueError, match="OtherRouter is not supported"), torch.no_grad(), record_routes(model):
         model(**batch())
+
+
+def test_the_worked_example_shows_flips_and_that_replay_forces_the_old_experts(capsys):
+    runpy.run_path(str(Path(__file__).parents[2] / "routes.py"), run_name="__main__")
+    said = capsys.readouterr().out
+    new, replayed = ([int(x) for x in re.findall(r"(\d+)%", part)] for part in
+                     re.search(r"flip rate per layer (.*); with the old routes replayed (.*)\n", said).groups())
+    marks = [line.count("^") for line in said.splitlines() if line.strip().startswith("flipped")]
+    assert new == [round(100 * n / 26) for n in marks] and sum(marks) > 2 and replayed == [0, 0]
+    w = [[float(x) for x in re.findall(r"\d\.\d+", line)[:12]] for line in said.splitlines() if "largest" in line]
+    assert len(w) == 2 and w[0] != w[1] and all(x > 0 for row in w for x in row)

@@ -193,3 +193,25 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     record, = metrics(code / "run")
     assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0 and 0 <= record["reward"] <= 1
     assert number != 1 or record["clip_low"] == record["clip_high"] == 0 and record["grad_norm"] > 0
+
+
+# -------------------------------------------------------------------------------------------------- the concept files
+
+CONCEPTS = ["ratios.py", "advantages.py", "losses.py", "rollout.py", "moe.py", "routes.py"]
+
+
+def test_a_concept_file_says_which_file_to_read_next():
+    """The order is that of README's table, where train.py stands between rollout.py and moe.py."""
+    table = re.findall(r"^\| \w+ \| (`\w+\.py`(?:, `\w+\.py`)*) \|", (ROOT / "README.md").read_text(), re.M)
+    order = [name for cell in table for name in re.findall(r"\w+\.py", cell)]
+    assert order[0] == "gspo.py" and set(CONCEPTS) < set(order)
+    for name in CONCEPTS:
+        docstring = (ROOT / name).read_text().split('"""')[1]
+        found, = re.findall(r"^Next: (\w+\.py)", docstring, re.M)
+        assert found == order[order.index(name) + 1], name
+
+
+@pytest.mark.parametrize("name", CONCEPTS)
+def test_every_concept_file_runs_a_worked_example(name, capsys):
+    runpy.run_path(str(ROOT / name), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) > 4
