@@ -139,6 +139,15 @@ def response_logp(policy, rollout):
     logp = logits.float().log_softmax(-1)                                               # [B, T, V]
     return logp.gather(-1, rollout.response_ids[..., None]).squeeze(-1)                 # [B, T]
 
+@torch.no_grad()
+def check_log_probs(policy, rollout):
+    """Exit if the log-probs differ from those while sampling. They do for Mamba or RWKV: their
+    state between tokens is no KV cache, and `sample` would lose it."""
+    gap = (response_logp(policy, rollout) - rollout.sampler_logp)[rollout.mask].abs().max()
+    print(f"log-probs of sampling and of scoring differ by at most {gap:.1e} nats")
+    if not gap < 1e-3:
+        sys.exit(f"gspo.py: {type(policy).__name__} would be sampled from wrong probabilities")
+
 # ----------------------------------------------------------------------------------- 5. advantages
 def group_advantages(rewards, group_size):
     """Is a response better than the others to its prompt? rewards [B] -> [B]"""
@@ -163,12 +172,6 @@ def train(policy, tokenizer, problems):
     """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each of STEPS batches."""
     optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0)
     schedule = make_schedule(optimizer, 10, STEPS * MINI_BATCHES)
-    rollout = sample(policy, tokenizer, [prompt for prompt, _ in problems[:2]], 2, 8)
-    with torch.no_grad():
-        gap = (response_logp(policy, rollout) - rollout.sampler_logp)[rollout.mask].abs().max()
-    print(f"log-probs of sampling and of scoring differ by at most {gap:.1e} nats")
-    if not gap < 1e-3:               # as where the state between tokens is no KV cache: Mamba, RWKV
-        sys.exit(f"gspo.py: {type(policy).__name__} would be sampled from wrong probabilities")
     means = []                                                  # of the rewards of each batch
     for step in range(STEPS):
         began = time.perf_counter()
@@ -228,7 +231,9 @@ if __name__ == "__main__":
         ask = "\nReason step by step. On the last line write #### and the answer, a number."
         problems = [(row["question"] + ask, row["answer"])
                     for row in random.choices(data, k=STEPS * PROMPTS_PER_STEP)]
-    train(policy, tokenizer, [(encode(prompt), answer) for prompt, answer in problems])
+    problems = [(encode(prompt), answer) for prompt, answer in problems]
+    check_log_probs(policy, sample(policy, tokenizer, [ids for ids, _ in problems[:2]], 2, 8))
+    train(policy, tokenizer, problems)
 
 # ------------------------------------------------------------------ what is left out, and GRPO
 # losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay

@@ -14,9 +14,11 @@ Where each name of gspo.py is found here, in the order of its sections:
     Characters                   plumbing/data/running_sum.py: builtin_tokenizer()
     tiny_policy                  plumbing/model/cold_start.py: tiny_config()
     cold_start                   plumbing/model/cold_start.py: cold_start()
+    make_schedule                make_schedule()
     Rollout                      rollout.py: Rollout
     sample                       sample(), which collect() calls
     response_logp                learner.response_logp(); of a whole batch: learner.score()
+    check_log_probs              plumbing/model/policy.py: check_log_probs()
     group_advantages             advantages.py: estimate_advantages()
     gspo_loss                    losses.py: policy_loss()
     train                        train() and, for one mini-batch, update()

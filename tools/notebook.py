@@ -122,6 +122,7 @@ The probability of each token of one wrong response of that group. The policy is
 everything except the digits after a 9, where it wavers between two.
 
 %% code
+check_log_probs(policy, rollout)
 with torch.no_grad():
     old_logp = response_logp(policy, rollout)                                   # [B, T]
 row = group * NUM_GENERATIONS + int(rewards.view(-1, NUM_GENERATIONS)[group].argmin())

@@ -95,7 +95,7 @@ def made():
 
     def run(**changed):
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
-        token = lambda p, n: draw(p.log(), next(drawn) if len(p) == Q * G else torch.full((len(p),), 0.5))[:, None]
+        token = lambda p, n: draw(p.log(), next(drawn))[:, None]
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (SHORT | {"reward": runpy.run_path("share.py")["reward"]} | changed).items():
                 patch.setattr(gspo, name, value)
