@@ -1,19 +1,23 @@
 """gspo.ipynb: gspo.py cell by cell, with what each step produces on the running sum.
 
     pip install nbclient ipykernel
-    python tools/notebook.py        writes gspo.ipynb with its outputs: two minutes
+    python tools/notebook.py        writes gspo.ipynb with its outputs, and the picture of
+                                    docs/reading.md: two minutes
 
 The code cells of a section are cut from gspo.py at its section bars, so that page and notebook
 cannot differ; the prose and the cells that draw are in CELLS below.
 """
 
 import argparse
+import base64
 import json
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "gspo.ipynb"
+PICTURE = ROOT / "docs/figures/clipped_responses.png"     # of docs/reading.md
+PICTURED = 'title="the responses and the clip range"'      # words of the cell that draws it
 TIMEOUT = 3600  # seconds that a cell may take
 
 CELLS = r'''%% text
@@ -279,10 +283,14 @@ def cell(kind, number, text, of_page=False):
 
 
 def notebook(source):
-    """The notebook as a dict, from the text of gspo.py and CELLS."""
-    _, *sections = page_cells(source)
+    """gspo.ipynb as a dict, from the text of gspo.py and CELLS."""
+    return made(CELLS, page_cells(source)[1:])
+
+
+def made(text, sections=()):
+    """A notebook as a dict, from its cells: `%% text`, `%% code`, `%% gspo.py N` for a section."""
     cells = []
-    for part in re.split("(?m)^%% ", CELLS)[1:]:
+    for part in re.split("(?m)^%% ", text)[1:]:
         kind, _, text = part.partition("\n")
         of_page = kind.startswith("gspo.py")
         text = sections[int(kind.split()[1])] if of_page else text
@@ -324,9 +332,23 @@ def sources(book):
     return [(each["cell_type"], "".join(each["source"])) for each in book["cells"]]
 
 
+def write(path, book):
+    path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")
+    print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
+
+
+def picture(book, words):
+    """The bytes of the PNG that the one code cell with these words has drawn last."""
+    cell, = (each for each in book["cells"] if words in "".join(each["source"])
+             and each["cell_type"] == "code")
+    drawn = [output["data"]["image/png"] for output in cell["outputs"]
+             if "image/png" in output.get("data", {})]
+    return base64.b64decode(drawn[-1])
+
+
 if __name__ == "__main__":
     help_form = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
-    made = executed(notebook((ROOT / "gspo.py").read_text()))
-    NOTEBOOK.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
-    print(f"{NOTEBOOK.name}: {NOTEBOOK.stat().st_size / 1000:.0f} kB")
+    book = executed(notebook((ROOT / "gspo.py").read_text()))
+    write(NOTEBOOK, book)
+    PICTURE.write_bytes(picture(book, PICTURED))
