@@ -253,11 +253,11 @@ if __name__ == "__main__":
     rates = [", ".join(f"{rate:.0%}" for rate in flip_rate(old.indices, routes.indices, mask))
              for routes in (new, replayed)]
     print(f"\nflip rate per layer   {rates[0]}; with the old routes replayed {rates[1]}\n"
-          "\nToken ratios w = π_new / π_old of tokens 2 to 13, with the new routes and with the old:\n")
+          "\nToken ratios w = π_new / π_old of tokens 2 to 13, with the new and the old routes:\n")
     for name, logp in (("new routes", new_logp), ("replayed", replayed_logp)):
         w = (logp - old_logp).exp()                                                 # [S-1]
         print(f"  {name:>12}   " + " ".join(f"{x:.2f}" for x in w.tolist())
               + f"   largest |log w| {w.log().abs().max():.2f}")
     gamma = router_shift(old.logits, new.logits, old.indices)                       # [1, S]
-    print(f"\nRSPO keeps the new routes and weights a token by its router shift γ: {gamma.min():.2f} "
-          f"to {gamma.max():.2f} here")
+    print("\nRSPO keeps the new routes and weights a token by its router shift γ, here "
+          f"{gamma.min():.2f} to {gamma.max():.2f}")
