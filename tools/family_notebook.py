@@ -8,6 +8,7 @@ The batch is 96 responses of gspo.py's policy to running sums after a short cold
 log-probs before and after a few optimizer steps without any clipping: results/recorded_batch.json.
 """
 
+import argparse
 import json
 import random
 import sys
@@ -280,6 +281,9 @@ def recorded():
 
 
 if __name__ == "__main__":
-    if "--record" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="first record the batch again")
+    if parser.parse_args().record:
         BATCH.write_text(json.dumps(recorded()) + "\n")
     write(NOTEBOOK, executed(made(CELLS)))
