@@ -1,11 +1,15 @@
-"""The curves of a run: eight panels from metrics.jsonl and summary.json.
+"""The curves of a run: eight panels from metrics.jsonl and summary.json, seven if the reward is the
+share of right answers.
 
 Every panel says what is usual; docs/metrics.md says for which models this is true.
 """
 
 import json
+import math
 
 from tools import style
+
+MARKERS = "osD^vP"               # of held-out scores, by metric
 
 PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what is usual
     ("right answers: rollouts, held-out (dots)", "share", "pass_rate pass_at_1/0", False,
@@ -47,20 +51,36 @@ def with_held_out(folder, records):
 
     def scores(when):
         names = {"pass_at_1": f"pass_at_1_{when}", "held_out_reward": f"reward_{when}"}
-        return {name: [summary[key]] for name, key in names.items() if key in summary}
+        found = {name: [summary[key]] for name, key in names.items() if key in summary}
+        return found | {"held_out_parts": summary.get(f"reward_parts_{when}", {})}
     return [{"step": 0, **scores("before")}, *records[:-1], records[-1] | scores("after")]
+
+
+def is_share(runs):
+    """Whether in all runs the mean reward is the share of right answers, so that one panel shows
+    both."""
+    return all(curve(records, share) == curve(records, reward) for records in runs.values()
+               for share, reward in (("pass_rate", "reward"), ("pass_at_1/0", "held_out_reward/0")))
 
 
 def draw(runs):
     """The figure of {run: metrics records}, with a color per run and a line style per metric."""
     every = [record for records in runs.values() for record in records]
     parts = sorted({part for record in every for part in record.get("reward_parts") or ()})
-    rows = len(PANELS) // 2
+    held_out = sorted({part for record in every for part in record.get("held_out_parts") or ()})
+    one = is_share(runs) and len(parts) <= 1
+    panels = [panel for panel in PANELS if not (one and panel[2].startswith("reward"))]
+    rows = math.ceil(len(panels) / 2)
     figure, axes = style.panels(rows, 2, height=2.7 * rows, width=9)
-    for place, (title, unit, metrics, log, usual) in zip(axes.flat, PANELS):
+    for place in axes.flat[len(panels):]:
+        place.set_axis_off()
+    for place, (title, unit, metrics, log, usual) in zip(axes.flat, panels):
         metrics = metrics.split()
         if "reward" in metrics and len(parts) > 1:
             metrics += [f"reward_parts/{part}" for part in parts]
+        if "reward" in metrics and len(held_out) > 1:
+            metrics += [f"held_out_parts/{part}" for part in held_out]
+        title = title.replace("right answers", "reward: right answers") if one else title
         fill(place, runs, metrics, log)
         style.label(place, title, "rollout batch", unit)
         place.set_title(title, pad=16)                       # room for the line below it
@@ -78,6 +98,8 @@ def named(metric):
     """A metric's name in a legend."""
     if metric in ("pass_at_1/0", "held_out_reward/0"):
         return "held-out"
+    if metric.startswith("held_out_parts/"):
+        return f"{metric.removeprefix('held_out_parts/')}, held-out"
     return {"pass_rate": "rollouts", "dead_groups": "groups", "flip_rate": "experts"}.get(
         metric, metric.removeprefix("reward_parts/"))
 
@@ -87,17 +109,19 @@ def fill(place, runs, metrics, log):
     so that 0 can be drawn."""
     values, told = [], set()
     present = [m for m in metrics if any(curve(records, m) for records in runs.values())]
-    lines = [m for m in present if not m.endswith("/0")]
+    dotted = [m for m in present if m.endswith("/0") or m.startswith("held_out")]
+    lines = [m for m in present if m not in dotted]
     for colour, records in zip(style.COLOURS * len(runs), runs.values()):
         for metric in present:
             points = curve(records, metric)
             if not points:
                 continue
-            dots = metric.endswith("/0")                     # held-out: not measured in every batch
+            dots = metric in dotted                          # held-out: not measured in every batch
+            marker = MARKERS[dotted.index(metric) % len(MARKERS)] if dots else "o"
             look = ":" if dots else style.LINES[lines.index(metric) % len(style.LINES)]
             place.plot(*zip(*points), look, color=colour,
                        label=named(metric) if len(present) > 1 and metric not in told else None,
-                       marker="o" if dots or len(points) == 1 else None, markersize=4)
+                       marker=marker if dots or len(points) == 1 else None, markersize=4)
             values += [y for _, y in points]
             told.add(metric)
     positive = [v for v in values if v > 0]

@@ -54,6 +54,8 @@ def that_fit(args, task, tokenizer, problems, most):
             refused.append(str(error))
     if not kept:
         raise ValueError(f"none of the {len(problems)} held-out prompts fits; {refused[-1]}")
+    if task.trial:
+        task.trial(tokenizer)
     note = f"left out {len(refused)} held-out prompt(s): {refused[0]}" if refused else ""
     return kept, note
 

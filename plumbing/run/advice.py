@@ -65,11 +65,19 @@ def trouble(args, records):
                                "is too high for the clip range"))
     if dead > 0.9:
         found.append(dead_groups(args, dead, passed))
-    if average("truncated") > 0.3:
+    if average("truncated") > 0.3 and longer_may_help(last):
         longer = command(args, max_completion_length=2 * args.max_completion_length)
         found.append((longer, f"{average('truncated'):.0%} of the responses were cut off at the "
                               "limit"))
     return found
+
+
+def longer_may_help(records):
+    """Whether a higher length limit could give better rewards: not if the responses that ended
+    before the limit had no reward either."""
+    rewarded = any(value for record in records for name, value in record["reward_parts"].items()
+                   if name != "overlong")
+    return rewarded or all(record["truncated"] == 1 for record in records)
 
 
 def dead_groups(args, dead, passed):
@@ -83,6 +91,9 @@ def dead_groups(args, dead, passed):
     if passed < 0.05:
         return ("easier problems, or a verifier with partial credit",
                 f"hardly any response is right: {groups}")
+    if args.dynamic_sampling:
+        return ("problems of medium difficulty, or a larger --num_generations",
+                f"{groups}, so nearly all of the sampling is discarded")
     return (command(args, dynamic_sampling=True),
             f"{groups}: sample until every group has right and wrong responses")
 

@@ -73,10 +73,11 @@ class AutoBand:
         row, epsilon = OBJECTIVES[self.args.objective], self.epsilon
         return (row.epsilon, row.epsilon_high) if epsilon is None else (epsilon, epsilon)
 
-    def update(self, log_w_var, log_s_var):
+    def update(self, log_w_var, log_s_var, noise=0.0):
         """Add the measurement of a completed rollout batch: its variances of log w, which tells
-        whether the policies differ, and of log s."""
-        if log_w_var > ROUNDING and 0 < log_s_var < math.inf:
+        whether the policies differ, and of log s. noise: the error of log s in nats, which is large
+        in 16 bits."""
+        if log_w_var > ROUNDING and noise ** 2 < log_s_var < math.inf:
             seen = [*self.progress.get("log_s_std", []), math.sqrt(log_s_var)]
             self.progress["log_s_std"] = seen[-BATCHES:]     # a new list: checkpoints keep the old
 

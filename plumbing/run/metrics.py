@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from advantages import has_signal
+from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES, STATISTICS, kl_penalty
 from plumbing.run import band, checkpoints, trackers
 from plumbing.parallel import devices
@@ -22,6 +22,7 @@ from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
+MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
 
 
 class Clock:
@@ -172,6 +173,9 @@ class Recorder:
         self.progress, self.clock = progress, Clock(device, start, args.steps)
         self.begin, self.lap = self.clock.begin, self.clock.lap
         self.clips_s = OBJECTIVES[args.objective].clips_s
+        before = progress.get("before")
+        if before and start == 0 and learner.rank == 0:
+            trackers.report(args, folder, {"step": 0, **held_out_record(before["sampled"])})
 
     def count_bad(self, step, skipped, mini):
         """After an update that is not finite, save its mini-batch for inspection. Stop the run
@@ -195,6 +199,8 @@ class Recorder:
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         record["log_s_noise"] = self.noise(record["log_s_noise"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
+        equal = no_signal(args, record, batch.advantages)
+        progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
         offloaded = learner.optimizer.moved() if args.optimizer_offload else None
         record |= {
@@ -206,7 +212,7 @@ class Recorder:
         if held:
             record |= held_out_record(held["sampled"])
         if learner.band:
-            learner.band.update(record["log_w_var"], record["log_s_var"])
+            learner.band.update(record["log_w_var"], record["log_s_var"], record["log_s_noise"])
         if learner.rank == 0:
             self.write(step, record, batch, mini, new)
 
@@ -228,6 +234,8 @@ class Recorder:
         fixed = self.clips_s and not self.learner.band       # a clip range of s that stays
         if step == 1 and fixed and (note := noise_note(args, record["log_s_noise"])):
             print(note, flush=True)
+        if self.progress["equal"] == MAX_EQUAL_STEPS:
+            print(equal_note(firsts[0], record["reward_std"]), flush=True)
 
     def noise(self, first):
         """The error of log s in nats: `first`, what two forwards of one policy differ by, or the
@@ -290,6 +298,23 @@ def noise_note(args, noise):
                                                  "--epsilon_high)"))))
 
 
+def no_signal(args, record, advantages):
+    """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
+    the advantages are computed from are equal."""
+    reads = "rewards" in ADVANTAGES[args.advantage].reads and not args.distillation_coef
+    return bool((advantages == 0).all()) or reads and record["reward_std"] == 0
+
+
+def equal_note(first, reward_std):
+    """The note after MAX_EQUAL_STEPS batches without a signal. first: a line of samples.jsonl."""
+    where = "" if reward_std == 0 else " within every group"
+    prompt, response = (first[name].strip() for name in ("prompt", "response"))
+    return (f"note: in the last {MAX_EQUAL_STEPS} batches all rewards were equal{where}, so "
+            f"nothing is learned; the first response of this batch, with reward "
+            f"{first['reward']:g}: {prompt[-100:]!r} -> {response[:200]!r}; does the verifier read "
+            "such responses, and are the problems neither too hard nor too easy?")
+
+
 def line(record, steps, seconds_left, best_pass_rate, auto=False):
     """The line of a rollout batch on the screen. auto: --epsilon auto, so the line shows the
     measured clip range."""
@@ -307,7 +332,7 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
     words = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {short(record['reward'])}",
         f"({named})" if len(parts) > 1 else "", f"pass {short(record['pass_rate'])}",
-        f"len {record['length']:5.1f}",
+        f"dead {short(record['dead_groups'])}", f"len {record['length']:5.1f}",
         f"clip {short(low + high)} (low {short(low)} high {short(high)})",
         f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
         f"band {small(record['epsilon'])}" if auto else "",

@@ -7,8 +7,9 @@ summary.json contains the numbers that are printed at the end.
 import json
 
 from losses import OBJECTIVES
-from plumbing.run import band, checkpoints
+from plumbing.run import band, checkpoints, trackers
 from plumbing.run.advice import next_steps
+from plumbing.run.metrics import held_out_record
 from plumbing.parallel.processes import rank
 
 
@@ -106,6 +107,8 @@ def report(args, folder, task, before, after, seconds):
                 text = answers["sampled"]["texts"][i][0]
                 print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
         print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
+        last = {"step": args.steps, **held_out_record(after["sampled"])}
+        trackers.report(args, folder, last)
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"

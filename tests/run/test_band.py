@@ -75,7 +75,8 @@ def test_one_collapse_does_not_widen_the_band_and_nothing_widens_it_beyond_its_l
     assert bands.edges() == (3e-4, 4e-4)
     for var in (1e-4, 1e-4, 1e-4, 4.0, float("nan"), 0.0, float("inf")):      # what is no measurement is not counted
         bands.update(1e-3, var)
-    bands.update(0.9 * band.ROUNDING, 1e-12)                                  # nor is rounding
+    bands.update(0.9 * band.ROUNDING, 1e-12)                                  # nor is rounding,
+    bands.update(1e-3, 1e-6, 2e-3)                                            # of 16 bits neither
     assert bands.edges() == (pytest.approx(.02),) * 2
     assert len(progress["log_s_std"]) == 4
     for _ in range(4):

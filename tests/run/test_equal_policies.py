@@ -29,6 +29,7 @@ ROUNDING = 2e-6                                              # of log-probs in f
 EQUAL = {
     "log_w_mean": 0, "log_w_var": 0, "log_s_mean": 0, "log_s_var": 0, "ratio_max": 1,
     "variance_factor": None, "delta_h": 0, "equivalence_error": 0,
+    "log_s_noise": lambda record, args: record["log_s_noise"] if args.half else 0,
     "perplexity_new": lambda record, args: record["perplexity_old"],
     "clip_low": 0, "clip_high": 0, "clip_signal": 0,
     "epsilon": lambda record, args: paper_epsilon(args), "epsilon_over_std": None,

@@ -301,6 +301,29 @@ def test_dashboard_draws_the_held_out_scores_from_before_the_first_batch_to_afte
     assert pictures.with_held_out(run, records) == records
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_dashboard_draws_one_panel_where_the_reward_is_the_share_of_right_answers(share, tmp_path):
+    """As in the built-in task; with other rewards, the parts of the held-out reward stand in the panel of the rewards."""
+    run = Path(write_run(tmp_path / "run", 3))
+    parts = {"correct": .5} if share else {"some": .2, "any": .1}
+    records = [json.loads(line) | {"reward": .5 if share else .3, "reward_parts": parts} for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ends = {when: {"pass_at_1": value, "reward": value if share else value / 2, "reward_parts": {name: value * x for name, x in parts.items()}}
+            for when, value in (("before", .4), ("after", .8))}
+    (run / "summary.json").write_text(json.dumps({f"{name}_{when}": value for when, found in ends.items() for name, value in found.items()}))
+    figure = pictures.draw({"run": pictures.with_held_out(run, records)})
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
+    assert len(panels) == (7 if share else 8)
+    if share:
+        lines = panels["reward: right answers: rollouts, held-out (dots)"].get_lines()
+        assert [line.get_ydata().tolist() for line in lines] == [[.5] * 3, [.4, .8]]
+        return
+    lines = {line.get_label(): line for line in panels["reward and its parts, held-out (dots)"].get_lines()}
+    assert {name: line.get_ydata().tolist() for name, line in lines.items()} == {
+        "reward": [.3] * 3, "held-out": [.2, .4], "some": [.2] * 3, "any": [.1] * 3,
+        "some, held-out": pytest.approx([.08, .16]), "any, held-out": pytest.approx([.04, .08])}
+    assert lines["some, held-out"].get_xdata().tolist() == [0, 3] and len({line.get_marker() for line in lines.values()}) == 4
+
+
 def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
     run = write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r')
     eval.main(["dashboard", run])

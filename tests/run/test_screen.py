@@ -6,6 +6,7 @@ import pytest
 
 import train
 from plumbing.model import cold_start as warm_up
+from plumbing.run import trackers
 from plumbing.run.advice import command, next_steps
 from plumbing.run.arguments import parse
 from tiny_run import TINY
@@ -33,7 +34,7 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(workplace, monkeypatch,
 
 # ------------------------------------------------------------------------------------------------------------------ advice
 
-HEALTHY = dict(step=1, pass_rate=.6, entropy=.5, clip_low=.1, clip_high=.1, dead_groups=.3, truncated=0.0, skipped=0)
+HEALTHY = dict(step=1, pass_rate=.6, entropy=.5, clip_low=.1, clip_high=.1, dead_groups=.3, truncated=0.0, skipped=0, reward_parts={"correct": .6})
 
 
 def advised(argv="", **last):
@@ -71,6 +72,54 @@ def test_no_right_answer_asks_for_easier_problems():
     none = HEALTHY | dict(pass_rate=0.0, dead_groups=1.0)
     (line, why), *_ = next_steps(parse(["--use_cpu"]), "runs/x", [none] * 9)
     assert "easier problems" in line and "hardly any response is right: 100% of the groups" in why
+
+
+@pytest.mark.parametrize("truncated, rewarded, longer", [(.5, 0.0, False), (1.0, 0.0, True), (.5, .1, True), (.2, .1, False)])
+def test_a_longer_limit_is_advised_only_where_it_could_help(truncated, rewarded, longer):
+    """Where responses that ended by themselves have no reward either, the limit is not what is wrong."""
+    parts = {"correct": rewarded, "overlong": -.4}
+    told = advised("--max_completion_length 20", truncated=truncated, reward_parts=parts, pass_rate=.4)
+    assert any("cut off" in why for _, why in told) == longer
+
+
+def test_dynamic_sampling_is_not_advised_to_a_run_that_has_it():
+    (line, why), *_ = advised("--dynamic_sampling", dead_groups=1.0)
+    assert "medium difficulty" in line and "discarded" in why
+
+
+@pytest.mark.parametrize("rule, reward, words", [
+    ("0.0", 0, "all rewards were equal, so"), ("len(problem.prompt) / 100", None, "all rewards were equal within every group, so")])
+def test_three_batches_of_equal_rewards_are_reported_at_once(rule, reward, words, workplace, monkeypatch, capsys):
+    sums = train.tasks.running_sum
+
+    def judged(*args, **kwargs):
+        task = sums(*args, **kwargs)
+        task.verify = lambda response, problem: eval(rule.replace("problem.prompt", "problem.prompt.strip()"))
+        return task
+    monkeypatch.setattr(train.tasks, "running_sum", judged)
+    train.main([*TINY, "--steps", "5", "--output_dir", "run"])
+    printed = capsys.readouterr().out.splitlines()
+    note, = [i for i, text in enumerate(printed) if text.startswith("note: in the last 3 batches")]
+    first = json.loads((workplace / "run/samples.jsonl").read_text().splitlines()[2])["samples"][0]
+    assert printed[note - 1].startswith("batch 3/5") and words in printed[note]
+    assert f"with reward {first['reward']:g}: {first['prompt'].strip()!r} -> {first['response']!r}" in printed[note]
+    assert "dead 1.00" in printed[note - 1] and reward in (None, first["reward"])
+    train.main([*TINY, "--steps", "3", "--output_dir", "other", "--advantage", "gae", "--algorithm", "ppo"])
+    assert ("note: in the last" in capsys.readouterr().out) == (reward == 0), "a critic learns from rewards that differ between prompts"
+
+
+def test_trackers_get_both_ends_of_the_held_out_scores(workplace, monkeypatch):
+    """Without --eval_steps: before the first batch and after the last."""
+    sent = []
+    monkeypatch.setattr(trackers, "check", lambda name: None)
+    monkeypatch.setattr(trackers, "start", lambda *args: lambda numbers, step: sent.append((step, numbers)))
+    train.main([*TINY, "--steps", "2", "--eval_samples", "1", "--eval_prompts", "4", "--report_to", "tensorboard", "--output_dir", "run"])
+    summary = json.loads((workplace / "run/summary.json").read_text())
+    ends = [(step, numbers) for step, numbers in sent if "held_out_reward/0" in numbers]
+    assert [step for step, _ in ends] == [0, 2] and len(sent) == 4
+    for (_, numbers), when in zip(ends, ("before", "after")):
+        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"] and numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
+        assert numbers["held_out_parts/correct"] == summary[f"reward_parts_{when}"]["correct"]
 
 
 @pytest.mark.parametrize("more", ["", "--num_hidden_layers 48 --learning_rate 4e-4", "--num_hidden_layers 2 --min_terms 3"])
