@@ -1,5 +1,5 @@
-"""The curves of a run: eight panels from metrics.jsonl and summary.json, seven if the reward is the
-share of right answers.
+"""The curves of a run from metrics.jsonl and summary.json: nine panels, without that of the experts
+for dense models, and one for both if the reward is the share of right answers.
 
 Every panel says what is usual; docs/metrics.md says for which models this is true.
 """
@@ -24,8 +24,8 @@ PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what is usual
     ("entropy", "nats per token", "entropy", False, "falls slowly; early 0: no exploration"),
     ("gradient norm, before its clip", "", "grad_norm", True,
      "steady; a spike: see ratio_max in metrics.jsonl"),
-    ("groups without signal, experts flipped", "share", "dead_groups flip_rate", False,
-     "groups below .5 until the end, experts below .03"),
+    ("groups without signal", "share", "dead_groups", False, "below .5 until the end"),
+    ("experts flipped", "share", "flip_rate", False, "below .03"),
 ]
 
 
@@ -69,7 +69,10 @@ def draw(runs):
     parts = sorted({part for record in every for part in record.get("reward_parts") or ()})
     held_out = sorted({part for record in every for part in record.get("held_out_parts") or ()})
     one = is_share(runs) and len(parts) <= 1
-    panels = [panel for panel in PANELS if not (one and panel[2].startswith("reward"))]
+    left_out = ["reward held_out_reward/0"] if one else []
+    if not any(curve(records, "flip_rate") for records in runs.values()):
+        left_out.append("flip_rate")                         # dense models
+    panels = [panel for panel in PANELS if panel[2] not in left_out]
     rows = math.ceil(len(panels) / 2)
     figure, axes = style.panels(rows, 2, height=2.7 * rows, width=9)
     for place in axes.flat[len(panels):]:
@@ -80,7 +83,7 @@ def draw(runs):
             metrics += [f"reward_parts/{part}" for part in parts]
         if "reward" in metrics and len(held_out) > 1:
             metrics += [f"held_out_parts/{part}" for part in held_out]
-        title = title.replace("right answers", "reward: right answers") if one else title
+        title = title.replace("right answers", "reward = right answers") if one else title
         fill(place, runs, metrics, log)
         style.label(place, title, "rollout batch", unit)
         place.set_title(title, pad=16)                       # room for the line below it
@@ -100,8 +103,7 @@ def named(metric):
         return "held-out"
     if metric.startswith("held_out_parts/"):
         return f"{metric.removeprefix('held_out_parts/')}, held-out"
-    return {"pass_rate": "rollouts", "dead_groups": "groups", "flip_rate": "experts"}.get(
-        metric, metric.removeprefix("reward_parts/"))
+    return "rollouts" if metric == "pass_rate" else metric.removeprefix("reward_parts/")
 
 
 def fill(place, runs, metrics, log):

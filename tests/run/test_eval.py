@@ -314,7 +314,7 @@ def test_dashboard_draws_one_panel_where_the_reward_is_the_share_of_right_answer
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
     assert len(panels) == (7 if share else 8)
     if share:
-        lines = panels["reward: right answers: rollouts, held-out (dots)"].get_lines()
+        lines = panels["reward = right answers: rollouts, held-out (dots)"].get_lines()
         assert [line.get_ydata().tolist() for line in lines] == [[.5] * 3, [.4, .8]]
         return
     lines = {line.get_label(): line for line in panels["reward and its parts, held-out (dots)"].get_lines()}
