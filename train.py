@@ -332,12 +332,20 @@ class Learner:
 
     def micro_batches(self, rollout, size=None):
         """(start, stop) of the rows of each forward pass in this process's share of a rollout.
-        size: rows per pass; None: as in an update, whole groups or a part of one."""
-        settings, B = self.settings, len(rollout.mask)
-        prompts = settings.prompts_per_step // settings.steps_per_generation // self.world
-        size = size or settings.micro_batch_size or prompts * settings.num_generations
+        size: rows per pass; None: as in an update."""
+        size, B = size or self.rows_per_pass(), len(rollout.mask)
         first, end = self.rank * B // self.world, (self.rank + 1) * B // self.world
         return [(start, min(start + size, end)) for start in range(first, end, size)]
+
+    def rows_per_pass(self):
+        """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
+        may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
+        settings, G = self.settings, self.settings.num_generations
+        rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
+        size = settings.micro_batch_size or rows
+        while self.half and size > G and rows % size:
+            size -= G
+        return size
 
     def forced_routes(self, rollout, passes=None, scorer=None):
         """A context in which routers are forced to the routes of --routing_replay; it gives the

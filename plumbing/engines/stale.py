@@ -23,8 +23,9 @@ from plumbing.speed.fast import FastSampler
 
 class Stale(FastSampler):
     """Samples batch n with the policy that sampled batch n - k of a sampler without a lag; the
-    first k batches, with the policy at the start. A resumed run starts again without older
-    policies. Holds k + 1 copies of the policy."""
+    first k batches, with the policy at the start. Counted are batches that changed the policy: one
+    whose updates were all skipped does not shorten the lag. A resumed run starts again without
+    older policies. Holds k + 1 copies of the policy."""
 
     k = 0
 

@@ -32,13 +32,15 @@ class Teacher(Scorer):
 
 
 def teacher_of(args, task, device, tokenizer):
-    """The frozen Scorer of --teacher_model_name_or_path, or None.
+    """The frozen Scorer of --teacher_model_name_or_path, or None. --load_in_4bit is about the
+    policy; the teacher keeps the weights of its checkpoint.
 
     Raises ValueError for a checkpoint that cannot be loaded or has another tokenizer."""
     name = args.teacher_model_name_or_path
     if name is None:
         return None
-    args = replace(args, algorithm="grpo", routing_replay="none", router_aux_loss_coef=0.0)
+    args = replace(args, algorithm="grpo", routing_replay="none", router_aux_loss_coef=0.0,
+                   load_in_4bit=False)
     try:
         teacher, other = load_policy(args, task, device, name)
     except ValueError as error:

@@ -171,8 +171,8 @@ class Arguments:
     use_peft: bool = arg(False, "train LoRA adapters and freeze the weights of the model; if "
                          "--model_name_or_path is an adapter's checkpoint, go on training its "
                          "adapters (needs pip install peft)", section="adapters")
-    load_in_4bit: bool = arg(False, "store the frozen weights in 4 bits each (needs pip install "
-                             "bitsandbytes)")
+    load_in_4bit: bool = arg(False, "store the frozen weights of the policy in 4 bits each (needs "
+                             "pip install bitsandbytes)")
     lora_r: int = arg(16, "LoRA rank", at_least=1)
     lora_alpha: int = arg(32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
     lora_target_modules: list[str] = arg([], "modules that get a LoRA adapter",
@@ -231,7 +231,8 @@ class Arguments:
     max_grad_norm: float = arg(1.0, "clip the gradient norm at this value; 0: no clipping",
                                at_least=0)
 
-    micro_batch_size: int | None = arg(None, "responses per forward and backward pass",
+    micro_batch_size: int | None = arg(None, "responses per forward and backward pass; in 16 bits "
+                                       "an upper limit, because all passes must be equal",
                                        unset="the whole mini-batch", section="the machine",
                                        at_least=1)
     gradient_checkpointing: bool = arg(False, "save memory by recomputing activations in the "

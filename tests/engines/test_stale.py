@@ -45,6 +45,18 @@ def test_batch_n_is_sampled_by_the_policy_of_batch_n_minus_k(kind, rounds):
         assert equal == [i == max(0, n - kind.k) for i in range(5)]
 
 
+def test_a_batch_without_an_update_does_not_shorten_the_lag():
+    """The policies of five batches, the update of the second skipped: 0 1 1 2 3. A lag of 1 is one policy, not one batch."""
+    sampler = Stale1(torch.nn.Linear(1, 1), None, 1)
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FastSampler, "sample", lambda self: drawn.append(self.policy.weight.item()))
+        for number in (0, 1, 1, 2, 3):
+            torch.nn.init.constant_(sampler.policy.weight, number)
+            sampler.sample()
+    assert drawn == [0, 0, 0, 1, 2]
+
+
 def test_no_lag_is_the_built_in_sampler_and_a_lag_shows_from_the_second_batch_on(workplace):
     def run(name, *flags):
         train.main([*TINY, "--steps", "3", "--save_steps", "3", "--output_dir", name, *flags])

@@ -14,6 +14,7 @@ import torch
 
 import train
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.loop.distillation import teacher_of
 from plumbing.model import fourbit
 from plumbing.model.adapters import add_adapters
 from plumbing.model.policy import load_policy
@@ -117,6 +118,15 @@ def test_what_does_not_go_with_it_is_refused(flags, words, monkeypatch, capsys, 
         train.main(flags.split())
     err = capsys.readouterr().err
     assert stop.value.code == 2 and words in err and err.count("\n") == 1
+
+
+def test_a_teacher_keeps_its_weights(dense):
+    """The flag is about the policy: a teacher is not rounded, and may be a mixture of experts."""
+    args = parse([*dense, "--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path", "dense"])
+    teacher = teacher_of(args, None, torch.device("cpu"), TOKENIZER)
+    plain, _ = load_policy(replace(args, load_in_4bit=False), None, torch.device("cpu"))
+    assert fourbit.small_layers(teacher.policy) == []
+    assert all(torch.equal(own, p) for own, p in zip(teacher.policy.parameters(), plain.parameters(), strict=True))
 
 
 def test_experts_are_refused(dense, cold_start, capsys):
