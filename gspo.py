@@ -240,8 +240,8 @@ if __name__ == "__main__":
 # of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume. train.py also
 # skips an update whose gradient is not finite, and draws its tokens so that a run can be resumed.
 #
-# GRPO is three lines away. Its clip range is its paper's (arXiv 2402.03300); the GSPO paper gave
-# the GRPO that it compares with 1 + 0.27 as the upper end.
+# GRPO is three lines away. 0.2 is PPO's clip range (arXiv 1707.06347); the GRPO that the GSPO paper
+# compares with has 0.2 and 0.27 (section 5.1).
 # EPSILON = 0.2
 # EPSILON_HIGH = 0.2
 #     ratio = log_w.exp()                                                         # [B, T]

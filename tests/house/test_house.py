@@ -112,6 +112,20 @@ def test_no_circle():
         below = {module: names for module, names in below.items() if module not in free}
 
 
+def test_contributing_says_which_way_imports_point():
+    """Every import of ours leads to the same place of the chain or to a later one."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().replace("\n", " ")
+    chain = text.split("point one way: ")[1].split(". gspo.py")[0].split(" → ")
+    assert chain == ["experiments, benchmarks", "train.py", "eval.py", "tools", "plumbing", "the concept files", "torch and transformers"]
+    place = {folder: 0 for folder in ("experiments", "benchmarks")} | {name: at for at, name in enumerate(("train", "eval", "tools", "plumbing"), 1)}
+    place |= dict.fromkeys(CONCEPTS, 5)
+    above = [file.relative_to(ROOT).with_suffix("") for folder in ("experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    for module in MODULES + [str(file).replace("/", ".") for file in above]:
+        for name in [name for name, *_ in imports(module) if name]:     # None: of the same folder
+            here, there = (place.get(word.split(".")[0]) for word in (module, name))
+            assert there is None or here <= there, f"{module} imports {name}"
+
+
 def room(module):
     """The folder of a file; a file at the root stands for itself."""
     return module.rsplit(".", 1)[0] if "." in module else module

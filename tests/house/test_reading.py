@@ -127,6 +127,7 @@ def solved(folder, number):
             shutil.copy(source, copy)
     done = subprocess.run(["git", "apply", "--verbose", str(patch)], cwd=code, capture_output=True, text=True)
     assert done.returncode == 0 and "Skipped" not in done.stderr, done.stderr
+    assert subprocess.run(["git", "apply", "-R", "--check", str(patch)], cwd=code).returncode == 0, "the page says how to take it back"
     return code
 
 
