@@ -2,6 +2,7 @@
 (cold_start.py)."""
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
 from routes import has_sigmoid, record_routes, replay_routes, routers_of
 
+POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
@@ -51,6 +53,7 @@ def load_policy(args, task, device, folder=None):
         policy = on_its_device(policy, device).eval()
         policy.name_or_path = name
         check_length(policy.config, args)
+        check_positions(policy, tokenizer, args, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy, args)
     except ValueError as error:
@@ -161,6 +164,42 @@ def check_length(config, args):
                 f"beyond {limit} tokens its {rope['rope_type']} RoPE follows the longest row of a "
                 f"batch, and so would log-probs; --max_prompt_length {args.max_prompt_length} + "
                 f"--max_completion_length {args.max_completion_length} may pass that: lower them")
+
+
+def check_positions(policy, tokenizer, args, task):
+    """Refuse a table of position embeddings that is too short for the longest prompt of the task
+    and a response."""
+    places = positions_in_table(policy)
+    if places is None or task is None:
+        return
+    room = places - args.max_completion_length
+    if room < 1:
+        raise ValueError(f"it has embeddings for {places} positions: --max_completion_length "
+                         f"{args.max_completion_length} leaves none for a prompt")
+    if args.max_prompt_length <= room:
+        return
+    longest = 0
+    for problem in task.train[:1] + task.test[:1] if task.one_width else task.train + task.test:
+        with suppress(ValueError):                           # one that will be left out
+            ids = task.encode(tokenizer, [problem], args.chat_template, args.max_prompt_length)[0]
+            longest = max(longest, len(ids))
+    if longest > room:
+        raise ValueError(
+            f"it has embeddings for {places} positions, and the longest prompt of {longest} tokens "
+            f"with --max_completion_length {args.max_completion_length} needs more: add "
+            f"--max_prompt_length {room} to leave out longer prompts, or shorten the responses")
+
+
+def positions_in_table(policy):
+    """The number of positions in a model's table of position embeddings (GPT-2, OPT, GPT-J); None
+    for a model that computes them (RoPE, ALiBi)."""
+    limit = getattr(policy.config, "max_position_embeddings", None)
+    tables = [module.num_embeddings - getattr(module, "offset", 0) for name, module
+              in policy.named_modules()
+              if isinstance(module, torch.nn.Embedding) and POSITIONS.search(name)]
+    tables += [buffer.shape[0] for name, buffer in policy.named_buffers()
+               if POSITIONS.search(name) and buffer.shape[:1] == (limit,)]
+    return min(tables, default=None)
 
 
 @torch.no_grad()

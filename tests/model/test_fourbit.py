@@ -123,8 +123,8 @@ def test_what_does_not_go_with_it_is_refused(flags, words, monkeypatch, capsys, 
 def test_a_teacher_keeps_its_weights(dense):
     """The flag is about the policy: a teacher is not rounded, and may be a mixture of experts."""
     args = parse([*dense, "--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path", "dense"])
-    teacher = teacher_of(args, None, torch.device("cpu"), TOKENIZER)
-    plain, _ = load_policy(replace(args, load_in_4bit=False), None, torch.device("cpu"))
+    plain, tokenizer = load_policy(replace(args, load_in_4bit=False), None, torch.device("cpu"))
+    teacher = teacher_of(args, None, torch.device("cpu"), tokenizer)
     assert fourbit.small_layers(teacher.policy) == []
     assert all(torch.equal(own, p) for own, p in zip(teacher.policy.parameters(), plain.parameters(), strict=True))
 
