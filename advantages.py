@@ -302,6 +302,18 @@ def overlong_penalty(lengths, max_length, cache):
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
+def length_bonus(lengths, correct, group_size):
+    """A bonus for short right responses, [B] in [0, 1], to be added to the rewards: 1 - length /
+    mean length of the group's right responses, at least 0, times the group's pass rate, so that it
+    acts only where the group mostly passes; 0 for wrong responses. lengths [B] in tokens, correct
+    [B] bool. The bonus of prime-rl's length penalty, scaled by the pass rate."""
+    groups, right = lengths.view(-1, group_size), correct.view(-1, group_size)   # [prompts, G]
+    count = right.sum(-1, keepdim=True)                                          # [prompts, 1]
+    mean = (groups * right).sum(-1, keepdim=True) / count.clamp(min=1)           # [prompts, 1]
+    bonus = (1 - groups / mean.clamp(min=1)).clamp(min=0.0) * right              # [prompts, G]
+    return (bonus * count / group_size).flatten()                                # [B]
+
+
 def center(x):
     """x minus its mean along the last dimension. The first entry is subtracted before the mean is
     computed, so that equal entries give exactly 0."""
@@ -312,6 +324,8 @@ def center(x):
 def whiten(x, mask, eps=1e-8):
     """(x - mean) / sqrt(var + eps) over the loss tokens, population variance: [B, T], 0 outside."""
     check_per_token(mask, x=x)
+    if not mask.any():                                       # all responses are masked
+        return torch.zeros_like(x)                                               # [B, T]
     centered = center(x[mask])                                                   # [loss tokens]
     white = centered / (centered.square().mean() + eps).sqrt()                   # [loss tokens]
     return torch.zeros_like(x).masked_scatter(mask, white)                       # [B, T]

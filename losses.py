@@ -70,7 +70,7 @@ class Clip:
         return 1 if self.of == "w" else 0
 
 
-OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, ipo,
+OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, kpop, ipo,
                 # rollout_is and dro are meant for the sampler's log-probs as old_logp.
     "reinforce":   Objective("none",        "none",    None, None,   "token-mean", "Williams 1992"),
     "ppo":         Objective("token",       "min",     0.2,  0.2,    "sequence-mean", "1707.06347"),
@@ -87,6 +87,8 @@ OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a s
     "dppo":        Objective("token",       "tv",      0.2,  0.2,    "token-mean", "2602.04879",
                              dict(cap=20.0)),
     "dppo_kl":     Objective("token",       "kl",      0.05, 0.05,   "token-mean", "2602.04879",
+                             dict(cap=20.0)),
+    "kpop":        Objective("token",       "kl-two-sided", 2.0, 2.0, "token-mean", "AReaL",
                              dict(cap=20.0)),
     "ipo":         Objective("token",       "tv-two-sided", 0.1, 0.1, "token-mean", "prime-rl",
                              dict(tau=1e-3)),
@@ -116,6 +118,7 @@ CLIPS = {  # the clips that are not of PPO's kind
     "log-min": Clip(of="log w"),
     "tv": Clip(of="π - μ"),
     "kl": Clip(of="π - μ"),
+    "kl-two-sided": Clip(of="π - μ", widest=math.inf),
     "tv-two-sided": Clip(of="π - μ", pulls="tau"),
     "square": Clip(pulls="beta"),
 }
@@ -146,6 +149,11 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
         below, above = pushed_out(change, A, low, high)
         surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
         return surrogate.masked_fill(below | above, 0.0), below, above
+    if clip == "kl-two-sided":                                  # KPop: both KLs, both signs of A
+        change = probability_change(clip, logp, old_logp)       # [B, T]
+        below, above = change < low, change > high
+        surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
+        return surrogate.masked_fill(below | above, 0.0), below, above
     if clip == "two-sided":                                     # GLM-5: 0 whatever the sign of A
         below, above = ratio <= low, ratio >= high
         return ratio.detach().masked_fill(below | above, 0.0) * A * logp, below, above
@@ -174,16 +182,25 @@ def pushed_out(x, A, low, high):
 
 
 def probability_change(clip, logp, old_logp):
-    """DPPO (2602.04879): how far the probability π of a token is from its old probability μ,
-    [B, T], signed and without gradient. "tv": π - μ. "kl": KL(μ || π) of the two-way distribution
-    "this token or any other"."""
+    """How far the probability π of a token is from its old probability μ, [B, T], signed and
+    without gradient. "tv": π - μ. "kl": KL(μ || π) of the two-way distribution "this token or any
+    other" (both DPPO, 2602.04879). "kl-two-sided": the larger of KL(μ || π) and KL(π || μ) (KPop,
+    AReaL)."""
     logp = logp.detach()
     change = logp.exp() - old_logp.exp()                                         # [B, T]
     if clip == "tv":
         return change
-    rest, old_rest = (-torch.expm1(x).clamp(max=-1e-8) for x in (logp, old_logp))    # 1 - π, 1 - μ
-    kl = old_logp.exp() * (old_logp - logp) + old_rest * (old_rest / rest).log()     # [B, T]
+    kl = binary_kl(old_logp, logp)                                               # [B, T]
+    if clip == "kl-two-sided":
+        kl = torch.maximum(kl, binary_kl(logp, old_logp))                        # [B, T]
     return kl * change.sign()
+
+
+def binary_kl(logp, other_logp):
+    """KL(p || q) of the two-way distribution "this token or any other", from the token's log-probs
+    log p and log q, [B, T]."""
+    rest, other = (-torch.expm1(x).clamp(max=-1e-8) for x in (logp, other_logp))     # 1 - p, 1 - q
+    return logp.exp() * (logp - other_logp) + rest * (rest / other).log()            # [B, T]
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
@@ -360,16 +377,22 @@ def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
 
 def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
     """Rejection: the loss tokens whose ρ, computed at this level, is within [low, high], [B, T]
-    bool."""
-    ratio = LEVELS[choose("level", level, LEVELS)]
+    bool. Level `outlier` drops a whole response if the ρ of any of its tokens is not (SkyRL's
+    outlier_token_is_threshold, verl's seq_max)."""
+    ratio = LEVELS["token" if level == "outlier" else choose("level", level, LEVELS)]
     rho = spread(ratio(old_logp, sampler_logp, mask), mask)                      # [B, T]
-    return mask & (rho >= low) & (rho <= high)                                   # [B, T]
+    kept = (rho >= low) & (rho <= high)                                          # [B, T]
+    if level == "outlier":
+        kept = (kept | ~mask).all(-1, keepdim=True)                              # [B, 1]
+    return mask & kept                                                           # [B, T]
 
 
 def high_entropy_mask(entropy, mask, quantile):
     """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
     [B, T] bool. It is passed to policy_loss as a factor of mismatch, so that the denominators of
     the averages still count all loss tokens."""
+    if not mask.any():                                       # all responses are masked
+        return mask                                                              # [B, T]
     ordered = entropy[mask].sort().values                                        # [N]
     rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
     below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]           # [] each

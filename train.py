@@ -87,7 +87,7 @@ def train(settings, learner, task, recorder, saver):
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if settings.old_logp == "recompute":
             old = learner.score(rollout, entropy=settings.entropy_quantile > 0, replay=True)
-        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled)
+        batch = Batch(rollout, problems, parts, old.logp, step, routes=old.routes, sampled=sampled)
         inputs = extras.before_updates(learner, batch, old) if extras else {}
         recorder.lap("seconds_logp")
 
@@ -95,7 +95,7 @@ def train(settings, learner, task, recorder, saver):
         batch.rewards = task.total(batch.parts, G)                                  # [B]
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards,
-            clip=settings.advantage_clip, mask=rollout.mask, old_logp=old.logp,
+            clip=settings.advantage_clip, mask=batch.rollout.mask, old_logp=old.logp,
             **inputs)                                                               # [B] or [B, T]
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
@@ -210,7 +210,8 @@ def optimizer_step(settings, learner, stats):
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
-    if not stats["skipped"]:
+    stats["empty"] = stats["tokens"] == 0
+    if not stats["skipped"] and not stats["empty"]:
         learner.optimizer.step()
         learner.schedule.step()
     scaler.update()
@@ -238,6 +239,7 @@ class Batch:
     problems: list                           # Q: the prompts, and the answers that are right
     parts: torch.Tensor                      # [B, K] the rewards in parts, one per verifier
     old_logp: torch.Tensor                   # [B, T] log π_old of each token
+    step: int                                # the number of the batch, from 1
     rewards: torch.Tensor | None = None      # [B] the weighted sums of their parts
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)

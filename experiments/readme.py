@@ -249,16 +249,21 @@ REMARKS = {
     "dr_grpo": ", advantages without std", "dapo": ", as implemented everywhere",
     "dapo_paper": " eq. 8, as printed", "gspo": " eq. 5, 7", "gspo_token": " eq. 13, 14",
     "rspo": " v2", "cispo": " eq. 4, 5", "sequence_is": " importance sampling",
-    "ipo": " #2798 (2026-06)", "rollout_is": " (GLM-5)", "dro": ", as in verl #7245",
+    "ipo": " #2798 (2026-06)", "kpop": ", KPop in its documentation",
+    "rollout_is": " (GLM-5)", "dro": ", as in verl #7245",
 }
-# Where an objective is implemented: of TRL, verl, slime, prime-rl, SkyRL, NeMo-RL and ms-swift.
+# Where an objective is implemented: of TRL, verl, slime, prime-rl, SkyRL, NeMo-RL, ms-swift,
+# OpenRLHF and AReaL.
 IMPLEMENTED = {
-    "reinforce": "NeMo-RL", "ppo": "verl", "grpo": "TRL, verl, slime, NeMo-RL, ms-swift",
-    "dr_grpo": "TRL, verl, ms-swift", "dapo": "TRL, verl, NeMo-RL, ms-swift",
-    "gspo": "TRL, verl, slime, NeMo-RL, ms-swift", "gspo_token": "verl, ms-swift",
+    "reinforce": "NeMo-RL", "ppo": "verl, OpenRLHF, AReaL",
+    "grpo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL",
+    "dr_grpo": "TRL, verl, ms-swift", "dapo": "TRL, verl, NeMo-RL, ms-swift, OpenRLHF",
+    "gspo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL",
+    "gspo_token": "verl, ms-swift",
     "gmpo": "TRL, verl", "cispo": "TRL, verl, slime, SkyRL, NeMo-RL, ms-swift",
-    "dppo": "verl, slime, SkyRL", "dppo_kl": "verl", "ipo": "prime-rl", "rollout_is": "SkyRL",
-    "dro": "verl, Tinker", "sapo": "TRL, verl, ms-swift", "luspo": "TRL", "vespo": "TRL",
+    "dppo": "verl, slime, SkyRL", "dppo_kl": "verl", "kpop": "AReaL",
+    "ipo": "prime-rl", "rollout_is": "SkyRL",
+    "dro": "verl, Tinker", "sapo": "TRL, verl, ms-swift, AReaL", "luspo": "TRL", "vespo": "TRL",
 }
 SHOWN_AS = {"GSPO": "gspo", "GRPO": "grpo", "GMPO": "gmpo", "RSPO": "rspo", "DAPO": "dapo",
             "Dr. GRPO": "dr_grpo", "CISPO": "cispo", "SAPO": "sapo", "PPO": "ppo",

@@ -17,7 +17,8 @@ def with_gradient(learner, batch):
     forward. In 16 bits the last forward is filled up with such groups: one with fewer rows may
     round otherwise than the forward of the old log-probs, by more than GSPO's clip range."""
     args, pull = learner.settings, OBJECTIVES[learner.objective].kind.pulls
-    others = args.beta or args.entropy_coef or args.router_aux_loss_coef
+    others = (args.beta or args.entropy_coef or args.router_aux_loss_coef
+              or args.positive_example_nll_weight)
     others = others or pull and learner.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask, G = batch.rollout.mask, args.num_generations
@@ -38,7 +39,7 @@ def of_whole(stats, mask):
     """Correct the statistics of a mini-batch whose groups of equal rewards were left out, so that
     clip shares are relative to all its loss tokens (mask [B, T]): nothing is clipped where A = 0.
     Other statistics remain those of the computed groups."""
-    share = stats["tokens"] / mask.sum()
+    share = stats["tokens"] / mask.sum().clamp(min=1)
     return stats | {name: stats[name] * share for name in ("clip_low", "clip_high")}
 
 

@@ -1,8 +1,10 @@
 """On-policy distillation: how the teacher's log-probs log π_T are computed.
 
     --teacher_model_name_or_path   a frozen checkpoint scores the policy's own responses
-    --self_distillation            the policy itself scores them after a prompt that contains the
-                                   right answer
+    --self_distillation            the policy itself, or an average of the policies so far
+                                   (--teacher_model_kind ema), scores them after a prompt that
+                                   contains the right answer, or a right response of the same group
+                                   (--self_distillation_hint sibling: SDPO 2601.20802)
 
 `advantages.distillation` turns them into advantages. The teacher's forwards run like those of
 --beta's reference: in the same micro-batches and precision, divided over the processes.
@@ -10,6 +12,8 @@
 
 import re
 from dataclasses import replace
+
+import torch
 
 from plumbing.data.task import encode_prompt
 from plumbing.model.actor import make_scorer
@@ -61,15 +65,30 @@ def check_one_tokenizer(name, own, other):
 
 
 def teacher_logp(args, learner, task, batch, teacher):
-    """log π_T [B, T] of a rollout batch's responses."""
-    if teacher is not None:
+    """log π_T [B, T] of a rollout batch's responses; teacher: its Scorer, None for the policy
+    itself. With a right response of the group as the hint, only wrong responses of groups that have
+    one are taught: elsewhere log π_T is log π_old, so that distillation is 0 there."""
+    if not args.self_distillation:
         return learner.score(batch.rollout, scorer=teacher).logp
-    return learner.score(hinted(args, task, learner.tokenizer, batch)).logp
+    right = (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                     # [Q, G]
+    answers = [problem.answer for problem in batch.problems]
+    if args.self_distillation_hint == "sibling":
+        texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
+                 for i, row in enumerate(right)]
+        answers = [text if row.any() else "" for text, row in zip(texts, right)]
+    rollout = hinted(args, task, learner.tokenizer, batch, answers)
+    logp = learner.score(rollout, scorer=teacher).logp                              # [B, T]
+    if args.self_distillation_hint == "sibling":
+        taught = (right.any(-1, keepdim=True) & ~right).flatten()                   # [B]
+        logp = torch.where(taught[:, None], logp, batch.old_logp)                   # [B, T]
+    return logp
 
 
-def hinted(args, task, tokenizer, batch):
-    """The rollout with prompts made by --hint_template, which contain the right answers."""
-    prompts = [hinted_prompt(args, task, tokenizer, problem) for problem in batch.problems]
+def hinted(args, task, tokenizer, batch, answers):
+    """The rollout with prompts made by --hint_template, which contain the answers, a text per
+    prompt."""
+    prompts = [hinted_prompt(args, task, tokenizer, problem._replace(answer=answer))
+               for problem, answer in zip(batch.problems, answers)]
     old = batch.rollout
     ids, mask = left_pad(prompts, pad_token(tokenizer), old.mask.device)            # [Q, P]
     return Rollout(ids, mask, old.response_ids, old.mask, old.sampler_logp, old.truncated,
@@ -77,7 +96,7 @@ def hinted(args, task, tokenizer, batch):
 
 
 def hinted_prompt(args, task, tokenizer, problem):
-    """Token ids of a prompt that contains its right answer."""
+    """Token ids of a prompt that contains its answer."""
     parts = {"answer": problem.answer, "prompt": problem.prompt}
     text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], args.hint_template)
     longest = args.max_prompt_length + len(text) - len(problem.prompt)

@@ -1,25 +1,28 @@
 """Optional terms that flags add to the loop of train.py, at two places: before the updates of a
 rollout batch, and inside the loss of a micro-batch.
 
-    before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --beta, --mismatch,
+    before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --length_penalty,
+                     --mask_truncated_completions, --beta, --sync_ref_model, --mismatch,
                      --mismatch_mask, --entropy_quantile, --routing_replay, a teacher's
                      log-probs, and the rarer inputs of an --advantage
     inside_loss      --algorithm rspo, --beta, --entropy_coef, the critic's loss,
-                     --router_aux_loss_coef
+                     --positive_example_nll_weight, --router_aux_loss_coef
 """
 
 import math
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
-from advantages import ADVANTAGES, overlong_penalty, value_loss
+from advantages import ADVANTAGES, length_bonus, overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
 from plumbing.loop.rounding import Rounding
 from plumbing.model.offload import halves
 from plumbing.engines.replay import forced_routes
+from plumbing.model.actor import move_towards, pairs_of
 from plumbing.parallel import processes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
@@ -36,9 +39,11 @@ RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -
 
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
-    rare = (measures_rounding(args), args.overlong_cache, args.beta, args.mismatch,
-            args.mismatch_mask, args.entropy_quantile, args.routing_replay != "none",
-            args.entropy_coef, args.router_aux_loss_coef, args.router_shift,
+    rare = (measures_rounding(args), args.overlong_cache, args.length_penalty,
+            args.mask_truncated_completions, args.positive_example_nll_weight, args.beta,
+            args.mismatch, args.mismatch_mask, args.entropy_quantile,
+            args.routing_replay != "none", args.entropy_coef, args.router_aux_loss_coef,
+            args.router_shift,
             args.teacher_model_name_or_path, args.self_distillation,
             RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
@@ -51,8 +56,9 @@ def measures_rounding(args):
 
 
 class Extras:
-    """reference: a Scorer of the frozen starting policy, for --beta; teacher: one of the checkpoint
-    of --teacher_model_name_or_path."""
+    """reference: a Scorer of the starting policy, for --beta, or of an average of the policies so
+    far (--sync_ref_model, --teacher_model_kind ema); teacher: one of the checkpoint of
+    --teacher_model_name_or_path."""
 
     def __init__(self, args, task, policy, reference, teacher=None):
         self.args, self.task, self.policy = args, task, policy
@@ -68,14 +74,19 @@ class Extras:
         args, rollout, mask = self.args, batch.rollout, batch.rollout.mask               # [B, T]
         if self.rounding:
             self.rounding.before_updates(learner, batch)
-        batch.parts = with_overlong_penalty(args, batch.parts, rollout)             # [B, K]
+        batch.parts = shaped(args, batch.parts, rollout)                            # [B, K]
         batch.sampled = batch.sampled and [
-            (one, with_overlong_penalty(args, parts, one)) for one, parts in batch.sampled]
+            (one, shaped(args, parts, one)) for one, parts in batch.sampled]
+        if args.mask_truncated_completions:                  # metrics still describe all of them
+            batch.sampled = batch.sampled or [(rollout, batch.parts)]
+            mask = mask & ~rollout.truncated[:, None]                               # [B, T]
+            rollout = batch.rollout = replace(rollout, mask=mask)
         if args.routing_replay != "none":
             batch.passes = getattr(old, "passes", None)
         if free := getattr(old, "free", None):
             batch.free_logp, batch.free_routes = free.logp, free.routes
-        if self.reference is not None:  # with π_old's routes, so that equal policies differ by 0
+        self.move_reference(learner, batch.step)
+        if args.beta:                   # with π_old's routes, so that equal policies differ by 0
             batch.ref_logp = learner.score(rollout, replay=True, passes=batch.passes,
                                            scorer=self.reference).logp              # [B, T]
         batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
@@ -95,8 +106,34 @@ class Extras:
         args = self.args
         if self.teacher is None and not args.self_distillation:
             return {}
-        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, self.teacher)
+        teacher = self.reference if args.teacher_model_kind == "ema" else self.teacher
+        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, teacher)
         return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
+
+    def move_reference(self, learner, step):
+        """Before batch `step`, move the reference towards the policy if the flags say so: by
+        --ref_model_mixup_alpha every --ref_model_sync_steps batches, or, as the teacher of
+        --teacher_model_kind ema, by --teacher_update_rate every batch."""
+        args = self.args
+        share, every = args.ref_model_mixup_alpha, args.ref_model_sync_steps
+        if args.teacher_model_kind == "ema":
+            share, every = args.teacher_update_rate, 1
+        elif not args.sync_ref_model:
+            return
+        if step > 1 and (step - 1) % every == 0:
+            move_towards(self.reference, learner.policy, share)
+
+    def state_dict(self, learner):
+        """What a checkpoint keeps: the weights of a reference that has moved."""
+        moves = self.args.sync_ref_model or self.args.teacher_model_kind == "ema"
+        return {"reference": [old.data for old, _ in pairs_of(self.reference, learner.policy)]
+                } if moves else {}
+
+    def load_state_dict(self, learner, state):
+        """The reverse of state_dict."""
+        pairs = pairs_of(self.reference, learner.policy) if state else []
+        for (old, _), saved in zip(pairs, state.get("reference", []), strict=True):
+            old.data.copy_(saved)
 
     @contextmanager
     def forcing(self, rollout, passes=None, scorer=None):
@@ -131,6 +168,10 @@ class Extras:
             returns = part.advantages + part.values                                 # [B, T]
             critic = value_loss(new.values, part.values, returns, mask, per_token)
             terms["critic"] = VALUE_COEF * critic
+        if args.positive_example_nll_weight:                 # VAPO 2504.05118 eq. 10
+            right = [x.rollout.mask & (x.parts[:, :1] >= 1) for x in (part, mini)]  # [b, T] each
+            share = right[0] / right[1].sum().clamp(min=1)                          # [b, T]
+            terms["likelihood"] = -args.positive_example_nll_weight * (share * new.logp).sum()
         if args.router_aux_loss_coef:  # the experts' shares are the old policy's
             logits, tokens = new.routes.logits, mini.rollout.mask                   # [L, B, T, E]
             share = expert_share(mini.routes.indices, tokens, logits.shape[-1])     # [L, E]
@@ -144,18 +185,24 @@ class Extras:
         return arguments, terms
 
 
-def with_overlong_penalty(args, parts, rollout):
-    """The parts of the rewards [B, K], with DAPO's penalty for responses near the length limit as
-    one more part if --overlong_cache is set. Like the limit, the penalty counts all tokens of a
-    response, including those that a tool inserted."""
-    if not args.overlong_cache:
+def shaped(args, parts, rollout):
+    """The parts of the rewards [B, K], with one more part for each of --overlong_cache (DAPO's
+    penalty for responses near the length limit) and --length_penalty (a bonus for short right
+    responses). Like the limit, both count all tokens of a response, including those that a tool
+    inserted."""
+    if not args.overlong_cache and not args.length_penalty:
         return parts
-    cache = overlong_zone(args.overlong_cache, args.max_completion_length)
     places = torch.arange(1, rollout.mask.shape[1] + 1, device=rollout.mask.device)  # [T]
     lengths = (rollout.mask * places).amax(-1)                # [B] the last token is the policy's
     lengths = lengths.masked_fill(rollout.truncated, args.max_completion_length)    # [B]
-    penalty = overlong_penalty(lengths, args.max_completion_length, cache)          # [B]
-    return torch.cat([parts, penalty[:, None]], 1)                                  # [B, K + 1]
+    more = []
+    if args.overlong_cache:
+        cache = overlong_zone(args.overlong_cache, args.max_completion_length)
+        more.append(overlong_penalty(lengths, args.max_completion_length, cache))   # [B]
+    if args.length_penalty:
+        bonus = length_bonus(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
+        more.append(args.length_penalty * bonus)                                    # [B]
+    return torch.cat([parts, *(part[:, None] for part in more)], 1)                 # [B, K + more]
 
 
 def kl_of_rewards(args, batch):

@@ -139,11 +139,29 @@ def write_merged(args, task, policy, tokenizer, folder):
 
 
 def reference_of(args, task, device, actor):
-    """The frozen starting policy that --beta needs, or None. With adapters it is the same model
-    with the adapters that the run started from."""
-    if not args.beta:
+    """The starting policy that --beta needs, and a teacher that averages the policies begins with,
+    or None. With adapters it is the same model with the adapters that the run started from."""
+    if not args.beta and args.teacher_model_kind != "ema":
         return None
     if args.use_peft:
         return Frozen(actor)
     policy = load_policy(args, task, device)[0]
     return make_scorer(args, policy).to(device).requires_grad_(False)
+
+
+def pairs_of(reference, policy):
+    """[(weight of the reference, weight of the policy)]: of the adapters if there are any, else of
+    the whole model; in an order that a checkpoint can keep."""
+    if isinstance(reference, Frozen):
+        return list(zip(policy.first_adapters, named_adapters(policy).values(), strict=True))
+    return list(zip(reference.policy.parameters(), policy.parameters(), strict=True))
+
+
+@torch.no_grad()
+def move_towards(reference, policy, share):
+    """Move the reference towards the policy: π_ref = share · π + (1 - share) · π_ref, weight by
+    weight (TR-DPO 2404.09656, TRL's sync_ref_model)."""
+    for old, new in pairs_of(reference, policy):
+        new = new.full_tensor() if hasattr(new, "full_tensor") else new      # of a sharded policy
+        old.data = old.data.lerp(new.to(old.device, old.dtype), share)       # a new tensor: a
+        # checkpoint may still hold the old one

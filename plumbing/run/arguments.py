@@ -40,6 +40,7 @@ PRESETS = {
     "dapo_paper": dict(dynamic_sampling=True, overlong_cache=0.2),
     "dppo": dict(old_logp="sampler"),
     "dppo_kl": dict(old_logp="sampler"),
+    "kpop": dict(old_logp="sampler"),
     "ipo": dict(old_logp="sampler"),
     "rollout_is": dict(old_logp="sampler"),
     "icepop": dict(objective="rollout_is", epsilon=0.5, epsilon_high=4.0, old_logp="sampler"),
@@ -50,6 +51,9 @@ PRESETS = {
                    scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0),
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
     "srpo": dict(objective="dapo", stage2_step=20),
+    "sdpo": dict(objective="cispo", epsilon_high=1.0, reduction="sequence-mean",
+                 advantage="distillation", self_distillation=True,
+                 self_distillation_hint="sibling", teacher_model_kind="ema"),
 }
 ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
@@ -91,6 +95,15 @@ class Arguments:
         "must have the same tokenizer as the policy", unset="no teacher")
     self_distillation: bool = arg(False, "use the policy itself as the teacher, with the right "
                                   "answer before the prompt (--hint_template)")
+    self_distillation_hint: str = arg(
+        "answer", "what the teacher of --self_distillation is shown: the right answer, or a right "
+        "response of the same group (SDPO: only wrong responses of such groups are taught)",
+        choices=("answer", "sibling"))
+    teacher_model_kind: str = arg("live", "the teacher of --self_distillation: the policy as it is "
+                                  "(live), or an average of the policies so far (ema)",
+                                  choices=("live", "ema"))
+    teacher_update_rate: float = arg(0.05, "share of the policy in the average of "
+                                     "--teacher_model_kind ema, per rollout batch", above=0)
     hint_template: str = arg("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                              "reads; {answer} and {prompt} are filled in, \\n stands for a line "
                              "break")
@@ -112,11 +125,25 @@ class Arguments:
                       "policy; 0: no KL and no reference policy", at_least=0)
     kl_estimator: str = arg("k3", "estimator of the KL of --beta",
                             choices=("k1", "k2", "k3", "k3_is", "k3_st"))
+    sync_ref_model: bool = arg(False, "move the reference policy of --beta towards the policy")
+    ref_model_mixup_alpha: float = arg(0.6, "share of the policy in the new reference policy of "
+                                       "--sync_ref_model; 1: the policy itself", above=0)
+    ref_model_sync_steps: int = arg(512, "number of rollout batches between two moves of the "
+                                    "reference policy", at_least=1)
     entropy_coef: float = arg(0.0, "coefficient of the entropy bonus", at_least=0)
+    positive_example_nll_weight: float = arg(
+        0.0, "VAPO: coefficient of the negative log-likelihood of right responses, which is added "
+        "to the loss; 0: nothing is added", at_least=0)
     dynamic_sampling: bool = arg(False, "DAPO: sample until every group has right and wrong "
                                  "responses")
     overlong_cache: float = arg(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
                                 "last share of --max_completion_length; 0: no penalty", at_least=0)
+    length_penalty: float = arg(0.0, "bonus on the reward of right responses that are shorter than "
+                                "the group's right responses on average, times the group's pass "
+                                "rate; 0: no bonus", at_least=0)
+    mask_truncated_completions: bool = arg(False, "leave responses that were cut off at "
+                                           "--max_completion_length out of the loss; their rewards "
+                                           "still count in the group")
     stage2_dataset_name: str | None = arg(None, "SRPO: second source of problems, used after "
                                           "--stage2_step rollout batches",
                                           unset="for the built-in task, longer sums")
@@ -145,10 +172,12 @@ class Arguments:
     mismatch_high: float = arg(2.0, "upper limit of the --mismatch weights", above=0)
     mismatch_mask: str | None = arg(None, "drop tokens or responses whose ratio of trainer to "
                                     "sampler probability is outside --mismatch_mask_bounds; the "
-                                    "ratio is defined as for --mismatch", unset="drop nothing",
-                                    choices=("token", "seq", "geo"))
-    mismatch_mask_bounds: list[float] = arg([0.5, 5.0], "lower and upper bound of the ratio for "
-                                            "--mismatch_mask")
+                                    "ratio is defined as for --mismatch; outlier drops a response "
+                                    "if one of its tokens is outside", unset="drop nothing",
+                                    choices=("token", "seq", "geo", "outlier"))
+    mismatch_mask_bounds: list[float] = arg([], "lower and upper bound of the ratio for "
+                                            "--mismatch_mask",
+                                            unset="0.5 5; for outlier 1e-4 100")
     routing_replay: str = arg("none", "MoE: routers reuse the experts that were chosen while the "
                               "old log-probs were computed (old) or while the responses were "
                               "sampled (rollout)",
@@ -396,6 +425,9 @@ def parse(argv):
     args.reduction = args.reduction or objective.reduction
     constants = objective.constants | args.constants
     args.objective_constants = [f"{name}={value}" for name, value in constants.items()]
+    if not args.mismatch_mask_bounds:
+        outlier = args.mismatch_mask == "outlier"
+        args.mismatch_mask_bounds = [1e-4, 100.0] if outlier else [0.5, 5.0]
     devices.choose_arithmetic(args)
     if args.save_tokens is None:
         args.save_tokens = not args.model_name_or_path

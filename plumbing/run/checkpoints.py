@@ -86,7 +86,8 @@ class Saver:
         learner = self.learner
         self.marked = {"step": step, "stream": learner.stream.state_dict(),
                        "random": random_state(), "progress": dict(self.progress),
-                       "schedule": learner.schedule.state_dict(), **self.scale()}
+                       "schedule": learner.schedule.state_dict(), **self.scale(),
+                       **self.of_extras()}
         return self.stop()
 
     def save(self):
@@ -117,6 +118,11 @@ class Saver:
                   if name.startswith("critic.")}
         return {"optimizer": optimizer.state_dict(), "critic": critic}
 
+    def of_extras(self):
+        """The state of what rarely used flags keep from batch to batch, {} without it."""
+        learner = self.learner
+        return {"extras": learner.extras.state_dict(learner)} if learner.extras else {}
+
     def scale(self):
         """The gradient scaler's state (--fp16), {} without one."""
         scaler = self.learner.scaler
@@ -135,6 +141,8 @@ class Saver:
             learner.schedule.load_state_dict(state["schedule"])
             learner.stream.load_state_dict(state["stream"])
             learner.scaler.load_state_dict(state.get("scaler", {}))
+            if learner.extras:
+                learner.extras.load_state_dict(learner, state.get("extras", {}))
             self.progress.update(state["progress"])
             self.mark(self.step)
 

@@ -81,7 +81,7 @@ def check_combinations(args):
     not_used = teacher and not distills and not args.distillation_coef
     use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
     hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
-    auto = band.is_auto(args)
+    auto, ema = band.is_auto(args), args.teacher_model_kind == "ema"
     takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data, sampler = bool(args.dataset_name), args.old_logp == "sampler"
@@ -124,7 +124,8 @@ def check_combinations(args):
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
          f"needs --max_terms above --min_terms {args.min_terms}: the second stage adds the longer "
          "half of the built-in sums"),
-        ("mismatch_mask_bounds", not ordered(args.mismatch_mask_bounds),
+        ("mismatch_mask_bounds", args.mismatch_mask_bounds
+         and not ordered(args.mismatch_mask_bounds),
          "must be two numbers: a lower bound of at least 0, and an upper bound not below it"),
         ("overlong_cache", args.overlong_cache and args.scale_rewards == "mean"
          and "scale" in reads,
@@ -152,6 +153,23 @@ def check_combinations(args):
         ("self_distillation", args.self_distillation and not_used, use),
         ("self_distillation", args.self_distillation and args.teacher_model_name_or_path,
          "contradicts --teacher_model_name_or_path: a run has only one teacher"),
+        *((name, getattr(args, name) != getattr(type(args), name) and not args.self_distillation,
+           "needs --self_distillation")
+          for name in ("self_distillation_hint", "teacher_model_kind")),
+        ("self_distillation_hint", args.self_distillation_hint == "sibling" and G < 2,
+         "shows a right response of the same group: --num_generations must be at least 2"),
+        ("teacher_model_kind", ema and args.beta,
+         "cannot be combined with --beta: a run has one moving average, and the reference policy "
+         "would be this teacher"),
+        ("teacher_update_rate", args.teacher_update_rate > 1, "is above 1: it is a share"),
+        ("teacher_update_rate", args.teacher_update_rate != type(args).teacher_update_rate
+         and not ema, "needs --teacher_model_kind ema"),
+        ("sync_ref_model", args.sync_ref_model and not args.beta,
+         "needs --beta: without it there is no reference policy"),
+        ("ref_model_mixup_alpha", args.ref_model_mixup_alpha > 1, "is above 1: it is a share"),
+        *((name, getattr(args, name) != getattr(type(args), name) and not args.sync_ref_model,
+           "needs --sync_ref_model")
+          for name in ("ref_model_mixup_alpha", "ref_model_sync_steps")),
         ("hint_template", hints, f"must contain {' and '.join(hints)}"),
         ("hint_template", args.hint_template != type(args).hint_template
          and not args.self_distillation, "needs --self_distillation"),

@@ -125,7 +125,8 @@ def work_of(args, prompt_tokens):
                 args.max_completion_length or 256,
                 args.micro_batch_size or prompts * args.num_generations, bool(args.half),
                 args.load_in_4bit, args.gradient_checkpointing, args.plain,
-                bool(args.beta or args.teacher_model_name_or_path), state, args.lora_r,
+                bool(args.beta or args.teacher_model_name_or_path
+                     or args.teacher_model_kind == "ema"), state, args.lora_r,
                 max_logits=MAX_LOGITS if args.plain else chunk_logits("cuda"))
 
 

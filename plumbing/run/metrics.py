@@ -21,6 +21,7 @@ from plumbing.speed.compiled import buckets
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
+SHAPING = {"overlong": "overlong_cache", "length": "length_penalty"}     # parts that flags add
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
 MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
 
@@ -56,17 +57,18 @@ def part_means(parts):
     return parts.nanmean(0).nan_to_num(nan=0.0).tolist()
 
 
-def rollout_metrics(batch, task):
+def rollout_metrics(args, batch, task):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
     --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
     sampled, G = batch.sampled or [(batch.rollout, batch.parts)], batch.group_size
+    shaping = [name for name, flag in SHAPING.items() if getattr(args, flag)]
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts, G)                                                  # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.part_names, "overlong"], part_means(parts))),
+            "reward_parts": dict(zip([*task.part_names, *shaping], part_means(parts))),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": (1 / lengths.clamp(min=1)).mean().item(),
@@ -79,7 +81,7 @@ def update_metrics(updates):
     losses.STATISTICS says "max", else the mean over the updates. Entries that losses.STATISTICS
     marks as counts are left out: they are weights for averaging the others."""
     mean = lambda values: sum(values) / len(values)
-    flags = ("skipped", "overflow")
+    flags = ("skipped", "overflow", "empty")
     names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
     over = {name: max if STATISTICS.get(name) == "max" else mean for name in names}
     record = {name: over[name]([u[name] for u in updates]) for name in names}
@@ -89,6 +91,7 @@ def update_metrics(updates):
         "log_s_noise": math.sqrt(first["log_s_var"] + first["log_s_mean"] ** 2),
         "skipped": int(sum(u["skipped"] for u in updates)),
         "overflows": int(sum(u["overflow"] for u in updates)),
+        "empty_minibatches": int(sum(u["empty"] for u in updates)),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
@@ -115,8 +118,14 @@ def route_bytes(routes):
 def mismatch_kl(old_logp, sampler_logp, mask):
     """KL(sampler || trainer) per token in nats, by the estimator that is never negative:
     e^d - 1 - d, d = log π_old - log π_sampler."""
-    d = (old_logp - sampler_logp)[mask]                                             # [loss tokens]
-    return (torch.expm1(d) - d).mean().item()
+    d = old_logp - sampler_logp                                                     # [B, T]
+    return mean_of(torch.expm1(d) - d, mask)
+
+
+def mean_of(x, mask):
+    """The mean of x [B, T] over the loss tokens; None if there are none."""
+    chosen = x[mask]                                                                # [loss tokens]
+    return chosen.mean().item() if len(chosen) else None
 
 
 def weight_stats(weights, mask):
@@ -144,19 +153,19 @@ def batch_record(args, step, task, batch, mini, new, updates):
     if own is not None:
         flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     if batch.passes is not None:
-        route_cost = route_bytes(batch.passes) / int(mask.sum())
+        route_cost = route_bytes(batch.passes) / max(1, int(mask.sum()))
     kl = mismatch = None
     if batch.ref_logp is not None:
-        kl = kl_penalty(batch.old_logp, batch.ref_logp, mask)[mask].mean().item()
+        kl = mean_of(kl_penalty(batch.old_logp, batch.ref_logp, mask), mask)
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
     if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
-        more["teacher_kl"] = (old_logp - batch.teacher_logp)[mask].mean().item()
-    return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
+        more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp, mask)
+    return {"step": step, **rollout_metrics(args, batch, task), **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
-            "entropy": new.entropy[mini.rollout.mask].mean().item(), "kl": kl,
+            "entropy": mean_of(new.entropy, mini.rollout.mask), "kl": kl,
             "mismatch_kl": mismatch, **more,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
             "route_bytes_per_token": route_cost}
@@ -278,7 +287,8 @@ def collapse(record, best_pass_rate):
     """A warning for the screen if the run has collapsed, else ''."""
     if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
         return "  COLLAPSED? pass rate below half its best"
-    if record["entropy"] < 1e-4 and record["pass_rate"] < 0.5:
+    entropy = record["entropy"]
+    if entropy is not None and entropy < 1e-4 and record["pass_rate"] < 0.5:
         return "  COLLAPSED? no entropy left"
     return ""
 
@@ -387,7 +397,9 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     finite become null.
     """
     mask = rollout.mask.tolist()                             # [G, T]
-    ends = [len(row) - row[::-1].index(True) if any(row) else 0 for row in mask]
+    whole = rollout.truncated.tolist()                       # of --mask_truncated_completions
+    ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
+            for row, cut_off in zip(mask, whole)]
     cut = lambda table: [row[:end] for row, end in zip(table, ends)]
     per_token = lambda x: [rounded(row) for row in cut(x.tolist())]
     experts = lambda x: [x[:, i, :end].tolist() for i, end in enumerate(ends)]

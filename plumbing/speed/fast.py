@@ -235,7 +235,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     width, T = rollout.mask.shape[1], rollout.mask.shape[1]
     fixed = record or rows  # the shape of a forward must not follow from what was sampled
     if not fixed:
-        T = int(small.mask.any(0).nonzero().max()) + 1  # the rest is padding in every row
+        used = small.mask.any(0).nonzero()
+        T = int(used.max()) + 1 if len(used) else 1     # the rest is padding in every row
         small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]

@@ -27,12 +27,12 @@ TABLE = {"reinforce": ("none", None, None, "token-mean"), "ppo": ("token", 0.2, 
          "gmpo": ("log-token", 0.4, 0.4, "sequence-mean"), "rspo": ("log-shifted", 0.4, 0.4, "sequence-mean"),
          "cispo": ("token", 1.0, 0.28, "token-mean"),
          "dppo": ("token", 0.2, 0.2, "token-mean"), "dppo_kl": ("token", 0.05, 0.05, "token-mean"), "sapo": ("token", None, None, "sequence-mean"),
-         "ipo": ("token", 0.1, 0.1, "token-mean"), "rollout_is": ("token", 0.2, 0.28, "token-mean"), "dro": ("token", None, None, "token-mean"),
+         "kpop": ("token", 2.0, 2.0, "token-mean"), "ipo": ("token", 0.1, 0.1, "token-mean"), "rollout_is": ("token", 0.2, 0.28, "token-mean"), "dro": ("token", None, None, "token-mean"),
          "luspo": ("sequence", 2e-3, 2.5e-3, "sequence-sum"), "vespo": ("product", None, None, "token-mean"),
          "sequence_is": ("product", 0.2, 0.2, "sequence-mean")}
 WITH_BAND = [name for name, row in TABLE.items() if row[1] is not None]
 PER_TOKEN = ("reinforce", "ppo", "grpo", "dr_grpo", "dapo", "dapo_paper", "gspo_token", "cispo", "sapo",
-             "dppo", "dppo_kl", "ipo", "rollout_is", "dro")
+             "dppo", "dppo_kl", "kpop", "ipo", "rollout_is", "dro")
 TOKEN_FAMILY = ("ppo", "grpo", "dr_grpo", "dapo", "dapo_paper")
 
 
@@ -147,6 +147,13 @@ def reference(name, logp, old_logp, A, mask, epsilon=None, epsilon_high=None, sh
                 low, high = a < 0 and p < mu and far > lo, a > 0 and p > mu and far > hi
                 weight = min(w, constant["cap"])
                 value, slope = (0.0 if low or high else weight * a * lp), weight * a
+            elif name == "kpop":
+                p, mu = math.exp(lp), math.exp(old_logp[i, t].item())
+                rest, old_rest = max(1 - p, 1e-8), max(1 - mu, 1e-8)
+                far = max(mu * math.log(mu / p) + old_rest * math.log(old_rest / rest), p * math.log(p / mu) + rest * math.log(rest / old_rest))
+                low, high = p < mu and far > lo, p > mu and far > hi
+                weight = min(w, constant["cap"])
+                value, slope = (0.0 if low or high else weight * a * lp), weight * a
             elif name == "ipo":
                 gap = math.exp(lp) - math.exp(old_logp[i, t].item())
                 low, high = gap < -lo, gap > hi
@@ -199,7 +206,7 @@ def assert_equal(got, expected, mask, A, tolerance=2e-6):
 def test_the_table_is_the_papers():
     assert {name: (row.ratio, row.epsilon, row.epsilon_high, row.reduction) for name, row in OBJECTIVES.items() if name in TABLE} == TABLE
     constants = {name: row.constants for name, row in OBJECTIVES.items() if name in TABLE and row.constants}
-    assert constants == {"dppo": {"cap": 20}, "dppo_kl": {"cap": 20}, "ipo": {"tau": 1e-3}, "dro": {"beta": 0.05}, "sapo": {"tau_positive": 1, "tau_negative": 1.05},
+    assert constants == {"dppo": {"cap": 20}, "dppo_kl": {"cap": 20}, "kpop": {"cap": 20}, "ipo": {"tau": 1e-3}, "dro": {"beta": 0.05}, "sapo": {"tau_positive": 1, "tau_negative": 1.05},
                          "vespo": {"k_positive": 2, "lambda_positive": 3, "k_negative": 3, "lambda_negative": 2}}
 
 
@@ -237,7 +244,7 @@ def test_other_constants_equal_a_loop(name):
     assert got[0] != run(name, logp, old_logp, A, mask)[0]
 
 
-@pytest.mark.parametrize("name", [name for name in WITH_BAND if name != "cispo"])
+@pytest.mark.parametrize("name", [name for name in WITH_BAND if name not in ("cispo", "kpop")])
 def test_the_batch_holds_every_clip_case(name):
     logp, old_logp, A, _, mask, shift = make_batch()
     _, gradient, below, above = reference(name, logp, old_logp, A, mask, shift=shift if name == "rspo" else None)
@@ -313,7 +320,7 @@ def test_at_ratio_1_the_family_has_one_gradient():
     gradient = lambda name: run(name, old_logp, old_logp, A, mask, group_size=G, router_shift=torch.ones_like(old_logp))[1]
     for name in ("ppo", "gspo", "gspo_token", "gmpo", "rspo", "sapo"):
         torch.testing.assert_close(gradient(name), gradient("grpo"), rtol=1e-7, atol=0)
-    for name in ("reinforce", "cispo", "vespo", "dppo", "dppo_kl", "ipo", "rollout_is", "dro"):                                                     # token-mean
+    for name in ("reinforce", "cispo", "vespo", "dppo", "dppo_kl", "kpop", "ipo", "rollout_is", "dro"):                                                     # token-mean
         torch.testing.assert_close(gradient(name), gradient("dapo"), rtol=1e-12, atol=0)
 
 

@@ -39,6 +39,7 @@ TEACHER = f"{ONE} --algorithm grpo"                          # of itself
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
 DENSE = DATA.replace("path model", "path dense")
 MASK = f"{ONE} --mismatch_mask token"
+MOVES = "--steps 2 --warmup_steps 0 --algorithm grpo --learning_rate 0.003"   # two batches apart
 
 
 @dataclass
@@ -100,15 +101,29 @@ EFFECTS = {
                       "{answer}{prompt}", last("teacher_kl")),
     "distillation_coef": (f"{TEACHER} --advantage group --self_distillation", "1", "0.5",
                           last("grad_norm")),
+    "self_distillation_hint": (f"{TEACHER} --distillation_coef 1 --self_distillation "
+                               "--prompts_per_step 8", "answer", "sibling", last("teacher_kl")),
+    "teacher_model_kind": (f"{MOVES} --distillation_coef 1 --self_distillation", None, "ema",
+                           last("teacher_kl")),
+    "teacher_update_rate": (f"{MOVES} --distillation_coef 1 --self_distillation "
+                            "--teacher_model_kind ema", None, "1", last("teacher_kl")),
     "scale_rewards": (ONE, None, "none", last("grad_norm")),
     "dual_clip": (GRPO, None, "1.001", last("clip_high")),
     "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
     "entropy_quantile": (ONE, None, "0.8", last("grad_norm")),
     "beta": (ONE, None, "0.1", last("kl")),
     "kl_estimator": (f"{ONE} --beta 0.1", None, "k1", minibatches("grad_norm")),
+    "sync_ref_model": (f"{MOVES} --beta 0.1", "false", "true --ref_model_sync_steps 1", last("kl")),
+    "ref_model_mixup_alpha": (f"{MOVES} --beta 0.1 --sync_ref_model --ref_model_sync_steps 1", None,
+                              "1", last("kl")),
+    "ref_model_sync_steps": (f"{MOVES} --beta 0.1 --sync_ref_model", None, "1", last("kl")),
     "entropy_coef": (ONE, None, "0.1", last("loss")),
+    "positive_example_nll_weight": (f"{ONE} --prompts_per_step 8", None, "0.5", last("loss")),
     "dynamic_sampling": (ONE, None, "true", last("dead_groups")),
     "overlong_cache": (ONE, None, "0.5", last("reward")),
+    "length_penalty": (ONE, None, "0.5", lambda seen: "length" in seen.last("reward_parts")),
+    "mask_truncated_completions": (f"{ONE} --max_completion_length 1", None, "true",
+                                   last("empty_minibatches")),
     "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",
                             lambda seen: seen.state()["stream"]["sizes"]),
     "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),

@@ -1,0 +1,262 @@
+"""What several frameworks share: responses cut off and left out of the loss, a reference that moves, responses with an
+outlier token, the likelihood of right responses, a bonus for short ones, a right sibling as the hint of
+self-distillation. python -m pytest tests/loop/test_family.py"""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from advantages import distillation, length_bonus, whiten
+from losses import high_entropy_mask, mismatch_mask, policy_loss
+from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.loop.distillation import teacher_logp
+from plumbing.model.actor import move_towards, pairs_of
+from plumbing.model.cold_start import tiny_config
+from plumbing.run.arguments import parse
+from moe import TinyMoE
+from rollout import sample
+from tiny_run import TINY, differences, metrics
+
+TINY_MODEL = ["--hidden_size", "16", "--num_hidden_layers", "1"]
+CUT = ["--max_completion_length", "3", "--mask_truncated_completions"]      # answers of one number have three tokens, of two, five
+
+
+def run(name, *flags):
+    train.main([*TINY, "--output_dir", name, *flags])
+    return metrics(name)
+
+
+def weights(name, step):
+    return Path(f"{name}/checkpoints/step_{step}/model.safetensors").read_bytes()
+
+
+# ------------------------------------------------------------------------------------- responses that were cut off
+
+def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(workplace, monkeypatch):
+    """The loss of every mini-batch against the loss of the rows that ended, with the advantages of all."""
+    seen, loss = [], train.policy_loss
+
+    def watched(name, logp, old_logp, advantages, mask, **options):
+        value, stats = loss(name, logp, old_logp, advantages, mask, **options)
+        seen.append((mask.clone(), advantages.clone(), options["weights"].clone(), value.item()))
+        return value, stats
+    monkeypatch.setattr(train, "policy_loss", watched)
+    monkeypatch.setattr(train, "reward", lambda learner, rollout, problems: torch.arange(len(rollout.mask))[:, None] % 2.0)
+    record = run("run", "--steps", "1", "--prompts_per_step", "8", "--plain", *CUT)[0]
+    assert 0 < record["truncated"] < 1 and record["length"] > 1       # what was sampled, not what is left
+    empty = torch.cat([~mask.any(-1) for mask, *_ in seen])
+    assert empty.float().mean().item() == pytest.approx(record["truncated"])
+    for mask, _, weight, _ in seen:                                   # all rows count, as in TRL
+        assert torch.allclose(weight, mask / (len(mask) * mask.sum(-1, keepdim=True)).clamp(min=1))
+    advantages = torch.cat([A for _, A, *_ in seen])
+    assert any(advantages[empty] != 0)                                # the rewards of responses that were cut off count
+
+
+@pytest.mark.parametrize("flags", [
+    [], ["--plain"], ["--algorithm", "ppo"], ["--algorithm", "reinforce_plus_plus"], ["--entropy_quantile", "0.5"], ["--beta", "0.1"],
+    ["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation"], ["--dynamic_sampling"], ["--routing_replay", "old"],
+    ["--entropy_coef", "0.1"], ["--mismatch", "token_truncate", "--sampler_dtype", "int4"], ["--reduction", "constant"]], ids=" ".join)
+def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, workplace):
+    """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
+    records = run("run", "--steps", "2", "--max_completion_length", "1", "--mask_truncated_completions", *flags)
+    assert [r["truncated"] for r in records] == [1, 1] and [r["empty_minibatches"] for r in records] == [2, 2]
+    assert all(r["skipped"] == 0 and r["loss"] == 0 for r in records)
+    text = Path("run/metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    before = torch.load("run/checkpoints/step_2/state.pt", weights_only=True)["optimizer"]["state"]
+    assert not before                                                 # AdamW has not made a step
+
+
+def test_functions_of_the_loss_mask_take_an_empty_one():
+    mask, x = torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4)
+    assert not high_entropy_mask(x, mask, 0.5).any() and whiten(x, mask).eq(0).all()
+
+
+def test_cut_off_responses_resume_bit_equal(workplace):
+    flags = [*CUT, "--save_steps", "1"]
+    run("whole", "--steps", "3", "--lr_scheduler_type", "constant_with_warmup", *flags)
+    run("parts", "--steps", "2", "--lr_scheduler_type", "constant_with_warmup", *flags)
+    train.main([*TINY, "--steps", "3", "--lr_scheduler_type", "constant_with_warmup", *flags, "--output_dir", "parts", "--resume"])
+    assert differences("whole", "parts", 3) == []
+
+
+# ------------------------------------------------------------------------------------------- a reference that moves
+
+def test_the_reference_moves_by_its_share_and_never_the_policy():
+    torch.manual_seed(0)
+    config = tiny_config(parse(TINY_MODEL), builtin_tokenizer())
+    policy, reference = TinyMoE(config), SimpleNamespace(policy=TinyMoE(config))
+    before, own = [p.detach().clone() for p in reference.policy.parameters()], [p.detach().clone() for p in policy.parameters()]
+    move_towards(reference, policy, 0.3)
+    for old, new, now, kept in zip(before, own, reference.policy.parameters(), policy.parameters()):
+        torch.testing.assert_close(now.detach(), 0.3 * new + 0.7 * old, rtol=1e-6, atol=1e-7)
+        assert torch.equal(kept, new)
+    assert len(pairs_of(reference, policy)) == len(own)
+
+
+REFERENCE = ["--learning_rate", "0.003", "--warmup_steps", "0", "--beta", "0.1", "--lr_scheduler_type", "constant_with_warmup"]
+
+
+def test_a_moving_reference_is_the_policy_of_the_batch_before_at_alpha_1(workplace):
+    """k = 2 and α = 1: before batches 3 and 5 the reference becomes the policy, so their KL is 0."""
+    kl = [r["kl"] for r in run("run", "--steps", "5", *REFERENCE, "--sync_ref_model", "--ref_model_sync_steps", "2", "--ref_model_mixup_alpha", "1")]
+    assert kl[0] < 1e-9 and kl[2] < 1e-9 and kl[4] < 1e-9 < 1e-7 < min(kl[1], kl[3])
+    fixed = [r["kl"] for r in run("fixed", "--steps", "5", *REFERENCE)]
+    assert fixed[:2] == kl[:2] and min(fixed[1:]) > 1e-7
+    half = [r["kl"] for r in run("half", "--steps", "5", *REFERENCE, "--sync_ref_model", "--ref_model_sync_steps", "2")]
+    assert kl[2] < half[2] < fixed[2]
+
+
+@pytest.mark.parametrize("flags", [["--beta", "0.1", "--sync_ref_model", "--ref_model_sync_steps", "1"],
+                                   ["--algorithm", "sdpo", "--num_generations", "8"]], ids=["reference", "averaged teacher"])
+def test_what_moves_is_part_of_a_checkpoint(flags, workplace):
+    flags = ["--learning_rate", "0.003", "--lr_scheduler_type", "constant_with_warmup", "--save_steps", "1", *flags]
+    run("whole", "--steps", "4", *flags)
+    run("parts", "--steps", "2", *flags)
+    train.main([*TINY, "--steps", "4", *flags, "--output_dir", "parts", "--resume"])
+    assert differences("whole", "parts", 4) == []
+    kept = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)["extras"]["reference"]
+    assert kept and all(isinstance(x, torch.Tensor) for x in kept)
+
+
+def test_adapters_of_the_reference_move_too(workplace):
+    pytest.importorskip("peft")
+    flags = [*REFERENCE, "--use_peft", "--sync_ref_model", "--ref_model_sync_steps", "1", "--ref_model_mixup_alpha", "1"]
+    kl = [r["kl"] for r in run("lora", "--steps", "3", *flags, "--learning_rate", "0.01")]
+    assert max(kl) < 1e-9
+    fixed = [r["kl"] for r in run("fixed", "--steps", "3", *REFERENCE, "--use_peft", "--learning_rate", "0.01")]
+    assert fixed[2] > 1e-7
+
+
+# --------------------------------------------------------------------------------------------------- outlier tokens
+
+def test_a_response_with_one_outlier_is_dropped_whole():
+    log_rho = torch.tensor([[0.0, 9.9, 0.1], [0.0, 0.2, 9.9], [-9.9, 0.0, 0.0], [4.6, -9.2, 0.0]])
+    mask = torch.tensor([[True] * 3, [True, True, False], [True] * 3, [True] * 3])
+    kept = mismatch_mask(log_rho - 1, torch.full_like(log_rho, -1), mask, "outlier", 1e-4, 100.0)
+    for i in range(4):
+        inside = all(1e-4 <= math.exp(log_rho[i, t]) <= 100 for t in range(3) if mask[i, t])
+        assert kept[i].tolist() == [inside and m for m in mask[i].tolist()]
+    assert kept.any(-1).tolist() == [False, True, False, True]
+
+
+def test_the_bounds_of_an_outlier_are_its_own():
+    assert parse(["--mismatch_mask", "outlier"]).mismatch_mask_bounds == [1e-4, 100.0]
+    assert parse(["--mismatch_mask", "token"]).mismatch_mask_bounds == parse([]).mismatch_mask_bounds == [0.5, 5.0]
+
+
+# ------------------------------------------------------------------------- likelihood of right responses, short ones
+
+def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace, monkeypatch):
+    """The gradient with the term minus that without it, at rate 0: a float64 loop over the right responses' tokens."""
+    def gradients(*flags):
+        found, step = [], train.optimizer_step
+
+        def watched(settings, learner, stats):
+            found.append((torch.cat([p.grad.flatten() for p in learner.policy.parameters()]), stats["loss"].item()))
+            return step(settings, learner, stats)
+        minis, update = [], train.update
+        monkeypatch.setattr(train, "optimizer_step", watched)
+        monkeypatch.setattr(train, "update", lambda settings, learner, mini: (minis.append((learner, mini)), update(settings, learner, mini))[1])
+        run("run" + "".join(flags), "--steps", "1", "--steps_per_generation", "1", "--max_grad_norm", "0", *flags)
+        monkeypatch.undo()
+        return found[0], minis[0]
+    (plain, loss), _ = gradients()
+    (more, other), (learner, mini) = gradients("--positive_example_nll_weight", "0.5")
+    right = mini.parts[:, 0] >= 1
+    total = sum(-mini.old_logp[i, t].double().item() for i in range(len(right)) if right[i] for t in range(mini.rollout.mask.shape[1]) if mini.rollout.mask[i, t])
+    tokens = int(mini.rollout.mask[right].sum())
+    assert tokens and other - loss == pytest.approx(0.5 * total / tokens, rel=1e-4)
+    assert not torch.allclose(plain, more)
+
+
+def test_the_bonus_for_short_responses_follows_the_pass_rate():
+    """Four responses: lengths 2, 4, 6 right, 2 wrong: mean of the right ones 4, pass rate 3/4."""
+    lengths, right = torch.tensor([2.0, 4, 6, 2, 8, 8, 2, 4]), torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool()
+    assert length_bonus(lengths, right, 4).tolist() == [0.375, 0, 0, 0, 0, 0, 0, 0]
+    one = torch.tensor([1, 0, 0, 0]).bool()
+    assert length_bonus(lengths[:4], one, 4).eq(0).all()              # alone it is as long as the mean
+
+
+def test_the_length_bonus_is_a_part_of_the_reward(workplace):
+    record = run("run", "--steps", "1", "--length_penalty", "0.5", "--prompts_per_step", "8")[0]
+    assert set(record["reward_parts"]) == {"correct", "length"} and record["reward_parts"]["length"] >= 0
+    assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()), abs=1e-6)
+
+
+# ---------------------------------------------------------------------------------------- a right sibling as the hint
+
+@pytest.fixture
+def taught():
+    """(arguments, task, batch, learner, the rollouts that were scored): three groups of four, right [1,0,0,1], none, all."""
+    args = parse(["--algorithm", "sdpo", "--teacher_model_kind", "live", *TINY_MODEL])
+    task, tokenizer = running_sum(1, 2), builtin_tokenizer()
+    torch.manual_seed(0)
+    policy = TinyMoE(tiny_config(args, tokenizer)).eval()
+    problems = task.train[:3]
+    rollout = sample(policy, tokenizer, [p.prompt for p in problems], 4, 4)
+    parts = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1])[:, None]
+    scored, old = [], torch.full(rollout.mask.shape, -1.0)
+
+    def score(rollout, scorer=None):
+        scored.append(rollout)
+        return SimpleNamespace(logp=torch.full(rollout.mask.shape, -3.0))
+    batch = SimpleNamespace(rollout=rollout, problems=problems, parts=parts, group_size=4, old_logp=old)
+    return replace(args, max_prompt_length=64), task, batch, SimpleNamespace(tokenizer=tokenizer, score=score), scored
+
+
+def test_only_wrong_responses_with_a_right_sibling_are_taught(taught):
+    args, task, batch, learner, scored = taught
+    logp = teacher_logp(args, learner, task, batch, None)
+    A = distillation(logp, batch.old_logp, batch.rollout.mask)
+    assert A.ne(0).any(-1).tolist() == [False, True, True] + [False] * 9
+    shown = [learner.tokenizer.decode(ids[mask].tolist()) for ids, mask in zip(scored[0].prompt_ids, scored[0].prompt_mask)]
+    assert shown[0] == f"{batch.rollout.texts[0]} {batch.problems[0].prompt}" and shown[1] == f" {batch.problems[1].prompt}"
+    assert scored[0].response_ids.equal(batch.rollout.response_ids)
+
+
+@pytest.mark.trl
+def test_the_distillation_of_sdpo_equals_trls():
+    """TRL's own sampled-token loss and clipped weight; on the tokens of the policy itself its value and ours, and gradients."""
+    loss_utils = pytest.importorskip("trl.experimental.sdpo.loss_utils")
+    torch.manual_seed(0)
+    B, T, V = 6, 5, 7
+    ids, mask = torch.randint(V, (B, T)), torch.arange(T) < torch.tensor([5, 3, 1, 4, 2, 5])[:, None]
+    student, teacher = (torch.randn(B, T, V, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    chosen = lambda logits: logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    for drift in (0.0, 0.9):                                          # the second weight is above 2 for some tokens
+        old = (chosen(student) + drift * torch.linspace(-1.5, 1.5, T)).detach()
+        per_token = loss_utils.compute_sampled_token_self_distillation_loss(student, teacher, ids, distillation_alpha=1.0)
+        per_token = loss_utils.apply_importance_sampling_clipping(per_token, chosen(student), old, 2.0)
+        theirs = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
+        A = chosen(teacher) - chosen(student).detach()                # theirs follows the policy; ours is that of the old one
+        ours, _ = policy_loss("cispo", chosen(student), old, A, mask, epsilon_high=1.0,
+                              weights=mask.double() / (B * mask.sum(-1, keepdim=True)))
+        gradients = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (ours, theirs)]
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+        assert ours.item() == pytest.approx(theirs.item())
+
+
+def test_sdpo_trains_and_says_how_far_the_teacher_is(workplace):
+    records = run("run", "--steps", "2", "--algorithm", "sdpo", "--num_generations", "8")
+    assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
+    settings = json.loads(Path("run/config.json").read_text())["arguments"]
+    assert settings["self_distillation_hint"] == "sibling" and settings["teacher_model_kind"] == "ema"
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--sync_ref_model"], "needs --beta"), (["--ref_model_mixup_alpha", "0.5", "--beta", "0.1"], "needs --sync_ref_model"),
+    (["--beta", "0.1", "--sync_ref_model", "--ref_model_mixup_alpha", "2"], "is above 1"),
+    (["--self_distillation_hint", "sibling"], "needs --self_distillation"), (["--algorithm", "sdpo", "--beta", "0.1"], "one moving average"),
+    (["--algorithm", "sdpo", "--num_generations", "1"], "at least 2"), (["--teacher_update_rate", "0.5"], "needs --teacher_model_kind ema"),
+    (["--mismatch_mask", "outlier", "--mismatch_mask_bounds", "5", "1"], "must be two numbers")], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_what_does_not_fit_together_is_refused(flags, words):
+    with pytest.raises(ValueError, match=words):
+        parse(flags)
