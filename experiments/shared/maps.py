@@ -2,6 +2,7 @@
 
     python experiments/NAME.py               make the runs that results/NAME_runs.jsonl lacks
     python experiments/NAME.py --full        the whole grid, not only the part that is reported
+    python experiments/NAME.py --most 20     at most 20 of these runs now; the next call goes on
     python experiments/NAME.py --part 0/2    every second run, for two processes at the same time
     python experiments/NAME.py --draw        make no runs: result and figure from those in the file
 
@@ -12,6 +13,7 @@ Every result says on how many cold starts it is based.
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -48,12 +50,16 @@ def read(file):
     return runs
 
 
-def run_all(file, cells, make, part=(0, 1)):
-    """Make the runs of the cells that are not in the file. make(cell) -> record.
+def run_all(file, cells, make, part=(0, 1), most=math.inf):
+    """Make the runs of the cells that are not in the file, at most so many. make(cell) -> record.
+    Returns how many were made.
 
     Cells are asked for one by one, as later ones may depend on what earlier ones found.
     """
+    made = 0
     for c in cells:
+        if made >= most:
+            break
         mine = zlib.crc32(repr(key(c)).encode()) % part[1] == part[0]
         if not mine or key(c) in map(key, read(file)):
             continue
@@ -61,12 +67,18 @@ def run_all(file, cells, make, part=(0, 1)):
         with open(file, "a") as f:
             f.write(json.dumps(claim.rounded(record)) + "\n")
         claim.say(f"{' '.join(map(str, key(c)))}: {record['after']:.3f}, {record['seconds']:.0f} s")
+        made += 1
+    return made
 
 
 def trained(arms, policies=POLICIES):
     """The function that makes a training run of a cell. arms, policies: {name: flags of
     train.py}."""
     return lambda c: one_run(c, arms[c["arm"]], policies)
+
+
+class Refused(RuntimeError):
+    """train.py refused a run: its flags, or its cold start."""
 
 
 def one_run(c, flags, policies=POLICIES):
@@ -84,10 +96,13 @@ def one_run(c, flags, policies=POLICIES):
              f"{policies[c['policy']]} {flags}").split()
     place = ["--output_dir", str(folder), "--overwrite_output_dir"]
     code, printed = claim.quietly(train.main, [*words, *place])
+    if code == 2:
+        raise Refused(f"train.py {' '.join(words)}")         # it said why on the error stream
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     if code == 130 or code and not metrics:
         raise SystemExit(f"{' '.join(words)}: {code}\n{printed[-500:]}")
     summary = json.loads((folder / "summary.json").read_text()) if not code else {}
+    asked = json.loads((folder / "config.json").read_text())
     shutil.rmtree(folder)
 
     def median(name):
@@ -99,6 +114,10 @@ def one_run(c, flags, policies=POLICIES):
                 "after": summary.get("pass_at_1_after", metrics[-1]["pass_rate"]),
                 "greedy": summary.get("greedy_after"), "stopped_at": len(metrics) if code else None,
                 "pass_rates": [m["pass_rate"] for m in metrics],
+                "batch_seconds": [sum(m[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
+                                  for m in metrics],
+                "batch_samples": [(asked["prompts_per_step"] + m["discarded_groups"])
+                                  * asked["num_generations"] for m in metrics],
                 "clipped": claim.mean(m["clip_low"] + m["clip_high"] for m in metrics),
                 "mismatch_kl": metrics[0]["mismatch_kl"], "flips": median("flip_rate"),
                 "kl": median("log_w_var") / 2,               # KL(old || new), to second order
@@ -126,19 +145,30 @@ def main(file, row, grid, make, judge, takeaway, draw):
     parser = argparse.ArgumentParser(prog=f"experiments/{name}.py", description=row["claim"])
     parser.add_argument("--full", action="store_true", help="the whole grid")
     parser.add_argument("--part", default="0/1", metavar="i/n", help="every n-th run")
+    parser.add_argument("--most", type=int, default=math.inf, metavar="N",
+                        help="make at most N runs now")
     parser.add_argument("--draw", action="store_true", help="make no runs")
     options = parser.parse_args()
     os.chdir(claim.ROOT)
     runs_file, part = runs_of(name), tuple(map(int, options.part.split("/")))
     if not options.draw:
-        run_all(runs_file, grid(options.full), make, part)
+        run_all(runs_file, grid(options.full), make, part, options.most)
     if part[1] > 1:
         return claim.say("this part is made; --draw makes the result when all are")
+    write(file, row, judge, takeaway, draw)
+
+
+def write(file, row, judge, takeaway, draw, data=lambda runs: {}):
+    """Write the result and the figure of a map from its file of runs. data(runs) -> what the result
+    file holds besides the name of that file."""
+    name = Path(file).stem
+    runs_file = runs_of(name)
     runs = read(runs_file)
     *judged, seeds = judge(runs)
     row = row | {"takeaway": takeaway(runs)}
     seconds = round(sum(r["seconds"] for r in runs))
-    claim.write(name, row, judged, seeds, seconds, {"runs": str(runs_file)}, lambda _: draw(runs))
+    claim.write(name, row, judged, seeds, seconds, {"runs": str(runs_file)} | data(runs),
+                lambda _: draw(runs))
 
 
 def runs_of(name):
