@@ -12,8 +12,8 @@ prompts × 4 answers. A run that train.py stops, as its updates are not finite, 
 pass rate. Differences are paired by cold start, with 95 % t intervals. A seed whose cold start
 train.py refuses (pass@1 below 0.3) is skipped in all arms, and the next seed takes its place.
 
-Written down before any run. In the deciding cell (48 layers, 2.8e-4, 4 mini-batches) on 32 cold
-starts (seeds 200 and up), with D = GSPO with the paper's band minus GRPO:
+Written down beforehand. In the deciding cell (48 layers, 2.8e-4, 4 mini-batches) on 32 cold starts
+(seeds 200 and up), with D = GSPO with the paper's band minus GRPO:
 
   confirmed   D's interval lies above 0
   refuted     it lies below 0, or within ±0.03: then they are equal
@@ -53,7 +53,7 @@ import torch
 from scipy import stats
 
 from shared import claim, drift, maps
-from moe_stability import collapsed_at
+from moe_stability import collapsed_at, interval
 from plumbing.data import tasks
 from plumbing.model.cold_start import cold_start
 from plumbing.run.arguments import parse
@@ -242,7 +242,7 @@ def collapses(runs):
         curves = ends(runs, arm, name="pass_rates").values()
         if curves:
             fell = sum(collapsed_at(curve) is not None for curve in curves)
-            low, high = stats.binomtest(fell, len(curves)).proportion_ci(method="exact")
+            low, high = interval(fell, len(curves))
             yield f"collapsed: {NAMES[arm]} {fell} of {len(curves)} [{low:.2f}, {high:.2f}]"
 
 
@@ -318,6 +318,7 @@ def draw(runs):
                     fontsize=8)
     right.set_xticks(range(1, len(FIRST)), [NAMES[arm].replace(", ", ",\n") for arm in FIRST[1:]],
                      fontsize=8)
+    left.set_ylim(0, 1)
     right.axhline(0, color=GREY, linewidth=1)
     right.axhspan(-EQUAL, EQUAL, color=GREY, alpha=.2)
     label(left, f"48 layers at {RATE:g}, {len(found['gspo'])} cold starts", "", "held-out pass@1")

@@ -27,7 +27,6 @@ kills a run, in a minute; --quick: a look in three; --draw: the figure.
 
 import argparse
 import json
-import math
 import shutil
 import sys
 import time
@@ -35,6 +34,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import torch
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plumbing.data import running_sum
@@ -215,15 +215,9 @@ def mean(values):
 # ---------------------------------------------------------------------------- tables and verdicts
 
 def interval(k, n):
-    """Clopper and Pearson's 95 % interval for k of n, by bisection."""
-    def solve(too_low, low=0.0, high=1.0):
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (middle, high) if too_low(middle) else (low, middle)
-        return low
-    tail = lambda p, counts: sum(math.comb(n, i) * p ** i * (1 - p) ** (n - i) for i in counts)
-    return (solve(lambda p: tail(p, range(k, n + 1)) < 0.025) if k else 0.0,
-            solve(lambda p: tail(p, range(k + 1)) > 0.025) if k < n else 1.0)
+    """Clopper and Pearson's 95 % interval for k of n."""
+    found = stats.binomtest(k, n).proportion_ci(method="exact")
+    return float(found.low), float(found.high)
 
 
 def table(runs):

@@ -102,7 +102,7 @@ def one_run(c, flags, policies=POLICIES):
     if code == 130 or code and not metrics:
         raise SystemExit(f"{' '.join(words)}: {code}\n{printed[-500:]}")
     summary = json.loads((folder / "summary.json").read_text()) if not code else {}
-    asked = json.loads((folder / "config.json").read_text())
+    asked = json.loads((folder / "config.json").read_text())["arguments"]
     shutil.rmtree(folder)
 
     def median(name):

@@ -26,7 +26,7 @@ CLAIMS = ["family_rewards", "gradient_noise", "clipped_tokens", "expert_flips", 
           "perplexity_identity", "variance_length", "off_policyness", "perplexity_dynamics",
           "product_ratio", "replay_cost", "length_band", "hidden_divergence", "irreversible"]
 MAPS = ["sampler_noise", "band_dose", "stale_sampler", "stability_map", "band_law", "flip_depth",
-        "moe_stability"]
+        "moe_stability", "depth", "league", "pretrained", "length_duration"]
 
 # family_rewards is a table, no claim: stability_map judges it, on some of the same cold starts.
 # The table of claims: six groups, each with its question and its claims, the leading one first.
@@ -36,13 +36,16 @@ GROUPS = {
     "clipping": ("Does GSPO clip a hundred times more tokens?",
                  ["clipped_tokens", "product_ratio", "off_policyness"]),
     "noise and length": ("Does GRPO's noise grow with length, and GSPO's not?",
-                         ["gradient_noise", "variance_length", "length_band", "hidden_divergence"]),
+                         ["gradient_noise", "variance_length", "length_band", "length_duration",
+                          "hidden_divergence"]),
     "mixtures of experts": ("Does GRPO collapse on a MoE, as experts flip?",
-                            ["moe_stability", "irreversible", "expert_flips", "flip_depth"]),
+                            ["moe_stability", "depth", "irreversible", "expert_flips",
+                             "flip_depth"]),
     "infrastructure": ("May GSPO trust the sampler's log-probs?",
-                       ["sampler_noise", "band_dose", "stale_sampler", "replay_cost"]),
+                       ["sampler_noise", "band_dose", "pretrained", "stale_sampler",
+                        "replay_cost"]),
     "speed of learning": ("Does GSPO learn faster than GRPO?",
-                          ["stability_map", "band_law", "token_credit", "distillation"]),
+                          ["stability_map", "band_law", "league", "token_credit", "distillation"]),
 }
 COLUMNS = ("claim", "source", "reported", "regime", "measured", "number", "seeds", "verdict", "p",
            "figure", "command")

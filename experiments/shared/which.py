@@ -1,208 +1,238 @@
-"""Which should I use, and how wide a band? docs/which.md and the README's lines, from results.
+"""Which should I use, and how wide a band? docs/which.md and README's lines, from named numbers.
 
-    python experiments/readme.py
+    python experiments/which.py        # the numbers, from the maps' runs: results/which.json
+    python experiments/readme.py       # the page and README's lines, from the numbers
 
-A row of ROWS is a question, its answer and figure, what would change it and the results that it
-rests on. Every figure is a piece of text out of one of these results, found by a pattern: `said`
-raises if it is not there. So no sentence can carry a figure that no result carries.
+ROWS holds the answers by regime: a question, its answer in one sentence, one figure, the intervals
+behind it, and what would change it. A figure is named: n("name") raises if results/which.json has
+no such number, so no sentence can carry a figure that no run carries.
 """
 
 import json
-import re
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-VALUE = r"([+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\])"           # a mean and its interval
 
 
-def read(name):
-    return json.loads((RESULTS / f"{name}.json").read_text())
+@cache
+def numbers():
+    return json.loads((RESULTS / "which.json").read_text())
 
 
-def said(name, pattern):
-    """The first group of a pattern in what a result says. Raises ValueError if it says no such."""
-    result = read(name)
-    text = " | ".join(str(result.get(key, "")) for key in ("number", "measured", "takeaway"))
-    found = re.search(pattern, text)
-    if not found:
-        raise ValueError(f"results/{name}.json does not say {pattern!r}: docs/which.md quotes it")
-    return found[1]
+def named(name):
+    """A number of results/which.json. Raises ValueError if it is not there."""
+    if name not in numbers():
+        raise ValueError(f"results/which.json has no number {name!r}, which docs/which.md quotes: "
+                         "python experiments/which.py")
+    return numbers()[name]
 
 
-def versus(arm, other, result="stability_map"):
-    """'+0.039 [+0.020, +0.058]' of one arm minus another."""
-    return said(result, rf"{re.escape(arm)} minus {re.escape(other)} {VALUE}")
+def n(name):
+    """A named number as text: a difference with its sign, a rate as 6e-4, a count."""
+    number = named(name)
+    if "digits" in number:
+        return f"{number['mean']:+.{number['digits']}f}"
+    return rate(number["mean"]) if isinstance(number["mean"], float) else str(number["mean"])
 
 
-def law(arm):
-    return versus(arm, "GRPO", "band_law")
+def rate(value):
+    """0.0006 as 6e-4, 0.012 as 0.012."""
+    if value >= 2e-3:
+        return f"{value:g}"
+    digits, exponent = f"{value:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
-def by_cell(arm, cell):
-    """An arm minus GRPO at one rate and number of mini-batches, fresh cold starts."""
-    return said("band_law", rf"{re.escape(arm)} minus GRPO [^;]*;[^;]*{re.escape(cell)} {VALUE}")
+def interval(name):
+    """A line of the list below an answer: what it is, mean, interval, cold starts, result."""
+    number = named(name)
+    link = f"[{number['result']}](../results/{number['result']}.json)"
+    if "low" not in number:
+        return f"* {number['of']}: {n(name)} ({link})"
+    low, high = (f"{number[end]:+.{number['digits']}f}" for end in ("low", "high"))
+    return (f"* {number['of']}: {n(name)} [{low}, {high}], {number['starts']} cold starts "
+            f"({link})")
 
 
-def best(arm):
-    return said("stability_map", rf"; {arm} at its best, ([^ :]+)")
+@dataclass
+class Row:
+    question: str
+    answer: str              # one sentence
+    figure: str              # one figure, without an interval
+    behind: tuple            # names of the numbers whose intervals are listed
+    change: str              # what would change the answer
+    readme: str = ""         # README's line, without brackets; "": it is not in README
 
 
-def edge(arm):
-    return said("stability_map", rf"largest rate [^;]*{arm} ([^ ,;]+)")
+SHORT = ("Short answers, tiny model, float32", "1 M parameters, 4 layers, answers of about 20 "
+         "tokens, 10 to 16 rollout batches on a CPU. Pass@1 is held out; differences are paired "
+         "by cold start.")
+LONG = ("Longer answers, tiny model", "1 M parameters, 4 layers, answers of about 60 tokens, 16 "
+        "rollout batches.")
+DEEP = ("Deep: 48 layers", "5.8 M parameters, 48 layers of 16 experts, answers of about 9 tokens, "
+        "16 rollout batches; the rate at which runs break.")
+PRETRAINED = ("A pretrained model: float32, bfloat16, float16", "SmolLM2-135M-Instruct on a CPU; "
+              "autocast rounds there as on a GPU.")
+
+DEEP_ANSWERS = {"held": "GSPO with the paper's clip range ends above GRPO.",
+                "refuted": "GSPO with the paper's clip range is no better than GRPO."}
 
 
-def fell(arm):
-    """'3 of 48': runs of an arm that ended below their start."""
-    return said("band_law", rf"below their start: (?:[^;]*, )?{re.escape(arm)} (\d+ of \d+)")
+def depth_verdict():
+    return json.loads((RESULTS / "depth.json").read_text())["verdict"]
 
 
-def dose(arm, bits="int4"):
-    """What an arm loses by trusting a coarse sampler, against a float32 one."""
-    return said("band_dose", rf"{bits}: lost by trusting {re.escape(arm)} {VALUE}")
+def rows():
+    """{(regime, setting): [Row]}, the sections of docs/which.md."""
+    lags = tuple(f"{arm} loses at lag {k}" for arm in ("grpo", "gspo", "gspo_x100", "dppo",
+                                                       "minirl") for k in (2, 8))
+    starts = f"{n('starts, 48 layers')} of {n('planned starts, 48 layers')}"
+    return {SHORT: [
+        Row("Which algorithm?",
+            "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
+            "learns less.",
+            f"The wide clip range minus GRPO, mean of six step sizes: "
+            f"{n('gspo_x100 - grpo, six step sizes')} pass@1.",
+            ("gspo - grpo, best rates", "gspo - grpo_replay, best rates",
+             "gspo_x100 - grpo, best rates", "gspo_x100 - grpo, six step sizes"),
+            "longer answers, deeper models, longer runs (below)",
+            "On the tiny model GSPO with about 100 times the paper's clip range, or GRPO: over six "
+            "step sizes the wide range is ahead of GRPO by "
+            f"{n('gspo_x100 - grpo, six step sizes')} pass@1."),
+        Row("How wide a band for GSPO?",
+            "`--epsilon 0.03 --epsilon_high 0.04`, 100 times the paper's; the default stays the "
+            "paper's, so that `--algorithm gspo` is the published algorithm.",
+            "100 times the paper's clip range minus the paper's, each at its best rate: "
+            f"{n('gspo_x100 - gspo, best rates')} pass@1.",
+            ("gspo - grpo, six step sizes", "gspo_x10 - grpo, six step sizes",
+             "gspo_x100 - grpo, six step sizes", "gspo_x10 - gspo, best rates",
+             "gspo_x100 - gspo, best rates"),
+            "longer answers, on which s spreads less: look at `epsilon_over_std` in metrics.jsonl",
+            "On the tiny model `--epsilon 0.03 --epsilon_high 0.04`: "
+            f"{n('gspo_x100 - gspo, best rates')} pass@1 against the paper's clip range, which "
+            "stays the default, so that `--algorithm gspo` is the published algorithm."),
+        Row("A band that follows log s, `--epsilon auto`?",
+            "Not shown to help: a wide fixed band is simpler and learned more.",
+            f"Auto minus the wide clip range: {n('auto - gspo_x100, six step sizes')} pass@1.",
+            ("auto - grpo, six step sizes", "auto - gspo_x100, six step sizes",
+             "auto - grpo, 2e-4 × 4", "auto - grpo, 8e-4 × 16"),
+            "another c, a lower upper limit of the band, a longer memory of std(log s)"),
+        Row("Which learning rate?",
+            f"{n('best rate of grpo')} for the tiny model of 4 layers, with every algorithm; rates "
+            "do not transfer to another model, so `--num_hidden_layers 48` and a checkpoint have "
+            "smaller defaults.",
+            f"The largest rate that ends above its start is {n('largest rate of grpo')} for GRPO.",
+            ("best rate of grpo", "best rate of gspo", "best rate of gspo_x100",
+             "best rate of grpo_replay", "largest rate of grpo", "largest rate of gspo"),
+            "another model",
+            f"On the tiny model of 4 layers {n('best rate of grpo')}, with every algorithm; rates "
+            "do not transfer: `--num_hidden_layers 48` and a checkpoint have smaller defaults."),
+        Row("How many mini-batches per rollout batch?",
+            "4; with more, or at a large rate, use GSPO with the wide fixed band.",
+            "The wide clip range minus GRPO at 8e-4 with 16 mini-batches: "
+            f"{n('gspo_x100 - grpo, 8e-4 × 16')} pass@1.",
+            ("gspo_x100 - grpo, 2e-4 × 4", "gspo_x100 - grpo, 8e-4 × 8",
+             "gspo_x100 - grpo, 8e-4 × 16"),
+            "more cold starts: if runs collapse, a single run can decide a mean"),
+        Row("What stabilizes GSPO, the clip or the sequence ratio?",
+            "The clip: without one, the sequence ratio collapses.",
+            f"Without a clip minus with it, large steps: {n('gspo_free - gspo, large steps')} "
+            "pass@1.",
+            ("gspo_free - gspo, large steps",), "small steps, at which no algorithm needs a clip"),
+        Row("Is routing replay worth it?",
+            "Not here: its gain is within the noise, and it costs time.",
+            f"GRPO + replay minus GRPO, best rates: {n('grpo_replay - grpo, best rates')} pass@1.",
+            ("grpo_replay - grpo, best rates", "replay, 16 mini-batches"),
+            "deeper mixtures, where more experts flip (below)"),
+        Row("Can the sampler's log-probs be trusted?",
+            "Yes for a bfloat16 sampler, at int4 with GSPO's wide band; else recompute them.",
+            f"An int4 sampler costs the wide clip range {n('gspo_x100 loses at int4')} pass@1.",
+            ("gspo trusts bfloat16", "gspo trusts int4", "grpo loses at int4",
+             "gspo loses at int4", "gspo_x100 loses at int4", "grpo loses at int3",
+             "gspo_x100 loses at int3"),
+            "another clip range for GRPO, which was not varied; longer answers"),
+        Row("How old may the samples be?",
+            "As new as possible; with a lag, GSPO with the wide fixed band loses least.",
+            f"Samples of 8 rollout batches ago cost it {n('gspo_x100 loses at lag 8')} pass@1.",
+            lags, "more rollout batches: with a lag of 8, nine of the sixteen are sampled by the "
+            "policy at the start; another clip range for GRPO, which was not varied"),
+    ], LONG: [
+        Row("Which band for longer answers?",
+            "Not decided: only GRPO and the wide band were run, and only with a trusted sampler.",
+            "At int4 GRPO loses more than the wide clip range, by "
+            f"{n('grpo - gspo_x100 loses at int4, 60 tokens')} pass@1.",
+            ("grpo - gspo_x100 loses at int4, 60 tokens",),
+            "`experiments/length_duration.py` holds the rules for 20, 60, 130 and 260 tokens; what "
+            "it has run is in results/"),
+    ], DEEP: [
+        Row("Does GSPO hold where GRPO breaks, and which band?",
+            DEEP_ANSWERS.get(depth_verdict(), f"Undecided ({starts} cold starts): no arm is "
+                             "recommended over another."),
+            f"GSPO with the paper's clip range minus GRPO: {n('gspo - grpo, 48 layers')} pass@1.",
+            ("gspo - grpo, 48 layers", "grpo_replay - grpo, 48 layers",
+             "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers"),
+            "more starts: `python experiments/depth.py` goes on where the map stopped; its rules "
+            "were written first",
+            "At 48 layers, where runs break: "
+            + DEEP_ANSWERS.get(depth_verdict(), f"undecided, {starts} cold starts are run.")),
+    ], PRETRAINED: [
+        Row("Does GSPO's clip range mean anything in 16 bits?",
+            "Not the paper's: use `--bf16 false`, or a clip range wider than `log_s_noise`, which "
+            "every run measures.",
+            f"bfloat16 adds an error of {n('error of bfloat16')} to log s, and the paper's clip "
+            "range is `[1 - 0.0003, 1 + 0.0004]`.",
+            ("SmolLM2's step", "error of bfloat16", "error of float16"),
+            "longer answers, over which rounding averages out",
+            f"In bfloat16 SmolLM2's log s has an error of {n('error of bfloat16')}, far more than "
+            "GSPO's clip range: use `--bf16 false` or a wider one; a run measures it "
+            "(`log_s_noise`)."),
+    ]}
 
 
-def long_answers():
-    """What GRPO loses more than GSPO with the wide band, at int4 and 60 tokens."""
-    return said("band_dose", rf"60 tokens, int4: lost by GRPO minus lost by {HUNDRED} {VALUE}")
-
-
-def lag(arm, k):
-    """What an arm loses with samples of the policy of k rollout batches ago."""
-    return said("stale_sampler", rf"k = {k}: lost by {re.escape(arm)} {VALUE}")
-
-
-def coarse():
-    if read("band_dose")["verdict"] == "held":
-        return "at int4 with GSPO's wide band; else recompute."
-    return "recompute them for coarser formats."
-
-
-def verdict_of_auto():
-    found = read("band_law")["verdict"]
-    if found == "held":
-        return "Yes, for many rates."
-    if found == "refuted":
-        return "No."
-    return "Not shown."
-
-
-TEN, HUNDRED, AUTO = "GSPO, 10× band", "GSPO, 100× band", "GSPO, auto (c = 2)"
-
-# question, answer, figure, what would change it, results
-ROWS = (
-    ("Which algorithm?",
-     lambda: "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with "
-             "the paper's learns less.",
-     lambda: f"GSPO minus GRPO {said('stability_map', VALUE + ' against GRPO')}, minus GRPO + "
-             f"replay {said('stability_map', VALUE + ' against GRPO . replay')}, each at its best "
-             f"rate; with a band 100 times as wide, minus GRPO {versus(HUNDRED, 'GRPO')}, and over "
-             f"six step sizes on other cold starts {law(HUNDRED)}.",
-     "answers of hundreds of tokens, 48 layers, runs of hundreds of rollout batches: the "
-     "setting of GSPO's paper, which was out of reach here",
-     ("stability_map", "band_law")),
-    ("How wide a band for GSPO?",
-     lambda: "About 100 times the paper's here: `--epsilon 0.03 --epsilon_high 0.04`.",
-     lambda: f"over six step sizes, minus GRPO: the paper's {law('GSPO')}, 10 times {law(TEN)}, "
-             f"100 times {law(HUNDRED)}; on other cold starts, best rates, minus the paper's: "
-             f"10 times {versus(TEN, 'GSPO')}, 100 times {versus(HUNDRED, 'GSPO')}.",
-     "longer answers, on which s spreads less: look at `epsilon_over_std` in metrics.jsonl",
-     ("band_law", "stability_map")),
-    ("A band that follows log s, `--epsilon auto`?",
-     lambda: verdict_of_auto() + " A wide fixed band is simpler and learned more.",
-     lambda: f"minus GRPO over six step sizes {law(AUTO)}; minus the band 100 times as wide "
-             f"{versus(AUTO, HUNDRED, 'band_law')}; at 2e-4 with 4 mini-batches "
-             f"{by_cell(AUTO, '2e-4 × 4')}, at 8e-4 with 16 {by_cell(AUTO, '8e-4 × 16')}, as "
-             f"the band widens just when the policy diverges; {fell(AUTO)} runs ended below their "
-             f"start, {fell('GRPO')} of GRPO, {fell(HUNDRED)} with the band 100 times as wide.",
-     "another c, a lower upper limit of the band, a longer memory of std(log s)",
-     ("band_law",)),
-    ("Which learning rate?",
-     lambda: "6e-4 for all algorithms; GSPO's clip helps at large rates.",
-     lambda: f"best of seven rates: {best('GRPO')} for GRPO and {best('GSPO')} for GSPO; the "
-             f"largest that ends above its start is {edge(': GRPO')} for GRPO and "
-             f"{edge(', GSPO')} for GSPO, on "
-             f"{said('stability_map', r'start .(4 cold starts, undecided)')}.",
-     "another model: learning rates do not transfer, their order may",
-     ("stability_map",)),
-    ("How many mini-batches per rollout batch?",
-     lambda: "4. With more, or at a large rate, use GSPO with the wide fixed band.",
-     lambda: f"100 times the band minus GRPO: at 2e-4 with 4 {by_cell(HUNDRED, '2e-4 × 4')}, at "
-             f"8e-4 with 8 {by_cell(HUNDRED, '8e-4 × 8')}, at 8e-4 with 16 "
-             f"{by_cell(HUNDRED, '8e-4 × 16')}.",
-     "more cold starts: if runs collapse, a single run can decide a mean",
-     ("band_law",)),
-    ("What stabilizes GSPO, the clip or the sequence ratio?",
-     lambda: "The clip: without one, the sequence ratio collapses.",
-     lambda: "GSPO without a clip minus GSPO, at rates of 8e-4 and more with 8 or 16 mini-batches, "
-             + said("band_law", rf"8 or 16 mini-batches {VALUE}")
-             + " (4 cold starts, exploratory).",
-     "small steps, at which no algorithm needs a clip",
-     ("band_law",)),
-    ("Is routing replay worth it?",
-     lambda: "Not here: its gain is within the noise, and it costs time.",
-     lambda: f"GRPO + replay minus GRPO {versus('GRPO + replay', 'GRPO')} at the best rates, "
-             f"in the roughest setting {said('moe_stability', r'replay repairs it: ' + VALUE)}; "
-             f"{read('replay_cost')['number']}.",
-     "deeper mixtures, where more experts flip",
-     ("stability_map", "moe_stability", "replay_cost")),
-    ("Can the sampler's log-probs be trusted?",
-     lambda: f"Yes for a bfloat16 sampler; {coarse()}",
-     lambda: "at int4 it costs GSPO "
-             + said("sampler_noise", r"(\+[\d.]+ \[[^]]+\]) \(int4\)")
-             + f", with 100 times the band {dose(HUNDRED)} pass@1; with the paper's band "
-             + said("sampler_noise", r"trusting costs GSPO ([+-][\d.]+ \[[^]]+\] \(bfloat16\))")
-             + f"; the wide band was run on other cold starts, where int4 costs GRPO "
-             f"{dose('GRPO')} and GSPO with the paper's band {dose('GSPO')}, int3 costs GRPO "
-             f"{dose('GRPO', 'int3')} and the wide band {dose(HUNDRED, 'int3')}; with answers of "
-             f"60 tokens int4 costs GRPO {long_answers()} more than the wide band.",
-     "another clip range for GRPO, which was not varied; longer answers",
-     ("sampler_noise", "band_dose")),
-    ("How old may the samples be?",
-     lambda: "As new as possible; with a lag, GSPO with the wide fixed band loses least.",
-     lambda: f"lost pass@1 with samples of two and of eight rollout batches ago: GRPO "
-             f"{lag('GRPO', 2)} and {lag('GRPO', 8)}, GSPO with the paper's band "
-             f"{lag('GSPO', 2)} and {lag('GSPO', 8)}, with 100 times the band {lag(HUNDRED, 2)} "
-             f"and {lag(HUNDRED, 8)}, DPPO {lag('DPPO', 2)} and {lag('DPPO', 8)}, MiniRL "
-             f"{lag('MiniRL', 2)} and {lag('MiniRL', 8)}.",
-     "more rollout batches: with a lag of eight, nine of the sixteen are sampled by the policy at "
-     "the start; another clip range for GRPO, which was not varied",
-     ("stale_sampler",)),
+OTHERS = (
+    "verl#2775 reports GSPO on GSM8K: some 30 % of its tokens are clipped, and GRPO learns a little "
+    "faster, as on the tiny model here",
+    "NVIDIA/Megatron-LM#4168 quotes the experiments with routes of the sampler (R3, 2510.11370) on "
+    "Qwen3-30B-A3B: three of three GRPO runs collapsed without, all completed with them; there the "
+    "sampler and the trainer are two engines, here they are one",
 )
-IN_README = 8                                                # of them: the first
 
 NOT_TESTED = (
-    "the paper's setting: 48 layers, answers of thousands of tokens, hundreds of rollout batches",
-    "one law of the band for all lengths: the same runs at 60 and 130 tokens",
+    "the paper's setting: answers of thousands of tokens, hundreds of rollout batches",
+    "48 layers: the best rate of each arm, 4 and 16 layers, the dense control, GSPO with 10 times "
+    "the band, R3, GMPO and DPPO (`experiments/depth.py` has the rules and goes on)",
+    "SmolLM2 over bands in float32, bfloat16 and float16 (`experiments/pretrained.py` has the "
+    "rules); a task with a chain of thought",
+    "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
+    "(`experiments/length_duration.py` has the rules)",
     "the paper's band with a trusted sampler at int3, and with answers of 60 tokens",
     "a stale sampler with lags of 1 and 4, with replay, or over longer runs",
     "GMPO, DPPO, GSPO without a clip, and c = 1 and 4 on the fresh cold starts",
     "a lower limit or a slower memory for `--epsilon auto`; it was not tuned after it was seen",
     "whether sequence likelihoods are left alone by flips (Var[log s] decomposed as Var[log w] is)",
-    "a claim about gradient noise by length where ratios are far from 1",
 )
 
 
 def page():
-    """docs/which.md: a section per question."""
+    """docs/which.md: a part per regime, a section per question."""
     parts = []
-    for question, answer, figure, change, sources in ROWS:
-        links = ", ".join(f"[{name}](../results/{name}.json)" for name in sources)
-        parts.append(f"## {question}\n\n**{answer()}** {sentence(figure())}\n\n"
-                     f"Measured with: {read(sources[0])['regime']} ({links}). "
-                     f"It would change with: {change}.")
-    return "\n\n".join([*parts, not_tested()])
+    for (regime, setting), questions in rows().items():
+        parts.append(f"## {regime}\n\n{setting}")
+        for row in questions:
+            behind = "\n".join(map(interval, row.behind))
+            parts.append(f"### {row.question}\n\n**{row.answer}** {row.figure}\n\n{behind}\n\n"
+                         f"It would change with: {row.change}.")
+    return "\n\n".join([*parts, bullets("Others' evidence", OTHERS),
+                        bullets("Not tested", NOT_TESTED)])
 
 
-def not_tested():
-    return "## Not tested\n\n" + "\n".join(f"* {text}." for text in NOT_TESTED)
+def bullets(title, lines):
+    return f"## {title}\n\n" + "\n".join(f"* {line}." for line in lines)
 
 
 def short():
-    """The README's eight lines: each answer with the first part of its figure."""
-    first = lambda text: sentence(text).split(";")[0].rstrip(".")
-    return "\n".join(f"* **{question}** {answer()} {first(figure())}."
-                     for question, answer, figure, *_ in ROWS[:IN_README])
-
-
-def sentence(text):
-    return text[0].upper() + text[1:]
+    """README's lines."""
+    return "\n".join(f"* **{row.question}** {row.readme}"
+                     for questions in rows().values() for row in questions if row.readme)

@@ -21,8 +21,9 @@ import stability_map                                                            
 from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                         # noqa: E402
 
 RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
+NEW_MAPS = ("depth", "league", "pretrained", "length_duration")
 DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth", "band_law", "band_dose",
-                                       "stale_sampler")
+                                       "stale_sampler", *NEW_MAPS)
                          if (ROOT / f"results/{name}.json").is_file())
 
 
@@ -31,7 +32,7 @@ def read(name):
 
 
 @pytest.mark.parametrize("name", [*CLAIMS, "sampler_noise", "stability_map", "flip_depth", "band_law", "band_dose",
-                                       "stale_sampler"])
+                                       "stale_sampler", *NEW_MAPS])
 def test_every_claim_is_a_file_that_says_beforehand_what_would_refute_it(name):
     docstring = ast.get_docstring(ast.parse((ROOT / f"experiments/{name}.py").read_text()))
     assert all(word in docstring for word in ("beforehand", "confirmed ", "refuted "))
