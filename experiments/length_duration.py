@@ -1,4 +1,4 @@
-"""Does GSPO's best clip range follow the length of the responses, and who is ahead after 100 batches?
+"""Does GSPO's best clip range follow the length of responses, and who is ahead after 100 batches?
 
 Claim (ours; the argument is Rethinking GSPO's, §5.3: Var[log s] falls as 1/L): the best clip range
 of GSPO falls with the length L of the responses, as std(log s) ~ 1/√L does.
@@ -19,8 +19,8 @@ pass@1 at the end. Written down beforehand:
   undecided   otherwise, where the same range is best at both lengths, and with fewer than 8 cold
               starts
 
-Reported beside it, without a verdict: ε* by length and the slope of log ε* against log L; std(log s)
-by length; and the duration: GRPO and GSPO with the paper's range and 100 times it after 10 and
+Reported beside it, without a verdict: ε* by length and the slope of log ε* against log L; std(log
+s) by length; and the duration: GRPO and GSPO with the paper's range and 100 times it after 10 and
 after 100 batches from one cold start each of the seeds 700 to 703, sums of 10 to 14 terms at 2e-4,
 a task that is not solved in ten.
 

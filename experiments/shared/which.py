@@ -192,8 +192,8 @@ def rows():
 
 
 OTHERS = (
-    "verl#2775 reports GSPO on GSM8K: some 30 % of its tokens are clipped, and GRPO learns a little "
-    "faster, as on the tiny model here",
+    "verl#2775 reports GSPO on GSM8K: some 30 % of its tokens are clipped, and GRPO learns a "
+    "little faster, as on the tiny model here",
     "NVIDIA/Megatron-LM#4168 quotes the experiments with routes of the sampler (R3, 2510.11370) on "
     "Qwen3-30B-A3B: three of three GRPO runs collapsed without, all completed with them; there the "
     "sampler and the trainer are two engines, here they are one",
