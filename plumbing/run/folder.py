@@ -1,7 +1,7 @@
 """The run folder: create, resume or overwrite it, and refuse a folder that must not be used.
 
     config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
-    checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
+    checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt, SHA256SUMS}
 """
 
 import itertools
