@@ -1,9 +1,11 @@
 """What docs/data.md has a reader write: its files, as they stand there. python -m pytest tests/data/test_documented.py"""
 
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import torch
 import train
 from plumbing.data.tasks import from_arguments, load_task
 from plumbing.run.arguments import parse
+from plumbing.run.metrics import Recorder
 from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +30,7 @@ def section(heading):
     """Write the files of a section of docs/data.md; returns its commands of train.py, each a list of words."""
     text = (ROOT / "docs/data.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     for name, body in re.findall(r"`(\S+\.\w+)`[^\n]*[:.]\n\n((?:    .*\n|\n)+)", text):
-        lines = [line for line in body.rstrip("\n").splitlines() if not line.startswith("    python train.py")]
+        lines = [line for line in body.rstrip("\n").splitlines() if not line.startswith("    python ")]
         Path(name).write_text("".join((line[4:] or "") + "\n" for line in lines).rstrip("\n") + "\n")
     return [shlex.split(line)[2:] for line in re.findall(r"^    (python train\.py .*)$", text, re.M)]
 
@@ -127,7 +130,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
 
 
 def test_the_calculator(workplace):
-    (argv,) = section("A tool")
+    argv = section("A tool")[0]
     task = from_arguments(parse(argv))
     assert task.prompt_template == "117+225=<tool>117+225</tool>342\n538+146=<tool>538+146</tool>684\n{prompt}"
     assert task.tool("3=<tool>1+1</tool> <tool> 2*(3-10) </tool>") == "-14" and task.tool.stop == "</tool>"
@@ -141,7 +144,7 @@ def test_the_calculator(workplace):
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python tests/make_smollm2.py makes it")
 def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workplace):
     """The command of the page, on its rows, one rollout batch; then eval.py view."""
-    (argv,) = section("A tool")
+    argv = section("A tool")[0]
     argv[argv.index("--model_name_or_path") + 1] = str(SMOLLM2)
     small = "--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --use_cpu --output_dir run".split()
     train.main([*argv, *small])
@@ -156,6 +159,86 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     assert done.returncode == 0, done.stderr
     page = Path(done.stdout.splitlines()[-1].split("   (")[0]).read_text()
     assert "inserted by a tool, not a loss token" in page
+
+
+@pytest.mark.checkpoint
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python tests/make_smollm2.py makes it")
+def test_the_whole_task_on_smollm2(workplace, monkeypatch):
+    """From free text to JSON: the rows, four rollout batches with a Ctrl-C after the second, --resume, the curves, and the
+    merged checkpoint in transformers alone."""
+    pytest.importorskip("peft")
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    (argv,) = section("A whole task: from free text to JSON")
+    subprocess.run([sys.executable, "make_notes.py"], check=True)
+    rows = [json.loads(line) for line in Path("notes.jsonl").read_text().splitlines()]
+    assert len({row["prompt"] for row in rows}) == 200 and all(set(json.loads(row["answer"])) == {"name", "city"} for row in rows)
+    argv[argv.index("--model_name_or_path") + 1] = str(SMOLLM2)
+    small = "--steps 4 --save_steps 1 --prompts_per_step 2 --num_generations 4 --eval_prompts 2 --eval_samples 1 --use_cpu".split()
+    log = Recorder.log
+
+    def interrupted(recorder, step, *rest):
+        log(recorder, step, *rest)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(Recorder, "log", interrupted)
+        train.main([*argv, *small])
+    assert stop.value.code == 130 and len(metrics("runs/notes")) == 2
+    train.main([*argv, *small, "--resume"])
+    records = metrics("runs/notes")
+    assert [record["step"] for record in records] == [1, 2, 3, 4] and set(records[0]["reward_parts"]) == {"right", "form"}
+    assert max(record["reward_parts"]["form"] for record in records) > 0, "no response was JSON: there is nothing to learn from"
+    events = accumulator.EventAccumulator("runs/notes/tensorboard").Reload()
+    assert [event.step for event in events.Scalars("reward_parts/form")] == [1, 2, 3, 4]
+    done = subprocess.run([sys.executable, "ask.py"], capture_output=True, text=True)
+    assert done.returncode == 0 and json.loads(done.stdout) == {"name": "Hugo", "city": "Cairo"}, done.stdout + done.stderr
+
+
+def test_the_reward_of_the_whole_task(workplace):
+    (argv,) = section("A whole task: from free text to JSON")
+    subprocess.run([sys.executable, "make_notes.py"], check=True)
+    task = from_arguments(parse(argv))
+    problem, = [p for p in task.train + task.test if p.answer == '{"name": "Ana", "city": "Oslo"}'][:1]
+    texts = [problem.answer, ' {"city": "Oslo", "name": "Ana"}', '{"name": "Ana", "city": "Rome"}', '{"name": "Ana"}', "Ana, Oslo", "3"]
+    assert task.part_names == ["right", "form"] and len(task.train) + len(task.test) == 200
+    assert task.judge(texts, [problem]).tolist() == [[1, 1], [1, 1], [0.5, 1], [0, 0], [0, 0], [0, 0]]
+    task.verifiers[0].close()
+
+
+def test_two_turns(workplace):
+    (_, argv) = section("A tool")
+    task = from_arguments(parse(argv))
+    assert task.tool.stop == "\n" and task.tool("948\n") == "Sure? " and task.tool("948\nSure? 947\n") == ""
+    answers = ["947\nSure? 948", "948\nSure? 947", "948\nSure? 948", "948", "948\n"]
+    problem = next(p for p in task.train + task.test if p.answer == "948")
+    assert task.judge(answers, [problem]).tolist() == [[1, 0], [0, 1], [1, 1], [0, 1], [0, 1]]
+    task.verifiers[0].close()
+
+
+def test_an_optimizer_and_a_tracker_of_ones_own(workplace):
+    """Two batches with each, in a process of its own; SGD goes on after a --resume with its momentum."""
+    section("An optimizer or a tracker of your own")
+    flags = [*TINY, "--steps", "2", "--lr_scheduler_type", "constant_with_warmup"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for script, folder, more in (("sgd.py", "sgd", []), ("sgd.py", "sgd", ["--steps", "3", "--resume"]), ("curve.py", "curve", [])):
+        command = [sys.executable, script, *flags, *more, "--output_dir", folder]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    state = torch.load("sgd/checkpoints/step_3/state.pt", weights_only=True)["optimizer"]["state"]
+    assert {name for entry in state.values() for name in entry} == {"momentum_buffer"} and len(metrics("sgd")) == 3
+    rows = [[float(x) for x in line.split(",")] for line in Path("curve/curve.csv").read_text().splitlines()]
+    assert rows == [[record[name] for name in ("step", "reward", "pass_rate", "loss")] for record in metrics("curve")]
+
+
+def test_a_curriculum(workplace, model, capsys):
+    first, second = section("A curriculum")
+    for argv in (first, second):
+        argv[argv.index("--model_name_or_path") + 1] = model
+        train.main([*TINY, "--max_completion_length", "4", *argv, "--steps", "2", *(["--stage2_step", "1"] if argv is first else [])])
+    assert "problems of the second source join after 1 batches" in capsys.readouterr().out
+    prompts = {sample["prompt"] for line in Path("runs/stages/samples.jsonl").read_text().splitlines()[:1]
+               for sample in json.loads(line)["samples"]}
+    assert prompts and all(len(prompt) == 4 for prompt in prompts)
 
 
 def test_the_strangers_tasks_are_commands_that_load(workplace, monkeypatch):
