@@ -33,7 +33,7 @@ from tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
-PROGRAM = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|git|for|export|jupyter|cd|patch) ")
+PROGRAM = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
 FILE = re.compile(r".*`(\w+\.(?:py|jsonl|txt))`.*:$")  # the last one that a paragraph names
 SHORT = ("--steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --max_completion_length 12 --eval_samples 1 "
          "--eval_prompts 2 --save_steps 0 --eval_steps 0 --max_prompt_length 4096 --use_cpu").split()
@@ -52,6 +52,7 @@ REASONS = {
     "python eval.py claims": "minutes; tests/house/test_experiments.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "tensorboard --logdir": "a server",
+    "--sampler vllm": "an environment of its own: tests/engines",
     "export JAIL": "a sandbox: tests/data/test_documented.py",
     "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
@@ -199,7 +200,6 @@ def run(line, model):
     with pytest.MonkeyPatch.context() as patch:
         trains = "import train" in Path(script).read_text()
         patch.setattr(train, "make_optimizer", train.make_optimizer)
-        patch.setattr("plumbing.run.trackers.report", metrics.trackers.report)
         patch.setattr(sys, "argv", [script, *(shortened(flags, model) if trains else flags)])
         return runpy.run_path(script, run_name="__main__")
 
