@@ -121,6 +121,6 @@ def held_out(axes, data):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--later"]:
+    if "--later" in sys.argv and len(sys.argv) == 2:
         sys.exit(add_later())
     claim.main(__file__, ROW, measure, judge, draw)

@@ -14,10 +14,10 @@ SOURCES = [file for folder in (".", "plumbing", "tools", "experiments", "benchma
     (ROOT / folder).glob("*.py") if folder == "." else (ROOT / folder).rglob("*.py"))]
 CODE = {file: file.read_text() for file in SOURCES if file != Path(__file__)}
 
-# Flags of other programs (torchrun, git, pip, docker, nsjail), and what stands for any flag.
+# Flags of other programs (torchrun, git, pip, docker, nsjail, tensorboard, sha256sum), and what stands for any flag.
 OTHERS = {"nproc_per_node", "nnodes", "help", "no-deps", "reject", "chroot", "memory", "network", "pids-limit", "really_quiet", "rlimit_as", "rm",
           "time_limit", "flag", "name", "no_name", "learning-rate", "ro-bind", "tmpfs", "proc", "dev", "unshare-all", "die-with-parent",
-          "config-path", "config-name", "new-session", "headless", "no-sandbox", "hide-scrollbars"}
+          "config-path", "config-name", "new-session", "headless", "no-sandbox", "hide-scrollbars", "logdir", "check"}
 
 
 def flags_of(text):

@@ -125,7 +125,7 @@ def test_worked_example_of_an_objective():
     assert torch.allclose(*grads)
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", [command for command in commands() if "…" not in command])     # test_blocks.py runs them
 def test_commands_name_what_exists(command, monkeypatch):
     if "--sampler vllm" in command:                          # vLLM needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
@@ -135,35 +135,8 @@ def test_commands_name_what_exists(command, monkeypatch):
         assert parse(argv), "flags that train.py takes, in a combination it accepts"
     for word in words:
         if word.endswith(".py") and "/" not in word.removeprefix("tests/").removeprefix("experiments/").removeprefix("benchmarks/"):
-            assert (ROOT / word).is_file() or word == "mine.py", word
-
-
-@pytest.mark.parametrize("command", [c for c in commands() if "train.py" in c and "torchrun" not in c
-                                     and "--sampler " not in c])         # that one: tests/engines/test_samplers.py
-def test_training_commands_run(command, workplace, cold_start):
-    """The README's line itself, and behind it what makes it small: of a flag given twice the last one counts."""
-    import train
-    argv = shlex.split(command.split("&&")[-1])[2:]
-    small = [*TINY, "--steps", "1"]
-    if "--model_name_or_path" in argv:
-        parts = "{'right': response == answer, 'digit': 1, 'small': 0}"
-        reward = parts if "--reward_weights" in argv else "float(response == answer)"
-        Path("mine.py").write_text(f"def reward(response, answer):\n    return {reward}\n")
-        Path("reverse.py").write_text(Path("mine.py").read_text())
-        Path("rows.jsonl").write_text("".join(json.dumps({"question": f"{a}+{a + 1}=", "answer": str(2 * a + 1)}) + "\n" for a in range(1, 9)))
-        small += ["--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--max_completion_length", "4"]
-        tiny = {"--stop", "--system_prompt", "--prompt_template"}            # its tokenizer has no letter or line break
-        if re.search(r"(?<!mine|erse)\.py:", command):       # tests/data/test_documented.py runs these files
-            tiny |= {"--verifier", "--reward_weights", "--tool"}
-        for flag in tiny & {*argv}:
-            at = argv.index(flag)
-            end = next((i for i in range(at + 1, len(argv)) if argv[i].startswith("--")), len(argv))
-            del argv[at:end]
-        if "--test_dataset_name" in argv:
-            Path("other.jsonl").write_text(json.dumps({"question": "9+9=", "answer": "18"}) + "\n")
-            small += ["--test_dataset_name", "other.jsonl"]
-    train.main([*argv, *small, "--micro_batch_size", "8", "--output_dir", "run"])
-    assert [record["step"] for record in metrics("run")] == [1]
+            shown = any(f"`{word}`:" in file.read_text() for file in (ROOT / "docs").glob("*.md"))
+            assert (ROOT / word).is_file() or word == "mine.py" or shown, word
 
 
 def test_presets_of_the_documents_are_all_presets():
