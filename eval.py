@@ -33,11 +33,11 @@ from tools import style
 from plumbing.model.offload import halves
 from plumbing.parallel.devices import autocast
 from plumbing.engines.samplers import evaluation_sampler
+from plumbing.run.memory import EVALUATION_ROWS
 from plumbing.run.metrics import read_metrics
 from plumbing.parallel.processes import gather, gathered, share
 from tools.view import write_page
 
-ROWS = 256  # responses that are sampled at a time
 
 # ------------------------------------------------------------------------------------- estimators
 
@@ -116,7 +116,7 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
     answers = {name: [] for name in ("texts", "rewards", "parts", "lengths", "truncated")}
-    starts = range(own.start, own.stop, max(1, ROWS // G))
+    starts = range(own.start, own.stop, max(1, EVALUATION_ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         part = slice(start, min(start + starts.step, own.stop))
         asked = problems[part]

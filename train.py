@@ -60,7 +60,7 @@ from plumbing.model.actor import make_scorer, reference_of, trained_policy, writ
 from plumbing.model.offload import HostAdamW
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
-from plumbing.run import checkpoints, folder as run, screen
+from plumbing.run import checkpoints, folder as run, memory, screen
 from plumbing.run.band import make_band
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
@@ -437,6 +437,7 @@ def run_on(device, settings, task):
         policy, tokenizer = trained_policy(settings, task, device, saved)
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
+        screen.say(memory.comparison(settings, policy.config, task, device))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device, progress)

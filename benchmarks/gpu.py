@@ -245,7 +245,7 @@ def command(bench, folder):
     if bench.cpu:
         return tiny_command(Path(folder))
     text = (ROOT / "README.md").read_text().split("## I have a GPU")[1]
-    flags = shlex.split(text.split("python train.py", 1)[1].splitlines()[0])
+    flags = shlex.split(text.split("python train.py", 1)[1].splitlines()[0], comments=True)
     for flag, value in bench.own.items():
         if value:
             flags[flags.index(flag) + 1] = value

@@ -6,12 +6,14 @@
     while sampling    the sampler's rounded copy of the weights; the KV cache; the logits of one
                       token per response
     while updating    what backward keeps of each token in each layer, and one chunk of logits
+    while evaluating  the KV cache and logits of up to EVALUATION_ROWS responses
 
 benchmarks/memory.py makes the table of what fits where. tests/speed/test_gpu.py compares the
 estimate with the peaks of a simulated GPU, tests/speed/test_fast_paths.py with peaks measured on a
 CPU.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,9 +22,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from plumbing.speed.fast import chunk_logits
 from plumbing.model.cold_start import tiny_config
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.parallel.processes import world
 from rollout import MAX_LOGITS
 
 GB = 1e9  # bytes; decimal, as in the names of GPUs
+ROOM = 0.9  # share of a device that a run may fill; the rest is left for fragmentation
+EVALUATION_ROWS = 256  # responses that an evaluation samples at a time
 FOUR_BIT = 1 / 2 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight, its scale, and the scales' scale
 
 
@@ -43,11 +48,12 @@ class Work:
     lora_r: int = 16
     padded: bool = True          # prompts of unequal length: attention needs a mask
     max_logits: int = MAX_LOGITS
+    evaluated: int = 0           # responses that an evaluation samples at a time
 
 
 def footprint(config, parameters, work):
-    """Bytes by name: "state", the memory needed beyond it for "sampling" and for "updating", and
-    "peak", the largest total.
+    """Bytes by name: "state", the memory needed beyond it for "sampling", for "updating" and for
+    "evaluating", and "peak", the largest total.
 
     config: a transformers config. parameters: how many the policy has.
     """
@@ -69,6 +75,9 @@ def footprint(config, parameters, work):
     cache = 2 * L * H_kv * d * B * (P + T) * size
     copy = 2 * parameters if work.bf16 and not work.four_bit else 0     # each rounded by itself
     sampling = copy + decode + cache * (1 + 2 / L) + 4 * B * V * 4
+    wide = 2 if work.bf16 and work.state != "full" else 4   # without autocast, see eval.held_out
+    shown = 2 * L * H_kv * d * work.evaluated * (P + T) * wide
+    evaluating = decode + shown * (1 + 2 / L) + 4 * work.evaluated * V * 4 if work.evaluated else 0
 
     alone = work.plain or work.gradient_checkpointing        # a row computes its prompt itself
     tokens = work.rows * (P + T) if alone else work.rows / work.group_size * P + work.rows * T
@@ -83,10 +92,10 @@ def footprint(config, parameters, work):
         4 * chunk * V + of_head)                             # the head's gradient being added up
     backward = 3 * size * tokens * F + of_head / 2 + (one if again else 0)      # of one layer
     updating = decode + activations + cast * matrices + max(logits, backward)
-    return {"state": state, "sampling": sampling, "updating": updating,
+    return {"state": state, "sampling": sampling, "updating": updating, "evaluating": evaluating,
             "logits": logits, "activations": activations,
             "peak": max(0 if work.four_bit else 4 * parameters,                 # as read, before
-                        state + max(sampling, updating))}
+                        state + max(sampling, updating, evaluating))}
 
 
 def layer_bytes(config, work, tokens, response, alone):
@@ -121,22 +130,59 @@ def work_of(args, prompt_tokens):
     """The Work of a run of train.py. prompt_tokens: the length of its longest prompt."""
     prompts = args.prompts_per_step // args.steps_per_generation
     state = "lora" if args.use_peft else "offload" if args.optimizer_offload else "full"
+    evaluated = args.eval_prompts * args.eval_samples        # greedy: one response per prompt
     return Work(args.prompts_per_step, args.num_generations, prompt_tokens,
                 args.max_completion_length or 256,
                 args.micro_batch_size or prompts * args.num_generations, bool(args.half),
                 args.load_in_4bit, args.gradient_checkpointing, args.plain,
                 bool(args.beta or args.teacher_model_name_or_path
                      or args.teacher_model_kind == "ema"), state, args.lora_r,
-                max_logits=MAX_LOGITS if args.plain else chunk_logits("cuda"))
+                max_logits=MAX_LOGITS if args.plain else chunk_logits("cuda"),
+                evaluated=min(EVALUATION_ROWS, evaluated))
 
 
 def fits(config, parameters, work, capacity):
     """The largest micro-batch that fits into `capacity` bytes, found by halving work.rows; 0 if
     none fits."""
     rows = work.rows
-    while rows and footprint(config, parameters, replace(work, rows=rows))["peak"] > 0.9 * capacity:
-        rows //= 2                                           # a tenth is kept for fragmentation
+    while rows and not within(config, parameters, replace(work, rows=rows), capacity):
+        rows //= 2
     return rows
+
+
+def within(config, parameters, work, capacity):
+    """Whether a run fits into `capacity` bytes."""
+    return footprint(config, parameters, work)["peak"] <= ROOM * capacity
+
+
+def capacity_of(device):
+    """The bytes of memory of a torch device; for the CPU those of the machine. None: unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):            # Windows has no sysconf
+        return None
+
+
+def comparison(args, config, task, device):
+    """One line before the first rollout batch: the estimate beside the device's memory and, if it
+    is larger, what to change. "" for the tiny MoE on a CPU, which fits everywhere, and for several
+    processes, which share the work.
+
+    config: of the policy. task: its prompts have been encoded, so the longest one is known."""
+    capacity = capacity_of(device)
+    tiny = not args.model_name_or_path and device.type == "cpu"
+    if tiny or world() > 1 or capacity is None:
+        return ""
+    work, parameters = work_of(args, max(map(len, task.ids.values()))), parameters_of(config)
+    work = replace(work, evaluated=min(work.evaluated, len(task.test) * args.eval_samples))
+    line = f"memory: {needed(config, parameters, work, capacity)}"
+    if within(config, parameters, work, capacity):
+        return line
+    return f"{line}: this may not fit; {remedies(args, config, parameters, work, capacity)}"
 
 
 def advice(args, capacity):
@@ -144,25 +190,64 @@ def advice(args, capacity):
     fit into `capacity` bytes."""
     config, parameters = known_model(args.model_name_or_path, args)
     prompt_tokens = args.max_prompt_length if args.model_name_or_path else 2 * args.max_terms
-    work, room = work_of(args, prompt_tokens), 0.9 * capacity
-    need = {name: value / GB for name, value in footprint(config, parameters, work).items()}
-    line = (f"out of GPU memory: about {need['peak']:.1f} GB needed of {capacity / GB:.1f} "
-            f"(weights and optimizer {need['state']:.1f}, sampling {need['sampling']:.1f}, an "
-            f"update {need['updating']:.1f}): ")
-    if need["state"] * GB > room:
-        less = " --optimizer_offload or --use_peft," if work.state == "full" and work.bf16 else ""
-        less = " --load_in_4bit," if work.state == "lora" and not work.four_bit else less
-        return line + f"try{less} a smaller model, or --shard over several GPUs"
-    if (need["state"] + need["sampling"]) * GB > room:
-        return line + "lower --prompts_per_step, --num_generations or --max_completion_length"
-    shorter = f"lower --max_completion_length (now {work.new_tokens})"
-    for flag in ("", " --gradient_checkpointing"):
-        again = replace(work, gradient_checkpointing=bool(flag) or work.gradient_checkpointing)
-        rows = fits(config, parameters, again, capacity)
-        if rows:  # as many as now: the estimate was too low
-            rows = rows if rows < work.rows or flag else max(1, rows // 2)
-            return line + f"try --micro_batch_size {rows}{flag}, or {shorter}"
-    return line + f"{shorter}, or take a smaller model"
+    work = work_of(args, prompt_tokens)
+    return (f"out of GPU memory: {needed(config, parameters, work, capacity)}: "
+            f"{remedies(args, config, parameters, work, capacity)}")
+
+
+def needed(config, parameters, work, capacity):
+    """The estimate and its parts, beside the memory of the device."""
+    need = {name: f"{x / GB:.1f}" for name, x in footprint(config, parameters, work).items()}
+    return (f"about {need['peak']} GB needed of {capacity / GB:.1f} (weights and optimizer "
+            f"{need['state']}, sampling {need['sampling']}, an update {need['updating']}, an "
+            f"evaluation {need['evaluating']})")
+
+
+def remedies(args, config, parameters, work, capacity):
+    """What to try: batches that should fit, and LoRA."""
+    tries = smaller_batches(args, config, parameters, work, capacity)
+    last = [f"a --max_completion_length below {work.new_tokens}"]
+    if not tries:
+        last = ["a smaller model", "--shard over several GPUs (torchrun)"]
+    if args.model_name_or_path and work.state != "lora":
+        lora = replace(work, state="lora")
+        enough = within(config, parameters, lora, capacity)
+        more = [] if enough else smaller_batches(args, config, parameters, lora, capacity)[:1]
+        tries.append(f"LoRA ({' '.join(['--use_peft', *more])})")
+    if work.state == "full" and work.bf16:
+        tries.append("--optimizer_offload")
+    if work.state == "lora" and not work.four_bit:
+        tries.append("--load_in_4bit")
+    *first, last = [*tries, *last]
+    return f"try {', '.join(first)} or {last}"
+
+
+def smaller_batches(args, config, parameters, work, capacity):
+    """Flags with the largest batches that should fit, each beside the smallest of the others; [] if
+    not even the smallest fit. Where `work` fits, the estimate was too low, and they are halves."""
+    def largest(name, sizes, again=True):
+        least = dict(rows=1, prompts=1, evaluated=0, gradient_checkpointing=again)
+        return next((n for n in sizes if within(
+            config, parameters, replace(work, **least | {name: n}), capacity)), None)
+
+    need, room, tries = footprint(config, parameters, work), ROOM * capacity, []
+    if not largest("rows", [1]):
+        return []
+    fitting = need["peak"] <= room
+    if fitting or need["state"] + need["updating"] > room:
+        G, most = work.group_size, max(1, work.rows // 2) if fitting else work.rows
+        sizes = [n for n in range(most, 0, -1) if n % G == 0 or G % n == 0]
+        rows = largest("rows", sizes, work.gradient_checkpointing)
+        flag = "" if rows else " --gradient_checkpointing"
+        tries.append(f"--micro_batch_size {rows or largest('rows', sizes)}{flag}")
+    step = args.steps_per_generation
+    most = work.prompts if need["state"] + need["sampling"] > room else work.prompts // 2
+    prompts = largest("prompts", range(most - most % step, 0, -step))
+    tries.append(f"--prompts_per_step {prompts}" if prompts else "a smaller --num_generations")
+    if need["state"] + need["evaluating"] > room:
+        evaluated = largest("evaluated", range(work.evaluated, 0, -1)) or 1
+        tries.append(f"--eval_prompts {max(1, evaluated // args.eval_samples)}")
+    return tries
 
 
 def known_model(name, args):

@@ -16,6 +16,7 @@ import torch
 
 from experiments.readme import build, documents
 from losses import OBJECTIVES
+from plumbing.parallel import devices
 from plumbing.run.arguments import ALGORITHMS, parse
 from tools.trl import trl_loss
 from tiny_run import TINY, metrics
@@ -127,6 +128,7 @@ def test_worked_example_of_an_objective():
 
 @pytest.mark.parametrize("command", [command for command in commands() if "…" not in command])     # test_blocks.py runs them
 def test_commands_name_what_exists(command, monkeypatch):
+    monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's command
     if "--sampler vllm" in command:                          # vLLM needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
     words = shlex.split(command.split("&&")[-1] if "&&" in command and "python" in command.split("&&")[-1] else command)
