@@ -100,7 +100,7 @@ def train(settings, learner, task, recorder, saver):
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
         updates = []
-        for mini in mini_batches(settings, batch, step):
+        for mini in mini_batches(settings, task, batch, step):
             updates.append(update(settings, learner, mini))
             bad = updates[-1]["skipped"] and not updates[-1]["overflow"]
             recorder.count_bad(step, bad, mini)
@@ -146,7 +146,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
     """π_old samples G responses to each prompt -> Rollout."""
     prompts = task.encode(learner.tokenizer, problems, settings.chat_template,
                           settings.max_prompt_length)
-    B, T = len(prompts) * settings.num_generations, settings.max_completion_length
+    B, T = len(prompts) * settings.num_generations, task.max_completion_length
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
 
@@ -157,7 +157,7 @@ def reward(learner, rollout, problems):
     return parts.to(rollout.mask.device)
 
 
-def mini_batches(settings, batch, step):
+def mini_batches(settings, task, batch, step):
     """The batch in --steps_per_generation mini-batches of whole groups, in random order, each with
     the weights by which its loss averages the tokens."""
     order = torch.randperm(len(batch.problems), generator=generator_for(settings, step))
@@ -165,7 +165,7 @@ def mini_batches(settings, batch, step):
         mini = batch.groups(index)
         mini.weights = token_weights(mini.rollout.mask, settings.reduction,
                                      group_size=settings.num_generations,
-                                     max_length=settings.max_completion_length)     # [b, T]
+                                     max_length=task.max_completion_length)         # [b, T]
         yield mini
 
 
@@ -397,8 +397,8 @@ def make_optimizer(settings, actor):
         raise ValueError("--optimizer_offload serves one process: its gradients leave the device "
                          "before they could be added up; use --shard")
     kind = HostAdamW if settings.optimizer_offload else torch.optim.AdamW
-    return kind(parameters, lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0,
-                fused=True)
+    return kind(parameters, lr=settings.learning_rate, betas=(0.9, 0.95),
+                weight_decay=settings.weight_decay, fused=True)
 
 
 def make_schedule(settings, optimizer):
@@ -443,16 +443,16 @@ def run_on(device, settings, task):
         learner = make_learner(settings, task, policy, tokenizer, device, progress)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
-        run.begin_run(settings, folder)
+        run.begin_run(settings, folder, task)
         screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
         with checkpoints.Saver(settings, folder, learner, progress) as saver:
             if settings.resume:
-                saver.restore()
+                screen.say(saver.restore())
             recorder = Recorder(settings, folder, task, learner, progress, device, saver.step)
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
-            screen.say(f"stopped after batch {step} and saved; the same command with --output_dir "
+            screen.say(f"stopped after batch {step} and saved; python train.py --output_dir "
                        f"{folder} --resume continues")
             raise SystemExit(130)
         write_merged(settings, task, policy, tokenizer, folder)

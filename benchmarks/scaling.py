@@ -70,11 +70,11 @@ def side(flags):
     """Our side of versus_trl.py on a fresh tiny MoE: (a function that computes one rollout batch
     and returns its seconds, the number of parameters)."""
     args = parse(f"--use_cpu --max_completion_length 24 {flags}".split())
-    args.natural, folder, tokenizer = False, tempfile.mkdtemp(), running_sum.builtin_tokenizer()
+    folder, tokenizer = tempfile.mkdtemp(), running_sum.builtin_tokenizer()
     torch.manual_seed(0)
     TinyMoE(tiny_config(args, tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    ours = Ours(args, make_task(None, args.prompts_per_step), folder, torch.device("cpu"))
+    ours = Ours(args, make_task(None, args.prompts_per_step, 24), folder, torch.device("cpu"))
     numbers = list(range(args.prompts_per_step))
     parameters = sum(p.numel() for p in ours.policy.parameters())
     return (lambda: ours.batch(numbers, 1)[0]["total"]), parameters
@@ -88,7 +88,6 @@ def cost_of_plain(rounds):
     practically 0, so the work stays that of the beginning of a run."""
     def default_run(flags):
         args = parse(f"--use_cpu --learning_rate 1e-30 {flags}".split())
-        args.natural = True
         return Ours(args, tasks.from_arguments(args), None, torch.device("cpu"))
     ratios, sides = [], [default_run(flags) for flags in ("", "--plain")]
     for step in range(rounds + 1):                           # the first one warms up

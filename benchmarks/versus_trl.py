@@ -60,6 +60,7 @@ from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
+FORCED = "forced length"     # name of the task whose responses all have the largest length
 PHASES = ("rollout", "logp", "update", "total")
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 
@@ -117,10 +118,10 @@ class Ours:
         batch.advantages = train.estimate_advantages(
             args.advantage, batch.rewards, args.num_generations, args.scale_rewards,
             clip=args.advantage_clip, mask=rollout.mask, old_logp=batch.old_logp, **inputs)
-        for mini in train.mini_batches(args, batch, step):
+        for mini in train.mini_batches(args, self.task, batch, step):
             train.update(args, learner, mini)
         clock.lap("update")
-        if args.natural:  # the metrics of a real run: the last mini-batch under the new policy
+        if natural(self.task):  # as a run does for its metrics: the last mini-batch again
             learner.score(mini.rollout, entropy=True)
             clock.lap("metrics")
         seconds = clock.laps | {"total": sum(clock.laps.values())}
@@ -136,7 +137,7 @@ class Trl:
         from trl import GRPOConfig, GRPOTrainer
         self.task, self.device, self.laps = task, device, {}
         self.updates = args.steps_per_generation
-        ends = {} if args.natural else {"generation_kwargs": {"eos_token_id": NEVER}}
+        ends = {} if natural(task) else {"generation_kwargs": {"eos_token_id": NEVER}}
         fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no",
                      logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu",
                      bf16=bool(args.bf16), router_aux_loss_coef=0.0, gradient_checkpointing=False,
@@ -149,7 +150,7 @@ class Trl:
             folder, self.reward, config,
             Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
             processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
-        if not args.natural:
+        if not natural(task):
             self.trainer.eos_token_ids = [NEVER]
         self.trainer.create_optimizer_and_scheduler(10 ** 6)
         self.trainer.current_gradient_accumulation_steps = 1
@@ -220,8 +221,14 @@ def digit_prompt(i, tokens):
     return "".join(str((i * 7919 + k * k * 31) % 97 % 10) for k in range(tokens))
 
 
-def make_task(prompt_tokens, count):
-    """A task whose rewards alternate, so that every group has right and wrong responses."""
+def natural(task):
+    """Whether responses end where the policy ends them; else all have the largest length."""
+    return task.name != FORCED
+
+
+def make_task(prompt_tokens, count, length):
+    """A task whose rewards alternate, so that every group has right and wrong responses, all of
+    this length."""
     if prompt_tokens is None:
         problems = running_sum.running_sum().train
     elif prompt_tokens == "max":
@@ -231,8 +238,8 @@ def make_task(prompt_tokens, count):
     else:
         problems = [Problem(digit_prompt(i, prompt_tokens), "") for i in range(count * 8)]
     coin = cycle([1.0, 0.0])
-    return Task("forced length", problems, problems[:1], lambda text, problem: next(coin),
-                sizes=(len(problems),))
+    return Task(FORCED, problems, problems[:1], lambda text, problem: next(coin),
+                sizes=(len(problems),), max_completion_length=length)
 
 
 def prepare(name, case, device, quick, path):
@@ -240,17 +247,16 @@ def prepare(name, case, device, quick, path):
     kind, prompts, prompt_tokens, G, T, updates, rounds, flags = case
     if quick:
         prompts, T, rounds = max(updates, prompts // 4), T and min(T, 24), min(rounds, 3)
-    natural, builtin = T is None, kind in ("tiny_moe", "tiny_dense", "cold_start")
+    builtin = kind in ("tiny_moe", "tiny_dense", "cold_start")
     flags = (f"--prompts_per_step {prompts} --num_generations {G} "
              f"--steps_per_generation {updates} {flags}").split()
-    flags += [] if natural else ["--max_completion_length", str(T)]
+    flags += ["--max_completion_length", str(T)] if T else []
     flags += ["--use_cpu"] if device.type == "cpu" else []
     folder = path or {"smollm2": SMOLLM2}.get(kind) or tempfile.mkdtemp()
     flags += [] if builtin else ["--model_name_or_path", str(folder), "--no_chat_template"]
     flags += [] if builtin else ["--learning_rate", "1e-5"]
     args = parse(flags)
-    args.natural = natural
-    task = tasks.from_arguments(args) if natural else make_task(prompt_tokens, prompts)
+    task = make_task(prompt_tokens, prompts, T) if T else tasks.from_arguments(args)
     if kind == "cold_start":
         policy, tokenizer = cold_start(args, task, device)
         policy.save_pretrained(folder), tokenizer.save_pretrained(folder)
@@ -263,7 +269,7 @@ def run_case(name, case, device, quick, limit, path=None):
     """Measure both sides in turn -> (the record of the case for the JSON file, sides, task)."""
     rollout.end_tokens = ends_of                             # preparing evaluates a cold start
     args, task, folder, rounds = prepare(name, case, device, quick, path)
-    if not args.natural:
+    if not natural(task):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     G, sides = args.num_generations, {"trl": Trl(args, task, folder, device),
                                       "ours": Ours(args, task, folder, device)}
@@ -278,8 +284,8 @@ def run_case(name, case, device, quick, limit, path=None):
                 began = time.process_time()
                 result = sides[side].batch(numbers, round)
                 records[side].append((*result, time.process_time() - began))
-    if not args.natural:
-        wanted = args.prompts_per_step * G * args.max_completion_length
+    if not natural(task):
+        wanted = args.prompts_per_step * G * task.max_completion_length
         made = {tokens for side in records.values() for _, tokens, *_ in side}
         assert made == {wanted}, "both sides generate exactly the same number of tokens"
     for side, results in records.items():
@@ -300,24 +306,24 @@ def run_case(name, case, device, quick, limit, path=None):
     record["ratio_cpu_seconds"] = round_to(
         median(t[3] / o[3] for t, o in zip(records["trl"], records["ours"])))  # on a busy machine
     record["work"] = {
-        "prompts": args.prompts_per_step, "group": G, "new_tokens": args.max_completion_length,
+        "prompts": args.prompts_per_step, "group": G, "new_tokens": task.max_completion_length,
         "updates": args.steps_per_generation, "rounds": rounds, "old_logp": args.old_logp,
-        "natural_end": args.natural, "threads": torch.get_num_threads(),
+        "natural_end": natural(task), "threads": torch.get_num_threads(),
         "time": time.strftime("%Y-%m-%d %H:%M"), "quick": quick}
-    if not args.natural:
+    if not natural(task):
         texts = [p.prompt for p in task.train[:args.prompts_per_step]]
         prompts = sides["ours"].tokenizer(texts)["input_ids"]
         P, prefix = max(map(len, prompts)), fast.common_prefix(prompts)
         passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
         flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G,
-                                     args.max_completion_length, prefix)
+                                     task.max_completion_length, prefix)
         record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
         for side in sides:
             seconds = record[side]["total"]["median"]
             record[side]["share_of_limit"] = round_to(flop / seconds / limit["flops"])
         if "bandwidth" in limit:
             moved = decode_bytes(sides["ours"].policy, args.prompts_per_step * G, P,
-                                 args.max_completion_length, 2 if args.bf16 else 4)
+                                 task.max_completion_length, 2 if args.bf16 else 4)
             for side in sides:
                 share = moved / record[side]["rollout"]["median"] / limit["bandwidth"]
                 record[side]["decode_share_of_bandwidth"] = round_to(share)
@@ -338,7 +344,8 @@ def contributions(ours, rounds):
     twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
     sampler = train.make_sampler(replace(args, plain=True), learner.actor, ours.tokenizer,
                                  ours.task)
-    plain = [(learner, "sampler", sampler), (args, "plain", True), (learner.actor, "plain", True)]
+    plain = [(learner, "sampler", sampler), (ours, "args", replace(args, plain=True)),
+             (learner.actor, "plain", True)]
     rows = lambda every: (fast, "sample", partial(fast.sample, drop_every=every))
     off = {
         "none": [],
@@ -348,8 +355,8 @@ def contributions(ours, rounds):
         "equal responses once": [rows(2), twice],
         "the same, and ended rows dropped": [rows(never), twice],
         "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
-        "the sampler's log-probs reused (off by default)": [(args, "old_logp", "sampler"),
-                                                            (learner, "has_routes", False)]}
+        "the sampler's log-probs reused (off by default)": [
+            (ours, "args", replace(args, old_logp="sampler")), (learner, "has_routes", False)]}
     seconds, stream = {name: [] for name in off}, PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)

@@ -22,6 +22,7 @@ among those whose flips reach 5 % (of all cells, if none does) is run on the fre
 
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -82,8 +83,8 @@ def taught(args, task, tokenizer):
     if not folder.is_dir():
         torch.manual_seed(args.seed)
         model = TinyMoE(cold_start.tiny_config(args, tokenizer))
-        args.cold_start_steps, args.cold_start_learning_rate = TAUGHT, 1e-3
-        cold_start.supervise(model, tokenizer, task, args)
+        taught = replace(args, cold_start_steps=TAUGHT, cold_start_learning_rate=1e-3)
+        cold_start.supervise(model, tokenizer, task, taught)
         model.save_pretrained(folder)
     return TinyMoE.from_pretrained(folder).eval()
 

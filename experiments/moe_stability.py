@@ -144,8 +144,8 @@ def one_run(c, done, batches=BATCHES):
         lr *= length["gspo"] / length["grpo"]
     args = parse(f"{shape} --steps {batches} --steps_per_generation {c['minibatches']} "
                  f"--learning_rate {lr} --seed {c['seed']} "
-                 f"--lr_scheduler_type constant_with_warmup {ARMS[c['arm']][1]}".split())
-    args.max_grad_norm = 0 if c["optim"] == "sgd" else 1.0
+                 f"--lr_scheduler_type constant_with_warmup {ARMS[c['arm']][1]} "
+                 f"--max_grad_norm {0 if c['optim'] == 'sgd' else 1.0}".split())
     run = Path("runs/moe_stability") / "-".join(map(str, c.values()))
     task, device = tasks.from_arguments(args), torch.device("cpu")
     if c["answers"] == "long":                               # a habit of 0.6 would leave few right

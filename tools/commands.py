@@ -5,9 +5,8 @@ Nothing here imports transformers, so that --help and error messages appear imme
 
 import argparse
 import sys
-from dataclasses import fields
 
-from plumbing.run.arguments import Arguments, parse, underscored
+from plumbing.run.arguments import flags, parse, underscored
 
 COMMANDS = {
     "passk": "pass@1, pass@k, majority vote of a checkpoint, or of two and their difference.",
@@ -27,7 +26,7 @@ TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mis
 
 
 def read(argv, description):
-    """(command, its parsed flags). For passk these are its own flags and train.py's Arguments, for
+    """(command, its parsed flags). For passk these are its own flags and train.py's Settings, for
     claims the words as given, else the run folders and the output file. Prints the description and
     exits for --help.
 
@@ -78,7 +77,7 @@ def runs_and_output(command, argv):
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
     found, section = {*TRAINING_FLAGS}, None
-    for f in fields(Arguments):
+    for f in flags():
         section = f.metadata.get("section", section)
         found |= {f.name} if section in TRAINING else set()
     return found - {"seed"}
@@ -86,7 +85,7 @@ def of_training():
 
 def options(argv):
     """(passk's own flags, train.py's arguments for the rest). Raises ValueError with one line."""
-    shared = [f"--{f.name}" for f in fields(Arguments) if f.name not in of_training()]
+    shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
     parser = quiet_parser("passk", f"Flags of train.py that also apply here: {', '.join(shared)}.")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one checkpoint, or two to compare (default: the built-in cold start)")

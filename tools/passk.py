@@ -79,7 +79,7 @@ def compare(own, args, evaluate, pass_at_k, with_interval):
         sampler = evaluation_sampler(args, policy, tokenizer, task)
         answers = evaluate(args, sampler, task, problems, own.n, args.temperature, seed=args.seed,
                            progress=title)
-        limits = {"mean_length": (0, args.max_completion_length),
+        limits = {"mean_length": (0, task.max_completion_length),
                   "reward": answers["reward_limits"]}
         found.append(dict(zip(problems, by_problem(scores(answers, own.k, pass_at_k)))))
         one = {"model": title, "problems": len(problems),

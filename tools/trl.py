@@ -7,7 +7,6 @@ comments.
 
 import ast
 import shlex
-from dataclasses import MISSING, fields
 from pathlib import Path
 from pprint import pformat
 
@@ -16,9 +15,10 @@ import torch
 from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.data.datafiles import ANSWER_COLUMNS, PROMPT_COLUMNS
-from plumbing.data.tasks import from_arguments, text_or_file
+from plumbing.data.tasks import text_or_file, with_length_limit
 from plumbing.run import band
 from plumbing.run.advice import command
+from plumbing.run.arguments import as_words
 
 # reductions that TRL has for rows of losses.OBJECTIVES with PPO's clip
 TRL_REDUCTION = {"sequence-mean": "grpo", "token-mean": "dapo", "constant": "dr_grpo",
@@ -39,7 +39,8 @@ IN_CONFIG = set(
     "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
     "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
     "steps_per_generation max_completion_length temperature learning_rate lr_scheduler_type "
-    "warmup_steps max_grad_norm gradient_checkpointing bf16 fp16 device use_cpu micro_batch_size "
+    "warmup_steps max_grad_norm weight_decay gradient_checkpointing bf16 fp16 device "
+    "micro_batch_size "
     "model_name_or_path dataset_name columns verifier chat_template system_prompt prompt_template "
     "max_prompt_length output_dir save_steps report_to seed save_tokens print_trl_config "
     "print_verl_config".split())
@@ -150,14 +151,8 @@ def takes(verifier, parameter):
 
 
 def other_flags(args, known):
-    """The flags of this run that are neither in `known` nor at their defaults, as they are given on
-    a command line."""
-    return [f"--{f.name} {getattr(args, f.name)!r}" for f in fields(args)
-            if f.name not in known and getattr(args, f.name) != default_of(f)]
-
-
-def default_of(f):
-    return f.default_factory() if f.default is MISSING else f.default
+    """The flags that this run was given and that are not in `known`, as on a command line."""
+    return [as_words(name, value) for name, value in args.given.items() if name not in known]
 
 
 def trl_config(args):
@@ -177,8 +172,7 @@ def call(function, arguments, notes=()):
 
 def config_of(args):
     """The fields of trl.GRPOConfig of a run that TRL can express; None: TRL's default."""
-    if args.max_completion_length is None and args.dataset_name is None:
-        from_arguments(args)                                 # sets max_completion_length
+    args = with_length_limit(args)
     row = OBJECTIVES[args.objective]
     loss_type, level = trl_loss(row, args.reduction)
     rows, accumulated = batch_rows(args)
@@ -191,10 +185,10 @@ def config_of(args):
         router_aux_loss_coef=0.0, num_generations=args.num_generations,
         temperature=args.temperature, top_p=1.0, top_k=0,
         off_policy_mask_threshold=args.off_policy_mask,
-        max_completion_length=args.max_completion_length or 256,
+        max_completion_length=args.max_completion_length,
         learning_rate=args.learning_rate, lr_scheduler_type=args.lr_scheduler_type,
-        warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm, weight_decay=0.0,
-        optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.95,
+        warmup_steps=args.warmup_steps, max_grad_norm=args.max_grad_norm,
+        weight_decay=args.weight_decay, optim="adamw_torch_fused", adam_beta1=0.9, adam_beta2=0.95,
         # TRL counts its steps_per_generation in micro-batches
         steps_per_generation=args.steps_per_generation * accumulated,
         per_device_train_batch_size=rows, gradient_accumulation_steps=accumulated,
@@ -359,7 +353,7 @@ def of_run(args):
                   "save_steps": args.save_steps * args.steps_per_generation}
     return {"output_dir": args.output_dir or f"runs/trl-{args.algorithm}",
             "report_to": args.report_to or "none", "logging_steps": args.steps_per_generation,
-            "use_cpu": True if args.use_cpu or args.device == "cpu" else None,
+            "use_cpu": True if args.device == "cpu" else None,
             "model_init_kwargs": {"dtype": "float32"}} | saving
 
 

@@ -12,7 +12,7 @@ import torch
 
 from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
-from plumbing.data.tasks import from_arguments
+from plumbing.data.tasks import with_length_limit
 from plumbing.loop.extras import kl_in_rewards
 from plumbing.run import band
 from tools.trl import other_flags
@@ -46,6 +46,7 @@ EXPRESSED = set(
     "lora_alpha lora_target_modules dataset_name test_dataset_name columns verifier system_prompt "
     "prompt_template steps prompts_per_step num_generations steps_per_generation max_prompt_length "
     "max_completion_length temperature learning_rate lr_scheduler_type warmup_steps max_grad_norm "
+    "weight_decay "
     "micro_batch_size gradient_checkpointing bf16 fp16 output_dir save_steps eval_steps "
     "eval_samples save_tokens seed print_trl_config print_verl_config".split())
 
@@ -129,7 +130,7 @@ def overrides(args):
         "data.train_files": "train.parquet", "data.val_files": "test.parquet",
         "data.train_batch_size": args.prompts_per_step,
         "data.max_prompt_length": args.max_prompt_length,
-        "data.max_response_length": args.max_completion_length or 256,
+        "data.max_response_length": args.max_completion_length,
         "data.seed": args.seed,
         "reward.custom_reward_function.path": "reward.py",
         f"{MODEL}.path": args.model_name_or_path or "CHECKPOINT",
@@ -145,7 +146,7 @@ def overrides(args):
         "algorithm.norm_adv_by_std_in_grpo": args.scale_rewards == "group",
 
         f"{ACTOR}.optim.lr": args.learning_rate, f"{ACTOR}.optim.betas": [0.9, 0.95],
-        f"{ACTOR}.optim.weight_decay": 0.0,
+        f"{ACTOR}.optim.weight_decay": args.weight_decay,
         f"{ACTOR}.optim.clip_grad": args.max_grad_norm or NO_CLIP,
         f"{ACTOR}.optim.{'lr_decay_style' if megatron else 'lr_scheduler_type'}":
             SCHEDULE[args.lr_scheduler_type],
@@ -178,7 +179,7 @@ def overrides(args):
     if mode == "dro":
         found[f"{ACTOR}.policy_loss.dro_beta"] = args.constants["beta"]
     if args.reduction == "constant":
-        found[f"{ACTOR}.loss_scale_factor"] = args.max_completion_length or 256
+        found[f"{ACTOR}.loss_scale_factor"] = args.max_completion_length
     return found | rare(args, megatron)
 
 
@@ -201,7 +202,7 @@ def rare(args, megatron):
                   "algorithm.filter_groups.metric": "reward"}
     if args.overlong_cache:
         cache = "+reward.reward_kwargs.overlong_buffer_cfg"
-        limit = args.max_completion_length or 256
+        limit = args.max_completion_length
         found |= {"reward.reward_manager.name": "dapo",
                   "+reward.reward_kwargs.max_resp_len": limit,
                   f"{cache}.enable": True,
@@ -313,8 +314,7 @@ def verl_config(args):
     lacks = missing(args)
     if lacks:
         return f"# no equivalent in verl 0.9.1: it has no {', no '.join(lacks)}"
-    if args.max_completion_length is None and args.dataset_name is None:
-        from_arguments(args)                                 # sets max_completion_length
+    args = with_length_limit(args)
     notes = [*data_notes(args), *differences(args)]
     others = other_flags(args, EXPRESSED)
     if others:

@@ -70,7 +70,6 @@ class Lab:
         """
         other = copy.copy(self)
         other.args = parse([*self.flags, *flags])
-        other.args.max_completion_length = self.args.max_completion_length
         other.policy = copy.deepcopy(self.policy)
         other.start()
         mine, theirs = self.learner, other.learner
@@ -90,7 +89,7 @@ class Lab:
 
     def minibatches(self, step, batch):
         """The batch as train.py cuts it: train.Batch of whole groups."""
-        return train.mini_batches(self.args, batch, step)
+        return train.mini_batches(self.args, self.task, batch, step)
 
     def update(self, mini):
         """One optimizer step. -> its stats: clip shares and ratios as they were before it."""

@@ -42,6 +42,7 @@ class Task:
     system_prompt: str | None = None     # a message before every prompt
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
+    max_completion_length: int = 256     # the longest response in tokens, unless a flag says it
 
     @property
     def verifier_errors(self):

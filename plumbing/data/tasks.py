@@ -10,6 +10,7 @@ the prompts. This file does not depend on models or losses.
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -102,7 +103,7 @@ def agreed_by_all(verifier, problems, tried):
 def of_run(args, task=None):
     """The task of a run: `task` if it is given, else the one that the flags name. A Task needs only
     a name, train and test problems and a verify function. --stop adds strings to the task's own
-    stop strings.
+    stop strings; --max_completion_length replaces its own limit.
 
     Raises ValueError, before anything is sampled, if the task lacks something that a flag needs.
     """
@@ -112,7 +113,7 @@ def of_run(args, task=None):
         raise ValueError(f"--advantage {args.advantage} needs to know the first wrong step: the "
                          f"task {task.name!r} has no first_error")
     task.stop = tuple(dict.fromkeys((*task.stop, *args.stop)))
-    args.max_completion_length = args.max_completion_length or 256
+    task.max_completion_length = args.max_completion_length or task.max_completion_length
     return task
 
 
@@ -184,13 +185,13 @@ def from_arguments(args):
     """The built-in task or the user's task, as train.py's flags say, joined with SRPO's second
     source if there is one.
 
-    Sets args.max_completion_length if it was not given: 256; for the built-in task the length of
-    its longest answer, plus room for DAPO's overlong penalty.
+    Without --max_completion_length the longest response has 256 tokens; for the built-in task as
+    many as its longest answer, plus room for DAPO's overlong penalty.
     """
     if args.dataset_name is None:
         task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
         longest = limit(longest_answer(task), args.overlong_cache)
-        args.max_completion_length = args.max_completion_length or longest
+        task.max_completion_length = args.max_completion_length or longest
         if args.stage2_step:                                 # stage 2 adds the longer half
             task.train.sort(key=lambda problem: problem.prompt.count("+"))
             middle = (args.min_terms + args.max_terms) // 2
@@ -214,5 +215,14 @@ def from_arguments(args):
     if args.stage2_dataset_name:
         task = join(task, load_task(args.stage2_dataset_name, **options))
     task.weights(torch.zeros(1, len(task.part_names)))       # raises for a wrong number of weights
-    args.max_completion_length = args.max_completion_length or 256
+    task.max_completion_length = args.max_completion_length or task.max_completion_length
     return task
+
+
+def with_length_limit(args):
+    """The Settings with the length limit of their task in max_completion_length, for an export. No
+    data are read."""
+    limit = args.max_completion_length or Task.max_completion_length
+    if args.dataset_name is None:
+        limit = from_arguments(args).max_completion_length
+    return replace(args, max_completion_length=limit)

@@ -49,7 +49,7 @@ def basic(args):
 
 
 def own_sampler(args, policy, tokenizer, task, kind):
-    settings = (policy, tokenizer, args.max_completion_length, args.temperature, task.stop,
+    settings = (policy, tokenizer, task.max_completion_length, args.temperature, task.stop,
                 task.tool)
     if kind == "continuous":
         return ContinuousSampler(*settings)

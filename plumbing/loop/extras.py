@@ -74,9 +74,10 @@ class Extras:
         args, rollout, mask = self.args, batch.rollout, batch.rollout.mask               # [B, T]
         if self.rounding:
             self.rounding.before_updates(learner, batch)
-        batch.parts = shaped(args, batch.parts, rollout)                            # [B, K]
+        limit = self.task.max_completion_length
+        batch.parts = shaped(args, batch.parts, rollout, limit)                     # [B, K]
         batch.sampled = batch.sampled and [
-            (one, shaped(args, parts, one)) for one, parts in batch.sampled]
+            (one, shaped(args, parts, one, limit)) for one, parts in batch.sampled]
         if args.mask_truncated_completions:                  # metrics still describe all of them
             batch.sampled = batch.sampled or [(rollout, batch.parts)]
             mask = mask & ~rollout.truncated[:, None]                               # [B, T]
@@ -185,7 +186,7 @@ class Extras:
         return arguments, terms
 
 
-def shaped(args, parts, rollout):
+def shaped(args, parts, rollout, limit):
     """The parts of the rewards [B, K], with one more part for each of --overlong_cache (DAPO's
     penalty for responses near the length limit) and --length_penalty (a bonus for short right
     responses). Like the limit, both count all tokens of a response, including those that a tool
@@ -194,11 +195,11 @@ def shaped(args, parts, rollout):
         return parts
     places = torch.arange(1, rollout.mask.shape[1] + 1, device=rollout.mask.device)  # [T]
     lengths = (rollout.mask * places).amax(-1)                # [B] the last token is the policy's
-    lengths = lengths.masked_fill(rollout.truncated, args.max_completion_length)    # [B]
+    lengths = lengths.masked_fill(rollout.truncated, limit)    # [B]
     more = []
     if args.overlong_cache:
-        cache = overlong_zone(args.overlong_cache, args.max_completion_length)
-        more.append(overlong_penalty(lengths, args.max_completion_length, cache))   # [B]
+        cache = overlong_zone(args.overlong_cache, limit)
+        more.append(overlong_penalty(lengths, limit, cache))   # [B]
     if args.length_penalty:
         bonus = length_bonus(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
         more.append(args.length_penalty * bonus)                                    # [B]

@@ -52,7 +52,7 @@ def load_policy(args, task, device, folder=None):
         policy = quantize(policy) if args.load_in_4bit else policy
         policy = on_its_device(policy, device).eval()
         policy.name_or_path = name
-        check_length(policy.config, args)
+        check_length(policy.config, args, task)
         check_positions(policy, tokenizer, args, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy, args)
@@ -150,7 +150,7 @@ def by_numbers(text):
 
 # ---------------------------------------------------------------- refused: what would be wrong here
 
-def check_length(config, args):
+def check_length(config, args, task):
     """Refuse a RoPE whose frequencies depend on the longest row of a batch: log-probs would then
     depend on the batch."""
     ropes = getattr(config, "rope_parameters", None) or {}
@@ -159,11 +159,11 @@ def check_length(config, args):
         if rope["rope_type"] not in ("dynamic", "longrope"):
             continue
         limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        if args.max_prompt_length + args.max_completion_length > limit:
+        if args.max_prompt_length + task.max_completion_length > limit:
             raise ValueError(
                 f"beyond {limit} tokens its {rope['rope_type']} RoPE follows the longest row of a "
                 f"batch, and so would log-probs; --max_prompt_length {args.max_prompt_length} + "
-                f"--max_completion_length {args.max_completion_length} may pass that: lower them")
+                f"--max_completion_length {task.max_completion_length} may pass that: lower them")
 
 
 def check_positions(policy, tokenizer, args, task):
@@ -172,10 +172,10 @@ def check_positions(policy, tokenizer, args, task):
     places = positions_in_table(policy)
     if places is None or task is None:
         return
-    room = places - args.max_completion_length
+    room = places - task.max_completion_length
     if room < 1:
         raise ValueError(f"it has embeddings for {places} positions: --max_completion_length "
-                         f"{args.max_completion_length} leaves none for a prompt")
+                         f"{task.max_completion_length} leaves none for a prompt")
     if args.max_prompt_length <= room:
         return
     longest = 0
@@ -186,7 +186,7 @@ def check_positions(policy, tokenizer, args, task):
     if longest > room:
         raise ValueError(
             f"it has embeddings for {places} positions, and the longest prompt of {longest} tokens "
-            f"with --max_completion_length {args.max_completion_length} needs more: add "
+            f"with --max_completion_length {task.max_completion_length} needs more: add "
             f"--max_prompt_length {room} to leave out longer prompts, or shorten the responses")
 
 

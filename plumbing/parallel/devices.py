@@ -17,8 +17,6 @@ THERE = {"cuda": lambda: torch.cuda.is_available(), "cpu": lambda: True,
 
 def kind_of(args):
     """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
-    if args.use_cpu:
-        return "cpu"
     if args.device == "auto":
         return "cuda" if THERE["cuda"]() else "cpu"
     if not THERE[args.device]():
@@ -32,22 +30,23 @@ def has_bfloat16():
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def choose_arithmetic(args):
-    """Choose --bf16 and --fp16 if they were not given.
+def arithmetic(args):
+    """{"bf16": ..., "fp16": ...}: these flags of a run, chosen here if they were not given.
 
     Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
     """
-    gpu = kind_of(args) == "cuda"
-    if args.bf16 and args.fp16:
+    gpu, bf16, fp16 = kind_of(args) == "cuda", args.bf16, args.fp16
+    if bf16 and fp16:
         raise ValueError("--bf16 true and --fp16 true: autocast uses only one format")
-    if args.bf16 and gpu and not has_bfloat16():
+    if bf16 and gpu and not has_bfloat16():
         raise ValueError("--bf16 true: this GPU has no bfloat16 arithmetic; use --fp16, which is "
                          "the default on such a GPU")
     wanted = gpu and bool(args.model_name_or_path)
-    if args.fp16 is None:
-        args.fp16 = wanted and args.bf16 is None and not has_bfloat16()
-    if args.bf16 is None:
-        args.bf16 = wanted and not args.fp16 and has_bfloat16()
+    if fp16 is None:
+        fp16 = wanted and bf16 is None and not has_bfloat16()
+    if bf16 is None:
+        bf16 = wanted and not fp16 and has_bfloat16()
+    return {"bf16": bf16, "fp16": fp16}
 
 
 def widest(device):

@@ -3,47 +3,31 @@
 `next_steps` makes the list at the end of a run. Every line of it follows from metrics.jsonl.
 """
 
-import shlex
-from dataclasses import asdict, fields
 from statistics import mean
 
-from plumbing.run.arguments import Arguments, parse
+from plumbing.run.arguments import OF_A_CALL, as_words, flags
 from plumbing.run.metrics import collapse
 
 TAIL = 5                 # a run is judged by the means over its last TAIL rollout batches
-PLACE = ("algorithm", "output_dir", "overwrite_output_dir", "resume", "print_trl_config",
-         "print_verl_config")
 
 
 def command(args, algorithm=None, **changes):
-    """The command line that repeats a run with some flags changed. With another `algorithm`, the
-    flags of the section "the algorithm" (clip range, advantage, ...) return to their defaults."""
-    base = ["--algorithm", algorithm or args.algorithm]
-    if args.model_name_or_path:
-        base += ["--model_name_or_path", args.model_name_or_path]
-    else:
-        base += ["--num_hidden_layers", str(args.num_hidden_layers)]   # other defaults follow it
-    usual, words, section = parse(base), ["python train.py"], None
-    given = asdict(args) | changes
-    for f in fields(Arguments):
+    """The command line that repeats a run with some flags changed: the flags that it was given and
+    the changes. With another `algorithm`, those of the section "the algorithm" (clip range,
+    advantage, ...) are left out."""
+    given, section = {}, None
+    for f in flags():
         section = f.metadata.get("section", section)
-        value = given[f.name]
-        skip = f.name in PLACE or algorithm and section == "the algorithm"
-        skip = skip or f.name == "epsilon_high" and isinstance(value, str)       # --epsilon auto
-        if skip or value in (None, getattr(usual, f.name)) or f.name == "model_name_or_path":
-            continue
-        values = value if isinstance(value, list) else [] if value is True else [value]
-        words.append(" ".join([f"--{f.name}", *(shlex.quote(str(v)) for v in values)]))
-    if not args.model_name_or_path and args.num_hidden_layers != Arguments.num_hidden_layers:
-        words.insert(1, f"--num_hidden_layers {args.num_hidden_layers}")
-    if args.model_name_or_path:
-        words.insert(1, f"--model_name_or_path {shlex.quote(args.model_name_or_path)}")
-    if algorithm or args.algorithm != "gspo":
-        words.insert(1, f"--algorithm {algorithm or args.algorithm}")
-    return " ".join(words)
+        if f.name in args.given and not (algorithm and section == "the algorithm"):
+            given[f.name] = args.given[f.name]
+    if algorithm:
+        given = {"algorithm": algorithm} | given
+    words = [as_words(name, value) for name, value in (given | changes).items()
+             if name not in OF_A_CALL]
+    return " ".join(["python train.py", *words])
 
 
-def trouble(args, records):
+def trouble(args, records, limit):
     """[(command, reason)] for each problem in the last batches of a run, the worst first."""
     last, found = records[-TAIL:], []
 
@@ -66,7 +50,7 @@ def trouble(args, records):
     if dead > 0.9:
         found.append(dead_groups(args, dead, passed))
     if average("truncated") > 0.3 and longer_may_help(last):
-        longer = command(args, max_completion_length=2 * args.max_completion_length)
+        longer = command(args, max_completion_length=2 * limit)
         found.append((longer, f"{average('truncated'):.0%} of the responses were cut off at the "
                               "limit"))
     return found
@@ -98,9 +82,10 @@ def dead_groups(args, dead, passed):
             f"{groups}: sample until every group has right and wrong responses")
 
 
-def next_steps(args, folder, records):
-    """[(command, reason)] at the end of a run with these metrics records, the most useful first."""
-    found = trouble(args, records) if records else []
+def next_steps(args, folder, records, limit):
+    """[(command, reason)] at the end of a run with these metrics records, the most useful first.
+    limit: the longest response in tokens."""
+    found = trouble(args, records, limit) if records else []
     if args.save_tokens:
         found.append((f"python eval.py view {folder}", "which tokens does the clip remove?"))
     found.append((f"python eval.py dashboard {folder}", "the run's curves"))

@@ -1,18 +1,22 @@
-"""Arguments: the flags of train.py. One dataclass field per flag, one row of presets per algorithm.
+"""Settings: the flags of train.py. One dataclass field per flag, one row of presets per algorithm.
 plumbing/run/checks.py refuses values and combinations that cannot run.
 
-The order of precedence is: a flag on the command line, then the algorithm's row in PRESETS, then
-the defaults for the kind of policy (the built-in tiny MoE, or a Hugging Face checkpoint), then the
-field's own default. `config.json` in the run folder shows the result. A flag with the same meaning
-as one of TRL or transformers has the same name.
+The order of precedence is: a flag on the command line, then, with --resume, a flag of the run that
+goes on, then the algorithm's row in PRESETS, then the defaults for the kind of policy (the built-in
+tiny MoE, or a Hugging Face checkpoint), then the field's own default. `config.json` in the run
+folder shows the result. A flag with the same meaning as one of TRL or transformers has the same
+name.
 """
 
 import argparse
+import json
 import math
 import os
 import re
+import shlex
 import sys
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from types import NoneType
 from typing import get_args, get_origin
 
@@ -61,14 +65,23 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 
 def arg(default, help, **limits):
     """A flag. limits: choices, at_least, above; unset: the text that --help shows as the default if
-    `default` is None or empty; section: the heading of --help that begins with this flag."""
+    `default` is None or empty; section: the heading of --help that begins with this flag; kind: the
+    function that reads its text, if that is not the type."""
     several = isinstance(default, list)
     default = {"default_factory": default.copy} if several else {"default": default}
     return field(**default, metadata={"help": help, **limits})
 
 
-@dataclass
-class Arguments:
+def with_breaks(text):
+    """The text of a flag, in which \\n stands for a line break."""
+    return text.replace("\\n", "\n")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was asked to do, with all defaults filled in. Nothing changes it: what the data
+    decide, such as the length limit of the built-in task, stands in the Task."""
+
     algorithm: str = arg("gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that "
                          "also sets other flags (docs/family.md)",
                          section="the algorithm", choices=ALGORITHMS)
@@ -106,7 +119,7 @@ class Arguments:
                                      "--teacher_model_kind ema, per rollout batch", above=0)
     hint_template: str = arg("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                              "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                             "break")
+                             "break", kind=with_breaks)
     distillation_coef: float = arg(0.0, "coefficient of log π_teacher - log π_old, which is added "
                                    "to the advantage of each token; 0: nothing is added",
                                    at_least=0)
@@ -231,18 +244,19 @@ class Arguments:
                                       "where the prompt goes: instructions, worked examples",
                                       unset="the prompt alone")
     stop: list[str] = arg([], "strings that end a response; \\n stands for a line break",
-                          unset="only the end-of-sequence token")
+                          unset="only the end-of-sequence token", kind=with_breaks)
     tool: str | None = arg(None, "FILE.py:FUNCTION, called with the text of the response so far "
                            "after each --tool_stop; its result is inserted into the response",
                            unset="no tool")
     tool_stop: str | None = arg(None, "string with which the policy calls the --tool; \\n "
-                                "stands for a line break",
-                                unset="</tool>")
+                                "stands for a line break", unset="</tool>",
+                                kind=with_breaks)
     min_terms: int = arg(8, "built-in task: smallest number of terms of a sum", at_least=1)
     max_terms: int = arg(12, "built-in task: largest number of terms of a sum")
     verbose_answers: bool = arg(False, "built-in task: answers write every step as a+b=c")
 
-    steps: int = arg(50, "number of rollout batches", section="the rollout batch", at_least=1)
+    steps: int = arg(50, "number of rollout batches; with --resume it may grow",
+                     section="the rollout batch", at_least=1)
     prompts_per_step: int = arg(32, "prompts per rollout batch", at_least=1)
     num_generations: int = arg(8, "group size G: responses per prompt", at_least=1)
     steps_per_generation: int = arg(4, "mini-batches per rollout batch, one optimizer step each",
@@ -257,6 +271,8 @@ class Arguments:
     lr_scheduler_type: str = arg("cosine", "learning-rate schedule after warm-up",
                                  choices=("linear", "cosine", "constant_with_warmup"))
     warmup_steps: int = arg(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
+    weight_decay: float = arg(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
+                              "weights by this share of the learning rate", at_least=0)
     max_grad_norm: float = arg(1.0, "clip the gradient norm at this value; 0: no clipping",
                                at_least=0)
 
@@ -273,12 +289,11 @@ class Arguments:
     fp16: bool | None = arg(None, "float16 autocast with a gradient scaler; weights stay float32",
                             unset="on for a checkpoint on a GPU without bfloat16")
     device: str = arg("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
-                      "CPU; mps (Apple GPUs) has not been tested on real hardware",
-                      choices=devices.KINDS)
+                      "CPU; mps (Apple GPUs) has not been tested on real hardware; "
+                      "--use_cpu is the same as --device cpu", choices=devices.KINDS)
     torch_compile: bool = arg(False, "compile the token step of sampling with torch.compile")
     optimizer_offload: bool = arg(False, "keep AdamW's state and the float32 master weights in CPU "
                                   "memory")
-    use_cpu: bool = arg(False, "same as --device cpu")
     shard: bool = arg(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                       "copy in every process")
 
@@ -300,6 +315,9 @@ class Arguments:
                                 choices=TRACKERS)
     print_trl_config: bool = arg(False, "print the equivalent script for TRL and exit")
     print_verl_config: bool = arg(False, "print the command and the settings for verl and exit")
+
+    # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
+    given: dict = field(default_factory=dict, compare=False)
 
     @property
     def objective(self):
@@ -385,7 +403,7 @@ MEANT = {
     **dict.fromkeys(("save_every", "save_interval", "save_freq"), "save_steps"),
     **dict.fromkeys(("resume_from_checkpoint", "continue"), "resume"),
     **dict.fromkeys(("overwrite", "force"), "overwrite_output_dir"),
-    **dict.fromkeys(("cpu", "no_cuda"), "use_cpu"),
+    **dict.fromkeys(("cpu", "no_cuda"), "device"),
     **dict.fromkeys(("compile",), "torch_compile"),
     **dict.fromkeys(("fsdp", "fsdp2", "deepspeed"), "shard"),
     **dict.fromkeys(("random_seed",), "seed"),
@@ -396,43 +414,106 @@ MEANT = {
 # ------------------------------------------------------------------------------- the command line
 
 def parse(argv):
-    """Command line -> Arguments, with all defaults filled in and all values checked.
+    """Command line -> Settings, with all defaults filled in and all values checked.
 
     Raises ValueError with one line that names the flag and says which values are allowed.
     """
-    parser, argv = make_parser(), underscored(argv)
-    known, unknown = parser.parse_known_args(argv)
+    given = given_flags(argv)
+    if given.get("resume"):
+        given = going_on(given)
+    algorithm = given.get("algorithm", Settings.algorithm)
+    if algorithm not in ALGORITHMS:
+        check_choice(Settings(algorithm=algorithm), "algorithm", ALGORITHMS)
+    preset = {name: value for name, value in ALGORITHMS[algorithm].items() if name != "objective"}
+    deep = given.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
+    defaults = DEEP_DEFAULTS if deep else {}
+    defaults = CHECKPOINT_DEFAULTS if given.get("model_name_or_path") else defaults
+    settings = Settings(**defaults | preset | given, given=given)
+    check_values(settings, flags())
+    check_combinations(settings)
+    return resolved(settings)
+
+
+def resolved(settings):
+    """The Settings with the values that follow from others in place of None."""
+    row = OBJECTIVES[settings.objective]
+    epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
+    high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
+    constants = row.constants | settings.constants
+    tokens, bounds = settings.save_tokens, settings.mismatch_mask_bounds
+    usual = [1e-4, 100.0] if settings.mismatch_mask == "outlier" else [0.5, 5.0]
+    settings = replace(settings, **devices.arithmetic(settings))
+    return replace(
+        settings, epsilon=epsilon, epsilon_high=epsilon if band.is_auto(settings) else high,
+        reduction=settings.reduction or row.reduction, mismatch_mask_bounds=bounds or usual,
+        objective_constants=[f"{name}={value}" for name, value in constants.items()],
+        save_tokens=not settings.model_name_or_path if tokens is None else tokens,
+        sampler_dtype=settings.sampler_dtype or str(settings.half or torch.float32)[6:])
+
+
+def given_flags(argv):
+    """{flag: value} of what stands on the command line."""
+    given, unknown = make_parser().parse_known_args(underscored(argv))
     if unknown:
         raise ValueError(f"unknown argument {unknown[0]}{near_flag(unknown[0])}; train.py --help "
                          "lists all flags")
-    check_choice(known, "algorithm", ALGORITHMS)
-    preset = ALGORITHMS[known.algorithm].items()
-    preset = {key: value for key, value in preset if key != "objective"}
-    deep = DEEP_DEFAULTS if known.num_hidden_layers > SHALLOW else {}
-    parser.set_defaults(**(CHECKPOINT_DEFAULTS if known.model_name_or_path else deep) | preset)
-    args = Arguments(**vars(parser.parse_args(argv)))
-    args.stop = [s.replace("\\n", "\n") for s in args.stop]
-    for name in ("tool_stop", "hint_template"):
-        text = getattr(args, name)
-        setattr(args, name, text and text.replace("\\n", "\n"))
-    check_values(args)
-    check_combinations(args)
-    objective = OBJECTIVES[args.objective]
-    args.epsilon = objective.epsilon if args.epsilon is None else args.epsilon
-    if band.is_auto(args):
-        args.epsilon_high = args.epsilon
-    args.epsilon_high = objective.epsilon_high if args.epsilon_high is None else args.epsilon_high
-    args.reduction = args.reduction or objective.reduction
-    constants = objective.constants | args.constants
-    args.objective_constants = [f"{name}={value}" for name, value in constants.items()]
-    if not args.mismatch_mask_bounds:
-        outlier = args.mismatch_mask == "outlier"
-        args.mismatch_mask_bounds = [1e-4, 100.0] if outlier else [0.5, 5.0]
-    devices.choose_arithmetic(args)
-    if args.save_tokens is None:
-        args.save_tokens = not args.model_name_or_path
-    args.sampler_dtype = args.sampler_dtype or str(args.half or torch.float32)[6:]
-    return args
+    given = vars(given)
+    if given.pop("use_cpu", False):
+        if given.get("device", "auto") not in ("auto", "cpu"):
+            raise ValueError(f"--device {given['device']} contradicts --use_cpu, which means "
+                             "--device cpu")
+        given["device"] = "cpu"
+    return given
+
+
+# ------------------------------------------------------------------------------------- --resume
+
+# Flags of one call of train.py, which are not the run's own.
+OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "print_trl_config",
+             "print_verl_config"}
+# Flags that may change when a run is resumed, because they do not change what is computed.
+FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
+
+
+def config_of(folder):
+    """config.json of the run in a folder: {"arguments": ..., "given": ..., ...}; {} if there is no
+    run."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text())
+        if config["arguments"].pop("use_cpu", False):        # older versions kept it as a flag
+            config["arguments"]["device"] = "cpu"
+        return config
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def going_on(given):
+    """The flags of a run that --resume continues: those that it was given, which config.json keeps,
+    and those given now. Raises ValueError for a flag given now that differs from the run's."""
+    config = config_of(given["output_dir"]) if "output_dir" in given else {}
+    if "given" not in config:                  # no run there, or one that has not kept its flags
+        return given
+    before = {name: config["given"].get(name, value) for name, value in config["arguments"].items()}
+    differ = [name for name in given if name not in FREE and given[name] != before.get(name)]
+    if "steps" in differ and given["steps"] > before["steps"]:
+        differ.remove("steps")
+    if differ:
+        changes = ", ".join(f"{name} was {before.get(name)!r}, now {given[name]!r}"
+                            for name in differ)
+        raise ValueError(f"--resume: {given['output_dir']} holds a run with other flags: "
+                         f"{changes}; leave them out, or start a new run")
+    return config["given"] | given
+
+
+def flags():
+    """The fields of Settings that are flags."""
+    return [f for f in fields(Settings) if f.name != "given"]
+
+
+def as_words(name, value):
+    """A flag and its value as they are typed on a command line."""
+    values = value if isinstance(value, list) else [] if value is True else [value]
+    return " ".join([f"--{name}", *(shlex.quote(str(v)) for v in values)])
 
 
 def underscored(argv):
@@ -460,12 +541,12 @@ def read_constants(words):
 def near_flag(word):
     """", did you mean --flag?": our flag for a name that other programs use (MEANT), else a flag
     with nearly the same spelling; "" if there is none."""
-    flags = {f.name: f for f in fields(Arguments)}
+    known = {f.name: f for f in flags()}
     name = word.split("=")[0].lstrip("-").replace("-", "_")
     meant = MEANT.get(name.lower())
-    if meant in flags:
-        return f", did you mean --{meant} ({flags[meant].metadata['help']})?"
-    return nearest(f"--{name}", [f"--{flag}" for flag in flags])
+    if meant in known:
+        return f", did you mean --{meant} ({known[meant].metadata['help']})?"
+    return nearest(f"--{name}", [f"--{flag}" for flag in known])
 
 
 def first_word(argv):
@@ -497,25 +578,27 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser():
-    """A flag per field of Arguments, in sections; the most important flags come first."""
+    """A flag per field of Settings, in sections; the most important flags come first."""
     parser = Parser(prog="train.py", usage="train.py [--flag value ...]", allow_abbrev=False,
                     description="Train a tiny MoE or a pretrained model with GSPO or a related "
                                 "algorithm.")
-    flags = {f.name: f for f in fields(Arguments)}
+    left = {f.name: f for f in flags()}
     section = parser.add_argument_group("the ten most important flags")
     for name in FIRST:
-        add_flag(section, flags.pop(name))
-    for f in fields(Arguments):
+        add_flag(section, left.pop(name))
+    for f in flags():
         if "section" in f.metadata:
             section = parser.add_argument_group(f.metadata["section"])
-        if f.name in flags:
+        if f.name in left:
             add_flag(section, f)
+    switch = dict(type=boolean, nargs="?", const=True, default=argparse.SUPPRESS)
+    parser.add_argument("--use_cpu", **switch, help=argparse.SUPPRESS)
     return parser
 
 
 def add_flag(section, f):
     """Add --name VALUE. A list takes several values. A switch takes no value; a switch that is on
-    by default is turned off by --no_name."""
+    by default is turned off by --no_name. A flag that is not given leaves nothing behind."""
     kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
     default = f.default_factory() if f.default is MISSING else f.default
     options = {"type": f.metadata.get("kind", kind), "metavar": kind.__name__,
@@ -525,7 +608,7 @@ def add_flag(section, f):
     if get_origin(f.type) is list:
         options["nargs"] = "+"
     if "choices" in f.metadata:
-        options["help"] += f": {', '.join(f.metadata['choices'])}"
+        options["help"] += f"; choices: {', '.join(f.metadata['choices'])}"
     default_text = f.metadata.get("unset") if default in (None, []) else default
     if default_text is not None and default_text is not False:
         for kind_of_policy, values in (("for a checkpoint", CHECKPOINT_DEFAULTS),
@@ -533,7 +616,7 @@ def add_flag(section, f):
             if f.name in values:
                 default_text = f"{default_text}; {kind_of_policy}: {values[f.name]}"
         options["help"] += f" (default: {default_text})"
-    section.add_argument(f"--{f.name}", default=default, **options)
+    section.add_argument(f"--{f.name}", default=argparse.SUPPRESS, **options)
     if default is True:
-        hidden = {"help": argparse.SUPPRESS, "default": True}
+        hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
         section.add_argument(f"--no_{f.name}", dest=f.name, action="store_false", **hidden)

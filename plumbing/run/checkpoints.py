@@ -130,7 +130,8 @@ class Saver:
 
     def restore(self):
         """Restore the state of the newest complete checkpoint, if there is one. The policy itself
-        was loaded from it before. Raises ValueError as load_state does."""
+        was loaded from it before. Returns a note for the screen, or "". Raises ValueError as
+        load_state does."""
         learner = self.learner
         self.step, folder = newest(self.folder)
         for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
@@ -144,7 +145,10 @@ class Saver:
             if learner.extras:
                 learner.extras.load_state_dict(learner, state.get("extras", {}))
             self.progress.update(state["progress"])
+            note = on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step)
             self.mark(self.step)
+            return note
+        return ""
 
     def in_full(self):
         """Inside this context the policy has the optimizer's float32 weights (offload.py)."""
@@ -171,6 +175,19 @@ class Saver:
         self.write(self.marked, self.marked | self.state())
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
+
+
+def on_schedule(optimizer, schedule, settings, step):
+    """After a resume with more --steps: the learning rate of the next update is that of a run which
+    had these --steps from the beginning. Returns a note about the change, "" if there is none."""
+    note = ""
+    for group, top, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
+        was, group["lr"] = group["lr"], top * share(schedule.last_epoch)
+        if group["lr"] != was:
+            note = (f"--steps {settings.steps}: from batch {step + 1} on, the learning rate is "
+                    f"that of a {settings.lr_scheduler_type} schedule over {settings.steps} "
+                    f"batches: {group['lr']:.2e}, after {was:.2e}")
+    return note
 
 
 def stop_on_signals(learner):

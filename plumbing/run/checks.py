@@ -7,7 +7,6 @@ contradict each other. The ValueError names the flag and says what would be allo
 import difflib
 import math
 from importlib.util import find_spec
-from dataclasses import fields
 
 import torch
 
@@ -35,9 +34,10 @@ def check_choice(args, name, known):
         refuse(args, name, f"is unknown{nearest(value, known)}; known: {', '.join(known)}")
 
 
-def check_values(args):
-    """Refuse a value that is out of range, whatever the other flags are."""
-    for f in fields(args):
+def check_values(args, flags):
+    """Refuse a value that is out of range, whatever the other flags are. flags: the fields of
+    Settings that are flags."""
+    for f in flags:
         value, limits = getattr(args, f.name), f.metadata
         if isinstance(value, float) and not math.isfinite(value):
             refuse(args, f.name, "is not a finite number")
@@ -230,8 +230,6 @@ def check_combinations(args):
           for name in ("use_peft", "optimizer_offload")),
         ("optimizer_offload", args.optimizer_offload and args.use_peft,
          "cannot be combined with --use_peft: it keeps master copies and moments of all weights"),
-        ("device", args.use_cpu and args.device not in ("auto", "cpu"),
-         "contradicts --use_cpu, which means --device cpu"),
         ("resume", args.resume and args.overwrite_output_dir,
          "contradicts --overwrite_output_dir: either continue the run or replace it"),
         *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: name the run")

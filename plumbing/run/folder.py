@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -19,7 +19,8 @@ import transformers
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
-from plumbing.run.checkpoints import whole, write_text
+from plumbing.run.checkpoints import write_text
+from plumbing.run.arguments import FREE, OF_A_CALL, Settings, config_of, flags
 from plumbing.parallel import processes
 
 try:
@@ -27,9 +28,6 @@ try:
 except ImportError:                                          # on Windows runs are not locked
     fcntl = None
 
-# Flags that may differ when a run is resumed, because they do not change what is computed.
-FREE = {"resume", "overwrite_output_dir", "output_dir", "save_steps", "eval_steps", "report_to",
-        "save_tokens", "print_trl_config", "print_verl_config"}
 # Flags with a text of their own that names no file to read. Any other text may name one.
 TEXTS = {"output_dir", "stop", "tool_stop", "hint_template", "columns", "objective_constants",
          "lora_target_modules"}
@@ -71,32 +69,34 @@ def open_run(args):
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
-    before, now = arguments_of(folder), asdict(args)
-    free = FREE | {"steps"} if may_go_on(args, before.get("steps", args.steps)) else FREE
-    differ = [key for key in now if before and key not in free and before.get(key) != now[key]]
-    changes = ", ".join(f"{key} was {before.get(key)!r}, now {now[key]!r}" for key in differ)
-    kept = [checkpoint for _, checkpoint in whole(folder)]
+    before = config_of(folder).get("arguments", {})
+    changes = changed(args, before) if before else {}
     if args.resume and not before:
         raise ValueError(f"--resume: nothing to resume in {folder} (no config.json of a run); "
                          "leave out --resume to start a run there")
-    if args.resume and differ == ["steps"] and args.steps > before["steps"]:
-        raise ValueError(f"--resume: {changes}. The {args.lr_scheduler_type} learning-rate "
-                         f"schedule depends on --steps, so a run of {before['steps']} steps cannot "
-                         f"be extended to {args.steps}; only a run with --lr_scheduler_type "
-                         "constant_with_warmup can. Start a new run from the last checkpoint, with "
-                         f"--model_name_or_path {kept[-1] if kept else 'CHECKPOINT'}")
-    if args.resume and differ:
-        raise ValueError(f"--resume: {folder} holds a run with other flags: {changes}")
+    if args.resume and changes:
+        listed = ", ".join(f"{name} was {was!r}, now {now!r}"
+                           for name, (was, now) in changes.items())
+        raise ValueError(f"--resume: {folder} holds a run with other settings: {listed}; give its "
+                         "values as flags, or start a new run")
     if contents(folder) and not args.resume:
-        check_replaceable(args, folder, before, differ)
+        check_replaceable(args, folder, before, changes)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def may_go_on(args, steps):
-    """Whether --resume may extend a run of `steps` batches: only if its learning-rate schedule does
-    not depend on the number of batches."""
-    return args.resume and args.lr_scheduler_type == "constant_with_warmup" and args.steps > steps
+def changed(args, before):
+    """{name: (value in the arguments `before` of an earlier run, value now)} of the settings that
+    differ and change what is computed. --resume may extend a run: more steps are then no
+    difference."""
+    usual = asdict(Settings())
+    both = {f.name: (before.get(f.name, usual[f.name]), getattr(args, f.name)) for f in flags()}
+    if args.max_completion_length is None:                   # the task decides it
+        del both["max_completion_length"]
+    if args.resume and args.steps > both["steps"][0]:
+        del both["steps"]
+    return {name: values for name, values in both.items()
+            if name not in FREE and values[0] != values[1]}
 
 
 def check_replaceable(args, folder, before, differ):
@@ -122,7 +122,7 @@ def paths_read(args):
     looked at, except TEXTS."""
     if not args.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE
-    for f in fields(args):
+    for f in flags():
         value = getattr(args, f.name)
         words = value if isinstance(value, list) else [value]
         for word in () if f.name in TEXTS or "choices" in f.metadata else words:
@@ -153,24 +153,20 @@ def lock(folder):
     return number
 
 
-def arguments_of(folder):
-    """The arguments of the run in a folder; {} if it holds no run."""
-    try:
-        return json.loads((folder / "config.json").read_text())["arguments"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+def begin_run(args, folder, task):
+    """Delete an old run from the folder if asked to, and write config.json: the settings, with the
+    length limit that the task decided, and the flags that were given, for --resume. This is called
+    only after every check has passed."""
+    processes.on_first(lambda: begin_here(args, folder, task))
 
 
-def begin_run(args, folder):
-    """Delete an old run from the folder if asked to, and write config.json. This is called only
-    after every check has passed."""
-    processes.on_first(lambda: begin_here(args, folder))
-
-
-def begin_here(args, folder):
+def begin_here(args, folder, task):
     for old in contents(folder) if args.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    config = {"arguments": asdict(args), "versions": {
+    arguments = {f.name: getattr(args, f.name) for f in flags()}
+    arguments["max_completion_length"] = task.max_completion_length
+    given = {name: value for name, value in args.given.items() if name not in OF_A_CALL}
+    config = {"arguments": arguments, "given": given, "versions": {
         "python": platform.python_version(), "torch": torch.__version__,
         "transformers": transformers.__version__}}
     write_text(folder / "config.json", json.dumps(config, indent=1))

@@ -113,6 +113,6 @@ def report(args, folder, task, before, after, seconds):
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"
           "worth trying next:")
-    for command, why in next_steps(args, folder, records):
+    for command, why in next_steps(args, folder, records, task.max_completion_length):
         long = len(command) > 48
         print(f"  {command}\n      # {why}" if long else f"  {command:<50}# {why}")

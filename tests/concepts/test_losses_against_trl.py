@@ -283,6 +283,7 @@ SAYS = {
     "lr_scheduler_type": (["linear", "constant_with_warmup"], "lr_scheduler_type", lambda args: args.lr_scheduler_type),
     "warmup_steps": (["0", "3"], "warmup_steps", lambda args: args.warmup_steps),
     "max_grad_norm": (["0", "0.5"], "max_grad_norm", lambda args: args.max_grad_norm),
+    "weight_decay": (["0.1"], "weight_decay", lambda args: 0.1),
     "steps": (["9"], "max_steps", lambda args: 9 * args.steps_per_generation),
     "prompts_per_step": (["16"], "generation_batch_size", lambda args: 16 * args.num_generations),
     "steps_per_generation": (["2"], "logging_steps", lambda args: 2),

@@ -260,11 +260,12 @@ def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monk
     Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
     argv = [*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "exact", "--reward_weights", "1", "0.1", "0"]
     train.main([*argv, "--advantage", "gdpo", "--output_dir", "run"])
-    (parts, weights, group_size), = seen
+    *_, (parts, weights, group_size) = seen                  # the last; the command line is checked with made-up ones
+    calls = len(seen)
     assert parts.shape == (16, 3) and weights == [1.0, 0.1, 0.0] and group_size == 4
     assert torch.equal(parts[:, 0], parts[:, 2]) and parts[:, 1].max() > 1
     train.main([*argv, "--output_dir", "other"])
-    assert len(seen) == 1 and metrics("run")[0]["reward"] == metrics("other")[0]["reward"]
+    assert len(seen) == calls and metrics("run")[0]["reward"] == metrics("other")[0]["reward"]
 
 
 def test_a_wrong_number_of_weights_is_refused_before_the_run(checkpoint, capsys):

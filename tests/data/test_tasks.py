@@ -62,7 +62,21 @@ def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
     from plumbing.data.tasks import of_run
     args = train.parse(["--stop", "\\n", "+"])
     assert of_run(args, custom(int, stop=(";", "+"))).stop == (";", "+", "\n")
-    assert args.max_completion_length == 256 and of_run(train.parse(["--stop", "+"])).stop == ("+",)
+    assert of_run(train.parse(["--stop", "+"])).stop == ("+",)
+
+
+def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were():
+    from dataclasses import FrozenInstanceError, asdict
+
+    from plumbing.data.tasks import from_arguments, of_run
+    for flags, limits in (([], (5, 256)), (["--overlong_cache", "0.5"], (9, 256)), (["--max_completion_length", "7"], (7, 7))):
+        args = train.parse(["--min_terms", "1", "--max_terms", "2", *flags])
+        before = asdict(args)
+        assert (of_run(args).max_completion_length, of_run(args, custom(int)).max_completion_length) == limits
+        assert from_arguments(args).max_completion_length == limits[0] and asdict(args) == before
+        assert of_run(args, custom(int, max_completion_length=9)).max_completion_length == (args.max_completion_length or 9)
+    with pytest.raises(FrozenInstanceError):
+        args.max_completion_length = 8
 
 
 # ------------------------------------------------------------------------------------------------- the built-in running sum

@@ -151,7 +151,7 @@ def roughly(seed, words):
 def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(seed):
     """Tools that insert stop strings, end-of-sequence tokens, too much: the text goes on past a tool's stop and
     ends at the policy's, the limit and the penalty count alike, fast scores as plain does."""
-    from plumbing.loop.extras import with_overlong_penalty
+    from plumbing.loop.extras import shaped
     torch.manual_seed(seed)
     model = TinyMoE(tiny_config(parse("--hidden_size 32 --num_hidden_layers 2".split()), LETTERS))
     words, stop = ["7,", "+", "9", "+9+", "<eos>", "abcdefabcdefabcdef"], ("+", "9")
@@ -159,8 +159,7 @@ def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(se
     for sample, score in WAYS.values():                        # asked in the same order, the tool says the same
         rollout = sample(model, LETTERS, PROMPTS, 6, 14, uniforms=uniforms, stop=stop, tool=roughly(seed, words))
         texts.append(rollout.texts)
-        args = parse("--overlong_cache 0.3 --max_completion_length 14".split())
-        penalty = with_overlong_penalty(args, torch.zeros(12, 1), rollout)[:, 1]
+        penalty = shaped(parse(["--overlong_cache", "0.3"]), torch.zeros(12, 1), rollout, 14)[:, 1]
         for row, text in enumerate(rollout.texts):
             ids, own = rollout.response_ids[row].tolist(), rollout.mask[row].tolist()
             length = 14 if rollout.truncated[row] else 14 - own[::-1].index(True) - (14 - len(own))

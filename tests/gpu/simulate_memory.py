@@ -46,8 +46,8 @@ def simulated(model, rows, layers=None, way=None, **more):
     policy.tie_weights()
     parameters = sum(p.numel() for p in policy.parameters())
     flags = "--model_name_or_path x --dataset_name y" + " --plain" * work.plain
+    flags += " --gradient_checkpointing" * work.gradient_checkpointing
     args = parse(flags.split() + ["--bf16", str(work.bf16), "--lora_r", str(work.lora_r)])
-    args.gradient_checkpointing = work.gradient_checkpointing
     if work.state == "lora":
         add_adapters(policy.float(), args)
         policy.to_empty(device="meta")

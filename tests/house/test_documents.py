@@ -1,12 +1,11 @@
 """Every flag and every metric that a document names exists. python -m pytest tests/house/test_documents.py"""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from plumbing.run.arguments import Arguments
+from plumbing.run.arguments import flags
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,7 +25,7 @@ def flags_of(text):
 
 
 def known_flags():
-    ours = {f.name for f in fields(Arguments)}
+    ours = {f.name for f in flags()}
     added = {name for text in CODE.values() for call in re.findall(r"add_argument\(([^)]*)", text) for name in re.findall(r'"--([\w-]+)"', call)}
     taken = {name for text in CODE.values() for name in re.findall(r'"--([\w-]+)" in (?:sys\.)?argv', text)}
     return ours | {f"no_{name}" for name in ours} | added | taken | OTHERS

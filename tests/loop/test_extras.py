@@ -78,15 +78,16 @@ def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
 
 @pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
 def test_no_right_answer_of_the_built_in_task_is_overlong(share, workplace, monkeypatch):
-    calls = spied(monkeypatch, "with_overlong_penalty")
+    calls = spied(monkeypatch, "shaped")
     monkeypatch.setattr(tasks, "limit", spy := counting(tasks.limit))
     train.main([*TINY, "--algorithm", "dapo", "--overlong_cache", share, "--steps", "1",
                 "--output_dir", "run"])
-    (_, correct, rollout), parts = calls[0]
+    (_, correct, rollout, limit), parts = calls[0]
     right, lengths = correct[:, 0] == 1, rollout.mask.sum(-1)
     assert right.any() and lengths[right].max() == 5                       # the longest right ones
     assert (parts[right].sum(-1) == 1).all()                               # nothing taken off
     assert len(spy.calls) == 1
+    assert limit == json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
     length = json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
     zone = max(1, round(float(share) * length))
     assert length - zone >= 5 > (length - 1) - max(1, round(float(share) * (length - 1)))

@@ -1,13 +1,12 @@
 """Every metric at a learning rate of 1e-12 is what equal policies give, under every flag.
 
-The flags are those of test_flags.py, which has an entry for every field of Arguments; the flags
+The flags are those of test_flags.py, which has an entry for every field of Settings; the flags
 that change routes, sampler or batch run by default, the others with -m slow, as do combinations of
 test_pairs.py. A metric that is in neither of the tables below fails: say what equal policies give.
 python -m pytest tests/run/test_equal_policies.py
 """
 
 import math
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ import torch
 import pair_runs
 import train
 from losses import OBJECTIVES
-from plumbing.run.arguments import Arguments, parse
+from plumbing.run.arguments import flags, parse
 from test_flags import EFFECTS, home, observed, run  # noqa: F401
 from test_pairs import cover, flags_of
 from test_pairs import home as pairs_home  # noqa: F401
@@ -91,7 +90,7 @@ def check(records, args):
 def by_section():
     """{flag: its section in --help}"""
     section, found = None, {}
-    for f in fields(Arguments):
+    for f in flags():
         section = f.metadata.get("section", section)
         found[f.name] = section
     return found

@@ -1,4 +1,4 @@
-"""No flag without an effect: every field of Arguments, two values, one tiny run each through
+"""No flag without an effect: every field of Settings, two values, one tiny run each through
 train.main, and what must differ between the two. A new flag needs an entry. python -m pytest tests/run/test_flags.py
 
 Both runs of a flag share all others, and runs are kept, so that the entries share most of their
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start
 from plumbing.speed import compiled
-from plumbing.run.arguments import Arguments
+from plumbing.run.arguments import flags
 from tiny_run import TINY, TRAIN
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
@@ -119,7 +119,7 @@ EFFECTS = {
     "ref_model_sync_steps": (f"{MOVES} --beta 0.1 --sync_ref_model", None, "1", last("kl")),
     "entropy_coef": (ONE, None, "0.1", last("loss")),
     "positive_example_nll_weight": (f"{ONE} --prompts_per_step 8", None, "0.5", last("loss")),
-    "dynamic_sampling": (ONE, None, "true", last("dead_groups")),
+    "dynamic_sampling": (ONE, None, "true", lambda seen: seen.metrics[-1].get("discarded_groups")),
     "overlong_cache": (ONE, None, "0.5", last("reward")),
     "length_penalty": (ONE, None, "0.5", lambda seen: "length" in seen.last("reward_parts")),
     "mask_truncated_completions": (f"{ONE} --max_completion_length 1", None, "true",
@@ -183,6 +183,7 @@ EFFECTS = {
     "learning_rate": (FLAT, None, "0.001", last("lr")),
     "lr_scheduler_type": (ONE, None, "constant_with_warmup", last("lr")),
     "warmup_steps": ("--steps 1", "0", "10", last("lr")),
+    "weight_decay": (FLAT, None, "1", Seen.weights),
     "max_grad_norm": (ONE, None, "0.001", Seen.weights),
 
     "micro_batch_size": (ONE, None, "2", lambda seen: len(seen.trained())),
@@ -308,7 +309,7 @@ def observed(patch, flags, name):
 
 
 def test_every_flag_has_an_entry():
-    assert {f.name for f in fields(Arguments)} == {*EFFECTS, "shard"}
+    assert {f.name for f in flags()} | {"use_cpu"} == {*EFFECTS, "shard"}
 
 
 @pytest.mark.parametrize("flag", EFFECTS)

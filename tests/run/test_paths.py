@@ -1,20 +1,19 @@
 """The paths that a run reads and the one it writes: plumbing/run/folder.py. python -m pytest tests/run/test_paths.py
 
 Every flag that holds a text is tried with a path inside the folder that --overwrite_output_dir would
-delete. The flags come from Arguments, so a new one fails here until it has an entry.
+delete. The flags come from Settings, so a new one fails here until it has an entry.
 """
 
 import json
 import os
 import shutil
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_origin
 
 import pytest
 
 import train
-from plumbing.run.arguments import Arguments
+from plumbing.run.arguments import flags
 from plumbing.run.folder import TEXTS
 from tiny_run import TINY, metrics
 
@@ -35,13 +34,13 @@ INSIDE = {
 
 
 def has_a_text(f):
-    """Whether a field of Arguments is a str, or a list of them, with any content."""
+    """Whether a field of Settings is a str, or a list of them, with any content."""
     kinds = get_args(f.type) if get_origin(f.type) is not None else [f.type]
     kinds = [kind for given in kinds for kind in (get_args(given) or [given])]
     return str in kinds and "choices" not in f.metadata and "kind" not in f.metadata
 
 
-FLAGS = sorted(f.name for f in fields(Arguments) if has_a_text(f) and f.name not in TEXTS)
+FLAGS = sorted(f.name for f in flags() if has_a_text(f) and f.name not in TEXTS)
 
 
 @pytest.fixture

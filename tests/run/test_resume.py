@@ -1,5 +1,7 @@
 """A run that was stopped and resumed is the run that was not: weights, optimizer, random states, metrics, to the last bit."""
 
+import json
+import math
 import os
 import re
 import shutil
@@ -67,16 +69,105 @@ def test_resumes_from_any_batch_and_any_number_of_times(whole, workplace, monkey
     assert differences(run, "resumed", 4) == []
 
 
-def test_a_finished_run_goes_on_for_more_steps_where_the_rate_does_not_follow_them(whole, workplace, capsys):
+def test_a_finished_run_goes_on_for_more_steps(whole, workplace, capsys):
     flags = ["--lr_scheduler_type", "constant_with_warmup"]
     run, argv = whole(*flags), [*TINY, *flags, "--output_dir", "longer"]
     train.main([*argv, "--steps", "2"])
+    capsys.readouterr()
     train.main([*argv, "--steps", "4", "--resume"])
-    assert differences(run, "longer", 4) == []
-    for less in (["--steps", "3"], ["--steps", "5", "--lr_scheduler_type", "cosine"]):
-        with pytest.raises(SystemExit):
-            train.main([*argv, *less, "--resume"])
-        assert "steps was 4, now" in capsys.readouterr().err
+    assert differences(run, "longer", 4) == [] and "from batch 3 on" not in capsys.readouterr().out, "the rate does not follow --steps"
+    assert "steps was 4, now 3" in refused(capsys, [*argv, "--steps", "3", "--resume"])
+    assert "lr_scheduler_type was 'constant_with_warmup', now 'cosine'" in refused(
+        capsys, [*argv, "--steps", "5", "--lr_scheduler_type", "cosine", "--resume"])
+
+
+@pytest.mark.parametrize("kind, share", [("cosine", lambda x: (1 + math.cos(math.pi * x)) / 2), ("linear", lambda x: 1 - x)])
+def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps_and_says_so(kind, share, workplace, capsys):
+    """Two batches of two updates, then two more: the rates of updates 5 to 8 are those of a run of 8 updates."""
+    argv = [*TINY, "--lr_scheduler_type", kind, "--warmup_steps", "0", "--learning_rate", "0.001", "--output_dir", "run"]
+    train.main([*argv, "--steps", "2"])
+    state = torch.load("run/checkpoints/step_2/state.pt", weights_only=True)
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0, "the schedule had ended"
+    capsys.readouterr()
+    rates = []
+    with pytest.MonkeyPatch.context() as patch:
+        update = train.update
+        patch.setattr(train, "update", lambda args, learner, mini: (
+            rates.append(learner.optimizer.param_groups[0]["lr"]), update(args, learner, mini))[1])
+        train.main(["--output_dir", "run", "--resume", "--steps", "4"])
+    want = [0.001 * share(step / 8) for step in range(4, 8)]
+    assert rates == pytest.approx(want)
+    line, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("--steps 4: from batch 3 on"))
+    assert f"of a {kind} schedule over 4 batches: {want[0]:.2e}, after 0.00e+00" in line
+    assert json.loads(Path("run/config.json").read_text())["arguments"]["steps"] == 4
+
+
+# ------------------------------------------------------------------------------------- --resume, and no other flag
+
+FLAGS = ["--steps", "4", "--save_steps", "2", "--temperature", "0.9", "--stop", ",,", "--algorithm", "sapo", "--reduction", "token-mean",
+         "--objective_constants", "tau_negative=1.1"]
+
+
+def test_resume_alone_reads_the_flags_of_the_run(whole, workplace, monkeypatch, capsys):
+    run, argv = whole(*FLAGS[2:]), [*TINY, *FLAGS, "--output_dir", "resumed"]
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        kill_after(patch, 3)
+        train.main(argv)
+    before = json.loads(Path("resumed/config.json").read_text())
+    assert before["given"].keys() == {f.removeprefix("--") for f in [*TINY, *FLAGS] if f.startswith("--")} - {"use_cpu"} | {"device"}
+    train.main(["--output_dir", "resumed", "--resume"])
+    assert differences(run, "resumed", 4) == []
+    after = json.loads(Path("resumed/config.json").read_text())
+    assert after["given"] == before["given"] and after["arguments"] == before["arguments"] | {"resume": True}
+    advice = capsys.readouterr().out.split("worth trying next:")[1]
+    assert "--temperature 0.9" in advice and "--resume" not in advice and "--max_completion_length" not in advice
+
+
+@pytest.mark.parametrize("given, words", [
+    (["--temperature", "0.8"], "temperature was 0.9, now 0.8"), (["--seed", "1"], "seed was 0, now 1"),
+    (["--algorithm", "gspo"], "algorithm was 'sapo', now 'gspo'"), (["--steps", "3"], "steps was 4, now 3"),
+    (["--objective_constants", "tau_negative=1.2"], "objective_constants was ['tau_negative=1.1'], now ['tau_negative=1.2']")], ids=str)
+def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(given, words, finished, capsys):
+    line = refused(capsys, ["--output_dir", "run", "--resume", *given])
+    assert f"with other flags: {words}; leave them out" in line
+
+
+@pytest.fixture
+def finished(workplace, request):
+    """A folder "run" with a finished run of one batch of FLAGS, made once."""
+    made = workplace.parent / "finished-run"
+    if not made.exists():
+        train.main([*TINY, *FLAGS, "--steps", "1", "--output_dir", str(made)])
+        config = json.loads((made / "config.json").read_text())
+        for part in ("arguments", "given"):
+            config[part]["steps"] = 4
+        (made / "config.json").write_text(json.dumps(config))
+    shutil.copytree(made, "run")
+
+
+def test_what_may_change_when_a_run_is_resumed_is_kept_for_the_next_time(finished):
+    train.main(["--output_dir", "run", "--resume", "--save_steps", "1", "--stop", ",,", "--temperature", "0.9"])
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["given"]["save_steps"] == 1 and config["arguments"]["save_steps"] == 1 and len(metrics("run")) == 4
+
+
+def test_other_defaults_than_the_runs_are_refused(finished, capsys):
+    """Another version of train.py, or a machine with a GPU: what the flags do not say would differ."""
+    config = json.loads(Path("run/config.json").read_text())
+    config["arguments"] |= {"bf16": True, "learning_rate": 0.5}
+    Path("run/config.json").write_text(json.dumps(config))
+    line = refused(capsys, ["--output_dir", "run", "--resume"])
+    assert "holds a run with other settings: learning_rate was 0.5, now 0.0004, bf16 was True, now False; give its values as flags" in line
+
+
+def test_a_run_of_an_older_version_is_resumed_with_its_flags_typed_again(finished, capsys):
+    config = json.loads(Path("run/config.json").read_text())
+    del config["given"], config["arguments"]["weight_decay"]
+    config["arguments"] |= {"use_cpu": True, "device": "auto"}
+    Path("run/config.json").write_text(json.dumps(config))
+    assert "other settings: algorithm was 'sapo', now 'gspo'" in refused(capsys, ["--output_dir", "run", "--resume", "--use_cpu"])
+    train.main([*TINY, *FLAGS, "--output_dir", "run", "--resume"])
+    assert len(metrics("run")) == 4
 
 
 def test_killed_before_the_first_checkpoint(whole, workplace, monkeypatch):
@@ -147,7 +238,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, whole, workplace, monkeypatc
         train.main([*argv, "--output_dir", "resumed"])
     out = capfd.readouterr().out
     assert stop.value.code == 130 and "stopping after this rollout batch" in out
-    assert "stopped after batch 2 and saved; the same command with --output_dir resumed --resume continues" in out
+    assert "stopped after batch 2 and saved; python train.py --output_dir resumed --resume continues" in out
     assert Path("resumed/checkpoints/step_2").is_dir()
     train.main([*argv, "--output_dir", "resumed", "--resume"])
     assert differences(run, "resumed", 4) == []

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from plumbing.model import cold_start
-from plumbing.run.arguments import ALGORITHMS, Arguments
+from plumbing.run.arguments import ALGORITHMS, flags
 from plumbing.speed import compiled
 from tiny_run import TINY, TRAIN, differences, metrics
 
@@ -58,7 +57,7 @@ def test_script_from_prompt_to_summary(start, workplace, capfd):
     assert summary["steps"] == 2 and summary["seconds"] > 0
     assert 0 <= summary["pass_at_1_before"] <= 1 and 0 <= summary["pass_at_1_after"] <= 1
     config = json.loads((run / "config.json").read_text())
-    assert config["arguments"].keys() == {f.name for f in fields(Arguments)}
+    assert config["arguments"].keys() == {f.name for f in flags()}
     assert config["arguments"]["epsilon"] == 3e-4 and config["arguments"]["max_completion_length"] == 5     # as resolved
     assert config["versions"]["torch"] == torch.__version__
 
@@ -68,7 +67,7 @@ def test_help_lists_every_flag(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         train.main(["--help"])
     out, err = capsys.readouterr()
-    assert stop.value.code == 0 and err == "" and [f.name for f in fields(Arguments) if f"--{f.name} " not in out] == []
+    assert stop.value.code == 0 and err == "" and [f.name for f in flags() if f"--{f.name} " not in out] == []
     assert not list(tmp_path.iterdir())
 
 
@@ -224,7 +223,6 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
     found = []
     for plain in (False, True):
         now = replace(args, plain=plain)
-        now.max_completion_length = 24
         learner = train.make_learner(now, task, policy, tokenizer, torch.device("cpu"))
         got = learner.score(part, entropy=True)
         found.append((got.logp, got.entropy, got.routes))
