@@ -427,6 +427,35 @@ def bfloat16():
             + "\n\n`python benchmarks/bfloat16.py`")
 
 
+def engines():
+    """What benchmarks/engines.py measured: agreement, speed, and runs that learned."""
+    found, parts = load("engines"), []
+    agree = [(f"`{engine}`, {policy}", f"{r['loaded']:.0e}", f"{max(r['after']):.0e}",
+              f"{min(r['moved']):.2f} to {max(r['moved']):.2f}")
+             for engine, policies in found.get("differences", {}).items()
+             for policy, r in policies.items()]
+    if agree:
+        parts.append(table(("largest difference of a log-prob, nats", "as loaded",
+                            "after each of ten updates", "moved by each update"), *agree))
+    if "fault" in found:
+        parts.append("After an update whose transfer left out the tied LM head, `--sampler vllm` "
+                     f"stopped with:\n\n    {found['fault']}")
+    parts.append(table(
+        ("SmolLM2, 4-shot `max`, float32 on a CPU", "rollout batches", "held-out pass@1", "greedy",
+         "largest `mismatch_kl`"),
+        *((f"`--sampler {r['sampler']}`", r["steps"],
+           f"{r['pass_at_1_before']:.3f} → {r['pass_at_1_after']:.3f}",
+           f"{r['greedy_before']:.3f} → {r['greedy_after']:.3f}", f"{max(r['mismatch_kl']):.0e}")
+          for r in found["learned"].values())))
+    speed = found.get("speed", {})
+    if speed:
+        kinds = list(next(iter(speed.values())))
+        parts.append(table(("tokens per processor second of one thread, in turns", *kinds),
+                           *((name, *(f"{row[kind]:.0f}" for kind in kinds))
+                             for name, row in speed.items())))
+    return "\n\n".join([*parts, "`python benchmarks/engines.py`"])
+
+
 def simulated():
     """How often the host waits and how many kernels it starts, per token step and per update, on a
     pretended GPU."""
@@ -502,7 +531,8 @@ BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "headline": headline, "claims": claims, "verdicts": verdicts,
           "all claims": all_claims, "family": family,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
-          "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "simulated": simulated,
+          "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
+          "simulated": simulated,
           "stability": stability, "which": which.page, "which in short": which.short}
 
 
