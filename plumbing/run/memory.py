@@ -178,7 +178,8 @@ def comparison(args, config, task, device):
     if tiny or world() > 1 or capacity is None:
         return ""
     work, parameters = work_of(args, max(map(len, task.ids.values()))), parameters_of(config)
-    work = replace(work, evaluated=min(work.evaluated, len(task.test) * args.eval_samples))
+    work = replace(work, new_tokens=task.max_completion_length,
+                   evaluated=min(work.evaluated, len(task.test) * args.eval_samples))
     line = f"memory: {needed(config, parameters, work, capacity)}"
     if within(config, parameters, work, capacity):
         return line

@@ -103,10 +103,10 @@ def device_of(monkeypatch, gb):
 
 @pytest.mark.parametrize("gb, fits", [(80, True), (16, False)])
 def test_the_line_before_the_first_batch(gb, fits, qwen, monkeypatch):
-    args = parse("--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name d.jsonl --bf16 --max_completion_length 512".split())
-    task = SimpleNamespace(ids={"a": [1] * 200, "b": [1] * 100}, test=[0] * 5)
+    args = parse("--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name d.jsonl --bf16".split())
+    task = SimpleNamespace(ids={"a": [1] * 200, "b": [1] * 100}, test=[0] * 5, max_completion_length=512)
     line = comparison(args, qwen[0], task, device_of(monkeypatch, gb))
-    need = footprint(*qwen, memory.replace(work_of(args, 200), evaluated=20))
+    need = footprint(*qwen, memory.replace(work_of(args, 200), evaluated=20, new_tokens=512))
     assert line.startswith(f"memory: about {need['peak'] / 1e9:.1f} GB needed of {gb}.0 (")
     assert ("this may not fit; try --micro_batch_size 4" in line) != fits and "\n" not in line
 
