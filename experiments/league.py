@@ -16,7 +16,7 @@ batches of 256 responses. Written down beforehand, the same budget for every mem
   ranks       by mean pass@1 on the fresh starts that all ranked members have; a rank's 95 %
               interval by a bootstrap over these starts (2000 draws)
   told apart  the paired difference of two members has a 95 % t interval without 0; the table says
-              who cannot be told apart from a member. 325 pairs are compared: some intervals miss 0
+              who cannot be told apart from a member. Hundreds of pairs are compared: some miss 0
               by chance, so a single pair is no verdict
   to 0.9      samples and seconds until the pass rate of a rollout batch reaches 0.9, median of the
               fresh starts; none if half of them never do
@@ -27,7 +27,7 @@ batches of 256 responses. Written down beforehand, the same budget for every mem
   undecided   otherwise, and with fewer than 16 starts or fewer than ten members
 
 gspo_token is left out: with one advantage per response it is GSPO. srpo's second stage begins after
-5 batches. The other flags are those of the preset.
+5 batches. The other flags are those of the preset, its number of mini-batches among them.
 """
 
 import argparse
@@ -72,6 +72,10 @@ def arm(name, factor):
     return name if factor == 1 else f"{name} ×{factor:g}"
 
 
+def member(arm):
+    return arm.partition(" ×")[0]
+
+
 def flags(arm):
     """train.py's flags of an arm."""
     name, _, factor = arm.partition(" ×")
@@ -82,15 +86,23 @@ def flags(arm):
     return words
 
 
+def cell(arm, rate, seed):
+    """A run of an arm, with as many mini-batches as its preset has."""
+    minibatches = ALGORITHMS[member(arm)].get("steps_per_generation", 4)
+    return maps.cell(arm, seed, rate=rate, minibatches=minibatches, batches=BATCHES)
+
+
+def choice(name):
+    """The cells that choose a member's rate and width."""
+    return [cell(arm(name, factor), rate, seed) for seed in maps.CHOOSE for factor in widths(name)
+            for rate in RATES]
+
+
 def grid(name):
     """The cells of a member: the choice, then the fresh starts at what was chosen."""
-    for seed in maps.CHOOSE:
-        for factor in widths(name):
-            for rate in RATES:
-                yield maps.cell(arm(name, factor), seed, rate=rate, batches=BATCHES)
+    yield from choice(name)
     chosen, rate = best(maps.read(FILE), name)
-    for seed in FRESH:
-        yield maps.cell(chosen, seed, rate=rate, batches=BATCHES)
+    yield from (cell(chosen, rate, seed) for seed in FRESH)
 
 
 def make(c):
@@ -100,7 +112,8 @@ def make(c):
 # -------------------------------------------------------------------------------- what was found
 
 def ends(runs, arm, rate, seeds, name="after"):
-    return maps.values(runs, name, seeds, arm=arm, rate=rate, batches=BATCHES)
+    return maps.values(runs, name, seeds, arm=arm, rate=rate, batches=BATCHES,
+                       minibatches=cell(arm, rate, 0)["minibatches"])
 
 
 def best(runs, name):
@@ -126,7 +139,7 @@ def survived(runs, arm):
 def entered(runs):
     """{member: {fresh start: pass@1}} of the members that have all fresh starts."""
     found = {}
-    for name in dict.fromkeys(r["arm"].partition(" ×")[0] for r in runs):
+    for name in dict.fromkeys(member(r["arm"]) for r in runs):
         if chosen := best(runs, name):
             values = ends(runs, *chosen, FRESH)
             if len(values) == len(FRESH):
@@ -233,8 +246,7 @@ def draw(runs):
 def forecast(runs, names):
     """How many runs are missing, and a sentence that says how long they take here."""
     done = set(map(maps.key, runs))
-    cells = [maps.cell(arm(name, f), seed, rate=rate, batches=BATCHES) for name in names
-             for f in widths(name) for rate in RATES for seed in maps.CHOOSE]
+    cells = [c for name in names for c in choice(name)]
     fresh = sum(len(FRESH) - len(ends(runs, *chosen, FRESH) if (chosen := best(runs, name)) else ())
                 for name in names)
     missing = sum(maps.key(c) not in done for c in cells) + fresh

@@ -326,6 +326,33 @@ def headline():
             + f"\n\nMean of {len(runs['runs'])} cold starts on {runs['machine']}.")
 
 
+def league():
+    """The table of docs/league.md: the members that have all of their runs, and who has not."""
+    file = ROOT / "results/league_runs.jsonl"
+    runs = file.read_text().splitlines() if file.is_file() else []
+    rows = result("league")["data"]["table"] if result("league") else []
+    entered = {row["member"] for row in rows}
+    waiting = [f"`{name}`" for name in ALGORITHMS if name not in entered | {"gspo_token"}]
+    made = f"Runs made so far: {len(runs)}. Not entered yet: {', '.join(waiting) or 'nobody'}."
+    if not rows:
+        return f"No member has all of its runs yet, so nobody has a rank. {made}"
+    shown = [(place_of(row), f"`{row['flags']}`", f"{row['rate'] * 1e4:g}e-4",
+              f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+              ", ".join(row["near"]) or "–",
+              "–" if row["to_goal"] is None else "{:,} in {:g} s".format(*row["to_goal"]),
+              "none" if row["survived"] is None else f"{row['survived'] * 1e4:g}e-4")
+             for row in rows]
+    head = ("rank [95 %]", "flags", "rate", "pass@1 [95 %]", "cannot be told apart from",
+            "samples to 0.9", "largest rate survived")
+    return (table(head, *shown) + f"\n\n{result('league')['takeaway']} {made}\n\n"
+            "![held-out pass@1 of every member on the fresh cold starts](figures/league.png)")
+
+
+def place_of(row):
+    place, low, high = row["rank"]
+    return f"{place} [{low}, {high}]"
+
+
 # ------------------------------------------------------------------------ speed, memory, scaling
 
 CASES = {"tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed", 2),
@@ -532,8 +559,8 @@ BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "all claims": all_claims, "family": family,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
-          "simulated": simulated,
-          "stability": stability, "which": which.page, "which in short": which.short}
+          "simulated": simulated, "stability": stability, "league": league,
+          "which": which.page, "which in short": which.short}
 
 
 # --------------------------------------------------------------------------------- the documents

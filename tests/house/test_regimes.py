@@ -64,9 +64,9 @@ def season(means):
     for name, value in means.items():
         for factor, rate, seed in itertools.product(league.widths(name), league.RATES, maps.CHOOSE):
             best = factor == league.widths(name)[-1] and rate == league.RATES[-1]
-            yield maps.cell(league.arm(name, factor), seed, rate=rate) | dict(after=value if best else .3, before=.4)
+            yield league.cell(league.arm(name, factor), rate, seed) | dict(after=value if best else .3, before=.4)
         for seed in league.FRESH:
-            yield (maps.cell(league.arm(name, league.widths(name)[-1]), seed, rate=league.RATES[-1])
+            yield (league.cell(league.arm(name, league.widths(name)[-1]), league.RATES[-1], seed)
                    | dict(after=value + NOISE[seed % 8], before=.4, pass_rates=[.5, .95 if value > .7 else .6],
                           batch_seconds=[1., 2.], batch_samples=[256, 512]))
 
@@ -93,6 +93,7 @@ def test_the_leagues_flags_are_accepted_and_its_widths_are_those_of_the_rule(nam
             assert args.epsilon == pytest.approx(factor * published.epsilon)
             assert args.epsilon_high == pytest.approx(factor * published.epsilon_high)
         assert args.objective == published.objective
+        assert league.cell(league.arm(name, factor), 2e-4, 0)["minibatches"] == published.steps_per_generation
 
 
 def test_the_league_says_beforehand_how_many_runs_are_missing(monkeypatch):
