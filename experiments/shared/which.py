@@ -207,6 +207,8 @@ NOT_TESTED = (
     "rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
     "(`experiments/length_duration.py` has the rules)",
+    "which member of the family is best at its own best rate and clip range "
+    "([league.md](league.md) has the rules)",
     "the paper's band with a trusted sampler at int3, and with answers of 60 tokens",
     "a stale sampler with lags of 1 and 4, with replay, or over longer runs",
     "GMPO, DPPO, GSPO without a clip, and c = 1 and 4 on the fresh cold starts",
