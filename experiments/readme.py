@@ -561,7 +561,6 @@ BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
           "simulated": simulated, "stability": stability, "league": league,
           "which": which.page, "which in short": which.short}
-          "which": which.page, "which in short": which.short}
 
 
 # --------------------------------------------------------------------------------- the documents
