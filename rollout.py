@@ -45,6 +45,7 @@ class Rollout:
     truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
     texts: list                  # B strings, each cut before its stop string
     group_size: int
+    kept: torch.Tensor | None = None     # [B, T, K] tokens left by top-p and top-k to draw from
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
@@ -78,6 +79,8 @@ class Rollout:
         of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
         of_rows = {name: getattr(self, name)[rows]
                    for name in ("response_ids", "mask", "sampler_logp", "truncated")}
+        if self.kept is not None:
+            of_rows["kept"] = self.kept[rows]                                       # [b, T, K]
         return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size)
 
 
@@ -94,21 +97,23 @@ class Sampler:
     replace it: a fast sampler, a compiled one, a copy with rounded weights
     (plumbing/engines/samplers.py), another inference engine."""
 
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None,
+                 top_p=1.0, top_k=0):
         self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
         self.temperature, self.stop, self.tool = temperature, stop, tool
+        self.top_p, self.top_k = top_p, top_k
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None):
         """G responses to each of Q prompts (lists of token ids, or strings) -> Rollout. uniforms
         [B, max_new_tokens]: see `sample` below. temperature: replaces the sampler's own."""
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool)
+                      temperature, uniforms, self.stop, self.tool, self.top_p, self.top_k)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None):
+           stop=(), tool=None, top_p=1.0, top_k=0):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
@@ -118,6 +123,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                  end-of-sequence token
     tool         a function of the text of a response so far -> text to insert next, usually ''.
                  The policy reads the inserted text, but its tokens are not in the loss mask
+    top_p, top_k draw only from the likeliest tokens (see kept_tokens); the Rollout remembers which
     """
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
@@ -131,6 +137,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
     inserted = torch.full((B, T), -1, device=device)        # [B, T] tool tokens; -1: policy's token
+    sets = KeptSets(top_p, top_k, temperature)
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -141,6 +148,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     position = attention.sum(-1, keepdim=True)                                      # [B, 1]
 
     for t in range(T):
+        logits = sets.leave(logits, t)                                              # [B, V]
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
         own = inserted[:, t] < 0                                                    # [B]
         response[:, t] = torch.where(own, token, inserted[:, t]).masked_fill(ended, pad)
@@ -156,7 +164,54 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                        position_ids=position + t, past_key_values=cache,
                        use_cache=True).logits[:, -1]                                # [B, V]
     return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended,
-                  inserted)
+                  inserted, sets)
+
+
+class KeptSets:
+    """The sets of tokens that top-p and top-k leave, one for every token of a rollout.
+
+    The distribution that is sampled must be the one whose log-probs the loss uses: every log-prob
+    of a token, under any policy, is renormalized over the set that was kept when it was sampled
+    (DeepSeek-V3.2 2512.02556 §3.1). Otherwise each ratio is wrong by the mass that was cut off."""
+
+    def __init__(self, top_p, top_k, temperature):
+        self.top_p, self.top_k, self.temperature = top_p, top_k, temperature
+        self.on = temperature > 0 and (top_p < 1 or top_k > 0)
+        self.steps = []                                      # (rows [b], t, ids [b, K])
+
+    def leave(self, logits, t, rows=slice(None)):
+        """logits [b, V] of the responses `rows` at token t, -inf for the tokens that are cut."""
+        if not self.on:
+            return logits
+        kept = kept_tokens(logits.float() / self.temperature, self.top_p, self.top_k)   # [b, K]
+        self.steps.append((rows, t, kept))
+        return only(logits, kept)                                                   # [b, V]
+
+    def joined(self, B, T, device):
+        """All sets as one tensor [B, T, K], padded with a token of the set; None without any."""
+        if not self.on:
+            return None
+        width = max(kept.shape[1] for _, _, kept in self.steps)
+        joined = torch.zeros(B, T, width, dtype=torch.long, device=device)          # [B, T, K]
+        for rows, t, kept in self.steps[:T]:                 # later ones followed the last end
+            joined[rows, t] = torch.cat([kept, kept[:, :1].expand(-1, width - kept.shape[1])], 1)
+        return joined
+
+
+def kept_tokens(logits, top_p, top_k):
+    """The ids [b, K] of the tokens that are left of logits [b, V]: the top_k likeliest (0: all), of
+    these the fewest whose probability is at least top_p. Smaller sets are padded with their
+    likeliest token."""
+    values, ids = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))     # [b, k] each
+    probability = values.softmax(-1)                                                # [b, k]
+    kept = probability.cumsum(-1) - probability < top_p                             # [b, k]
+    return torch.where(kept, ids, ids[:, :1])[:, :int(kept.sum(-1).max())]          # [b, K]
+
+
+def only(logits, kept):
+    """logits [b, V] with -inf outside the tokens kept [b, K]."""
+    cut = torch.ones_like(logits, dtype=torch.bool).scatter(1, kept, False)         # [b, V]
+    return logits.masked_fill(cut, -torch.inf)                                      # [b, V]
 
 
 def token_ids(tokenizer, prompts):
@@ -245,9 +300,10 @@ def use_tool(tool, tokenizer, response, inserted, ready):
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted,
+           sets=None):
     """Make the Rollout: cut it to its longest response, compute mask and texts. prompts: (ids,
-    mask), [Q, P] each."""
+    mask), [Q, P] each; sets: the KeptSets of top-p and top-k."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
     mask &= inserted[:, :width] < 0
@@ -256,7 +312,8 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     if stop:
         texts = [before_stop(tokenizer, *row, stop) for row in zip(texts, rows, mask.tolist())]
-    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
+    kept = sets and sets.joined(*mask.shape, mask.device)                           # [B, T, K]
+    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size, kept)
 
 
 def before_stop(tokenizer, text, ids, own, stop):
@@ -349,8 +406,12 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
+    sets = [None] * len(parts)
+    if rollout.kept is not None:
+        sets = rollout.kept.flatten(0, 1).index_select(0, where).split(rows)        # [n, K]
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
-    found = [call(head, h, y, temperature, entropy, entropy_grad) for h, y in parts]
+    found = [call(head, h, y, temperature, entropy, entropy_grad, kept)
+             for (h, y), kept in zip(parts, sets)]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
     values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
               for x in zip(*found)]
@@ -375,11 +436,12 @@ def head_of(model):
     return head
 
 
-def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False):
+def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False, kept=None):
     """LM head (see `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
-    with entropy (log-probs [N], entropies [N])."""
+    with entropy (log-probs [N], entropies [N]). kept [N, K]: over these tokens only."""
     logits = head(hidden)                                                           # [N, V]
     logits = logits if temperature == 1 else logits / temperature                   # [N, V]
+    logits = logits if kept is None else only(logits, kept)                         # [N, V]
     logp = logits.log_softmax(-1)                                                   # [N, V]
     chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]
     if not entropy:

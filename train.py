@@ -148,7 +148,11 @@ def sample(settings, learner, task, problems, step, attempt=0):
                           settings.max_prompt_length)
     B, T = len(prompts) * settings.num_generations, task.max_completion_length
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
-    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
+    rollout = learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
+    if rollout.kept is None and (settings.top_p < 1 or settings.top_k):
+        raise ValueError(f"--sampler {settings.sampler} returns no kept tokens (Rollout.kept), over "
+                         "which --top_p and --top_k renormalize the log-probs")
+    return rollout
 
 
 def reward(learner, rollout, problems):

@@ -57,7 +57,9 @@ def own_sampler(args, policy, tokenizer, task, kind):
         return VllmSampler(*settings, dtype=args.sampler_dtype,
                            prompt_tokens=args.max_prompt_length,
                            memory_share=args.vllm_gpu_memory_utilization)
-    return (load_class(kind) if isinstance(kind, str) else kind)(*settings)
+    if isinstance(kind, str):
+        return load_class(kind)(*settings)
+    return kind(*settings, top_p=args.top_p, top_k=args.top_k)
 
 
 def load_class(name):

@@ -92,7 +92,7 @@ def hinted(args, task, tokenizer, batch, answers):
     old = batch.rollout
     ids, mask = left_pad(prompts, pad_token(tokenizer), old.mask.device)            # [Q, P]
     return Rollout(ids, mask, old.response_ids, old.mask, old.sampler_logp, old.truncated,
-                   old.texts, old.group_size)
+                   old.texts, old.group_size, old.kept)
 
 
 def hinted_prompt(args, task, tokenizer, problem):

@@ -266,6 +266,11 @@ class Settings:
                                             unset="256; for the built-in task, its "
                                                                "longest answer", at_least=1)
     temperature: float = arg(1.0, "temperature of sampling and of all log-probs", above=0)
+    top_p: float = arg(1.0, "draw tokens only from the likeliest ones that together have this "
+                       "probability; all log-probs are renormalized over them; 1: from all",
+                       above=0)
+    top_k: int = arg(0, "draw tokens only from this many of the likeliest, as --top_p; 0: from all",
+                     at_least=0)
 
     learning_rate: float = arg(4e-4, "peak learning rate", section="the optimizer", above=0)
     lr_scheduler_type: str = arg("cosine", "learning-rate schedule after warm-up",

@@ -52,6 +52,8 @@ def check_values(args, flags):
     for name in ("overlong_cache", "entropy_quantile", "vllm_gpu_memory_utilization"):
         if (getattr(args, name) or 0) > 1:
             refuse(args, name, "is not between 0 and 1")
+    if args.top_p > 1:
+        refuse(args, "top_p", "is not between 0 and 1")
     if args.temperature < LOWEST_TEMPERATURE:
         refuse(args, "temperature", f"is below {LOWEST_TEMPERATURE:g}: logits and gradients are "
                "divided by the temperature and would overflow float32")
@@ -195,6 +197,10 @@ def check_combinations(args):
         *((name, args.sampler and on, "works only with the built-in sampler: leave out --sampler")
           for name, on in (("torch_compile", args.torch_compile),
                            ("routing_replay", args.routing_replay == "rollout"))),
+        *((name, on and args.sampler in ENGINES,
+           f"works only with the built-in sampler: --sampler {args.sampler} does not return the "
+           "tokens that it left to draw from, over which log-probs are renormalized")
+          for name, on in (("top_p", args.top_p < 1), ("top_k", args.top_k))),
         ("tool", args.tool and args.sampler in ENGINES,
          f"works only with the built-in sampler: --sampler {args.sampler} writes a response "
          "without a break"),

@@ -376,13 +376,16 @@ def group_record(step, mini, new, tokenizer, task):
                      router_shift=shift)
     if one.factors is not None:
         more["factors"] = one.factors
+    if one.rollout.kept is not None:
+        more["kept"] = [[[tokenizer.decode([k]) for k in dict.fromkeys(kept)] for kept in row]
+                        for row in one.rollout.kept.tolist()]
     return token_record(step, one.rollout, tokenizer, one.old_logp, new.logp[rows], one.rewards,
                         one.advantages, **more)
 
 
 def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages, *,
                  first_error=None, old_experts=None, new_experts=None, router_shift=None,
-                 factors=None):
+                 factors=None, kept=None):
     """A line of tokens.jsonl: the G responses of one group.
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
@@ -391,6 +394,7 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     old_experts, new_experts  [L, G, T, K] chosen before and after the updates
     router_shift              [G, T] RSPO's γ̃
     factors                   [G, T] mismatch weights and high-entropy mask
+    kept                      [G][T] lists of texts: the tokens that top-p and top-k left
 
     A response ends at its last loss token. Tokens that a tool inserted before it have mask 0.
     Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
@@ -420,6 +424,10 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
         record["router_shift"] = per_token(router_shift)
     if factors is not None:
         record["factors"] = per_token(factors)
+    if kept is not None:
+        record["kept"] = cut(kept)
+    if any(not any(row) for row in mask):
+        record["cut_off"] = [not any(row) for row in mask]
     return record
 
 

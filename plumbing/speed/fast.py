@@ -22,8 +22,8 @@ import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
 from plumbing.speed.rollouts import (FastRollout, counted_places, prefix_of, response_routes,
                                      route_rows)
-from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
-                     token_ids, use_tool)
+from rollout import (MAX_LOGITS, KeptSets, Sampler, Scores, draw_token, end_test, finish, left_pad,
+                     pad_token, token_ids, use_tool)
 from routes import Routes, record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
@@ -38,12 +38,13 @@ class FastSampler(Sampler):
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool, **options)
+                      temperature, uniforms, self.stop, self.tool, self.top_p, self.top_k,
+                      **options)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, drop_every=None, decoder=None, reads=None):
+           stop=(), tool=None, top_p=1.0, top_k=0, drop_every=None, decoder=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
@@ -54,7 +55,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     """
     if not copies_rows(model.config):
         return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
-                                           temperature, uniforms, stop, tool))
+                                           temperature, uniforms, stop, tool, top_p, top_k))
     model.eval()
     device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
@@ -71,13 +72,15 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
     inserted = torch.full((B, T), -1, device=device)                                # [B, T]
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
+    sets = KeptSets(top_p, top_k, temperature)
     if decoder:
         rows = decoder.begin(*prompts, G, T)
     else:
         rows = Rows(model, *prompts, prefix, G, share=drop_every == 1)
 
     for t in range(T):
-        token, chosen = draw_token(rows.logits[rows.of], uniforms[live, t], temperature)  # [b]
+        logits = sets.leave(rows.logits[rows.of], t, live)                          # [b, V]
+        token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
         over, own = ended[live], inserted[live, t] < 0                              # [b]
         token = torch.where(own, token, inserted[live, t]).masked_fill(over, pad)   # [b]
         response[live, t] = token
@@ -99,7 +102,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)
-    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted)
+    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted,
+                     sets)
     return FastRollout.of(rollout, prefix=prefix)
 
 
@@ -230,7 +234,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     record: what the routers chose, too; replayed: the caller forces routes, a row per response."""
     max_logits = max_logits or chunk_logits(model.device.type)
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
-    rows = replayed or keeps_rows(model)
+    rows = replayed or keeps_rows(model) or rollout.kept is not None     # each has sets of its own
     small, where = (rollout, slice(None)) if rows else distinct(rollout)
     width, T = rollout.mask.shape[1], rollout.mask.shape[1]
     fixed = record or rows  # the shape of a forward must not follow from what was sampled

@@ -58,10 +58,22 @@ def concat(rollouts):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
     joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
                      right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
-                     [t for r in rollouts for t in r.texts], rollouts[0].group_size)
+                     [t for r in rollouts for t in r.texts], rollouts[0].group_size,
+                     concat_kept(rollouts, T))
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
     return FastRollout.of(joined, prefix=shared(rollouts), sampled=concat_routes(rollouts, P, T))
+
+
+def concat_kept(rollouts, T):
+    """The sets of tokens that top-p and top-k left, [B, T, K]; None without them. Smaller sets are
+    padded with a token of the set."""
+    if any(r.kept is None for r in rollouts):
+        return None
+    K = max(r.kept.shape[2] for r in rollouts)
+    wide = [torch.cat([x, x[..., :1].expand(-1, -1, K - x.shape[2])], 2)
+            for x in (F.pad(r.kept, (0, 0, 0, T - r.kept.shape[1])) for r in rollouts)]
+    return torch.cat(wide)                                                          # [B, T, K]
 
 
 def shared(rollouts):

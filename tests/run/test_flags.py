@@ -131,6 +131,8 @@ EFFECTS = {
     "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
     "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
                                     lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
+    "top_p": (ONE, None, "0.5", last("entropy")),
+    "top_k": (ONE, None, "2", last("entropy")),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
     "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
     "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),

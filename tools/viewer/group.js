@@ -20,6 +20,7 @@ function drawPanel(p) {
   }
   const group = groups[Math.min(here.group, groups.length - 1)];
   make("div", "query", `prompt  ${group.prompt.trim()}`, panel);
+  make("div", "sum", advantageRule(group), panel);
   const results = group.mask.map(
     (_, i) => weigh(here.row, group, i, here.epsilon, here.epsilonHigh, run));
   const tokens = results.flat(), all = count(group.mask.flat());
@@ -35,6 +36,17 @@ function drawPanel(p) {
     panel);
   const list = attributes(make("div", "answers", null, panel), {role: "list"});
   group.mask.forEach((_, i) => list.append(drawAnswer(p, group, i, results[i])));
+}
+
+// How the advantages follow from the rewards shown, for the reader who asks why they are not ±1.
+function advantageRule(group) {
+  const rewards = group.rewards, n = rewards.length;
+  const mean = rewards.reduce((a, b) => a + b, 0) / n;
+  const deviation = Math.sqrt(rewards.reduce((a, r) => a + (r - mean) ** 2, 0) / n);
+  const says = `rewards of the group: mean ${short(mean)}, standard deviation ${short(deviation)}`;
+  const follows = deviation > 0 && rewards.every((r, i) => !Array.isArray(group.advantages[i])
+    && Math.abs((r - mean) / deviation - group.advantages[i]) < 1e-3);
+  return follows ? `${says}: Â = (reward − ${short(mean)}) / ${short(deviation)}` : says;
 }
 
 function drawControls(p, panel, groups) {
@@ -91,6 +103,7 @@ function drawAnswer(p, group, i, result) {
   const verdict = make("div", "verdict", null, answer);
   make("b", "", `${group.rewards[i] >= 1 ? "✓" : "✗"} ${reward}`, verdict);
   make("div", "", `Â ${A}`, verdict);
+  if (group.cut_off?.[i]) make("div", "sum", "cut off, not in the loss", verdict);
   const strip = make("div", "tokens", null, answer);
   const experts = group.old_experts && (state.everywhere || chosen);
   if (experts) {
@@ -115,7 +128,7 @@ function drawPlace(p, group, i, answer) {
   const name = product ? "∏w" : log ? "log s" : "s";
   const value = product ? Math.exp(sum) : log ? logs : Math.exp(logs);
   const place = make("div", "place", null, answer);
-  const probability = ["tv", "kl", "tv-two-sided"].includes(row.clip);       // its clip range is not one of s
+  const probability = AROUND_0.includes(row.clip) && !log;     // its clip range is not one of s
   const band = probability ? null : bandOf(row, here.epsilon, here.epsilonHigh);
   const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
   const digits = Math.abs(value) < 100 ? value.toFixed(5) : value.toExponential(1);
@@ -180,13 +193,20 @@ function drawExperts(group, i, t, token) {
 function describe(group, i, t, result, logw, push) {
   const says = [`token ${t + 1} “${printable(group.tokens[i][t])}”`];
   if (group.first_error?.[i] === t) says.push("the first wrong step");
-  if (!group.mask[i][t]) says.push("inserted by a tool, not a loss token: no gradient");
+  if (!group.mask[i][t]) {
+    says.push(group.cut_off?.[i] ? "of a response that was cut off, not a loss token: no gradient"
+      : "inserted by a tool, not a loss token: no gradient");
+  }
   else {
     const why = {low: "below the clip range", high: "above the clip range",
                  weight: "weight 0 by --entropy_quantile or --mismatch"}[result.removed];
     says.push(`log w ${signed(logw, 4)}, w ${Math.exp(logw).toFixed(4)}`,
               why ? `no gradient: ${why}` : `weight ${short(result.factor)}`,
               `Â ${signed(advantage(group, i, t))}`, `−∂loss/∂log π ${short(push)}`);
+  }
+  const kept = group.kept?.[i][t];
+  if (kept && group.mask[i][t]) {
+    says.push(`drawn from ${kept.length}: ${kept.map(printable).join(" ")}`);
   }
   (group.old_experts?.[i] || []).forEach((layer, l) => {
     const before = layer[t].join(" "), after = group.new_experts[i][l][t].join(" ");

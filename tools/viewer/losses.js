@@ -7,11 +7,11 @@
 // The ratios and clips that are implemented here; the page says so if a run was trained with others.
 const RATIOS = ["none", "token", "sequence", "gspo-token", "product", "log-token", "log-shifted"];
 const CLIPS = ["none", "min", "log-min", "weight", "tv", "kl", "sigmoid", "gamma",
-               "two-sided", "tv-two-sided", "square"];
+               "two-sided", "tv-two-sided", "kl-two-sided", "square"];
 const THROUGH_RATIO = ["min", "log-min", "sigmoid", "tv-two-sided"];   // others: constant · log π
-const BOTH_SIDES = ["two-sided", "tv-two-sided"];          // masks that ignore the sign of A
+const BOTH_SIDES = ["two-sided", "tv-two-sided", "kl-two-sided"];          // masks that ignore the sign of A
 // Clips whose range limits log w or a change of probability.
-const AROUND_0 = ["log-min", "tv", "kl", "tv-two-sided"];
+const AROUND_0 = ["log-min", "tv", "kl", "tv-two-sided", "kl-two-sided"];
 
 // Whether this page implements a row: its ratio, its clip, and their combination.
 function known(row) {
@@ -56,14 +56,15 @@ function ratioAt(row, group, i) {
   }[row.ratio];
 }
 
-// DPPO: by how much the probability of a token has moved, signed; "kl" as KL(old || new) of this
-// token against any other.
+// DPPO and KPop: by how much the probability of a token has moved, signed; "kl" as KL(old || new) of
+// this token against any other, "kl-two-sided" as the larger of that and KL(new || old).
 function probabilityChange(clip, logp, oldLogp) {
   const change = Math.exp(logp) - Math.exp(oldLogp);
   if (clip === "tv") return change;
   const rest = x => -Math.expm1(Math.min(x, -1e-8));
-  const others = rest(oldLogp) * Math.log(rest(oldLogp) / rest(logp));
-  return (Math.exp(oldLogp) * (oldLogp - logp) + others) * Math.sign(change);
+  const kl = (p, q) => Math.exp(p) * (p - q) + rest(p) * Math.log(rest(p) / rest(q));
+  const other = clip === "kl" ? 0 : kl(logp, oldLogp);
+  return Math.max(kl(oldLogp, logp), other) * Math.sign(change);
 }
 
 // The weight of every token by the run's --mismatch and --entropy_quantile. Where tokens share one
@@ -97,6 +98,8 @@ function weigh(row, group, i, epsilon, epsilonHigh, options) {
     "tv-two-sided": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "tv": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "kl": t => probabilityChange("kl", group.new_logp[i][t], group.old_logp[i][t]),
+    "kl-two-sided": t =>
+      probabilityChange("kl-two-sided", group.new_logp[i][t], group.old_logp[i][t]),
   }[row.clip];
   const weights = weightsOf(row, group, i, length);
   let geometric = 0;                       // GMPO, RSPO: the mean of log-ratios, cut ones included
@@ -124,7 +127,7 @@ function slope(row, r, A, length, geometric, low, high) {
   if (row.clip === "log-min") return geometric;
   if (row.clip === "weight") return clamp(r, low, high);
   const c = row.constants, reach = row.ratio === "product" ? length : 1;  // |y| tokens move ∏w
-  if (row.clip === "tv" || row.clip === "kl") return Math.min(r, c.cap);
+  if (["tv", "kl", "kl-two-sided"].includes(row.clip)) return Math.min(r, c.cap);
   if (row.clip === "none" || row.clip === "square") return 1;
   if (row.clip === "two-sided") return r;
   if (row.clip === "sigmoid") {
