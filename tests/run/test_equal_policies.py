@@ -107,8 +107,10 @@ NOTHING = ("print_trl_config", "print_verl_config", "resume")
 @pytest.mark.parametrize("flag", [
     flag if flag in FIRST else pytest.param(flag, marks=pytest.mark.slow)
     for flag in EFFECTS if flag not in NOTHING])
-def test_a_flag_alone(flag, run):  # noqa: F811
+def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
     both, *values, _ = EFFECTS[flag]
+    if "vllm" in both:                                       # as in test_flags.py
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
     runs = [f"{both} {'' if value is None else f'--{flag} {value}'}" for value in values]
     done = [(flags, run(f"{flags} --beta 0.1 {STILL}")) for flags in runs[FIRST.count(flag):]]
     assert any(seen.code == 0 for _, seen in done), [seen.out[-300:] for _, seen in done]
