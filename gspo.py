@@ -41,7 +41,7 @@ def running_sum(habit=0.0):
     return ("+".join(map(str, terms)) + "=").ljust(24), ",".join(digits) + "."
 
 def reward(response, answer):
-    """1.0 if the response is right: all of it, or for GSM8K what stands after its ####."""
+    """1.0 for a right response, else 0.0. For GSM8K only what follows its #### counts."""
     if "####" in answer:
         response, answer = (text.partition("####")[2].replace(",", "").strip(" $.\n")
                             for text in (response, answer))
@@ -68,8 +68,8 @@ def tiny_policy(tokenizer):
         router_aux_loss_coef=0.01, initializer_range=0.08))
 
 def cold_start(policy, tokenizer, steps=320):
-    """Supervised steps on answers by a teacher that adds most nines wrong. They leave half of the
-    responses right; at a 9 the wrong digit is likelier, and GSPO has to raise the rarer one."""
+    """Supervised steps on answers of a teacher that adds most nines wrong. Afterwards half of the
+    responses are right. At a 9 the wrong digit is more likely; GSPO has to raise the right one."""
     optimizer = torch.optim.AdamW(policy.parameters(), 3e-3, (0.9, 0.95), weight_decay=0)
     schedule = make_schedule(optimizer, 30, steps)
     for step in range(steps):
@@ -85,7 +85,7 @@ def cold_start(policy, tokenizer, steps=320):
             print(f"cold start {step + 1:3}/{steps}   loss {loss.item():.3f}", flush=True)
 
 def make_schedule(optimizer, warmup, steps):
-    """The rate of every optimizer step: 1/warmup of the highest, 2/warmup ..., then a cosine."""
+    """Learning rates: 1/warmup of the highest, 2/warmup and so on up to it, then a cosine."""
     def share(step):
         decayed = (step - warmup) / max(1, steps - warmup)
         return (step + 1) / warmup if step < warmup else (1 + math.cos(math.pi * decayed)) / 2
@@ -141,8 +141,8 @@ def response_logp(policy, rollout):
 
 @torch.no_grad()
 def check_log_probs(policy, rollout):
-    """Exit if the log-probs differ from those while sampling. They do for Mamba or RWKV: their
-    state between tokens is no KV cache, and `sample` would lose it."""
+    """Exit if one forward gives other log-probs than `sample` did. It does for Mamba and RWKV:
+    `sample` keeps only a KV cache between tokens, and they have another state."""
     gap = (response_logp(policy, rollout) - rollout.sampler_logp)[rollout.mask].abs().max()
     print(f"log-probs of sampling and of scoring differ by at most {gap:.1e} nats")
     if not gap < 1e-3:

@@ -214,8 +214,9 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     advantages       [B], or [B, T] if the ratio is per token (gspo_token has one, gspo does not)
     mask             [B, T] bool, the loss mask; values outside it have no effect
     epsilon, _high   the clip range (see Objective); None: the paper's
-    weights          [B, T], these rows of token_weights of the whole mini-batch; None: the rows are
-                     the whole mini-batch (some reductions then need group_size or max_length)
+    weights          [B, T], from token_weights of the whole mini-batch, the rows of these
+                     responses; None: these responses are the whole mini-batch (some reductions
+                     then need group_size or max_length)
     router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
     mismatch         [B, T] constants that multiply the clipped surrogate (mismatch_weight,
                      high_entropy_mask)

@@ -1,7 +1,7 @@
 """The policy: a tiny Qwen3-MoE. routes.py records and replays its routers like those of any MoE.
 
 TinyMoE has the architecture of `transformers.Qwen3MoeForCausalLM`, the same parameter names, the
-same call and the same KV caches, so transformers can read its checkpoints and the reverse. RoPE
+same call and the same KV caches; each can read the other's checkpoints. RoPE
 scaling, sliding windows, attention dropout and activations other than SiLU are not implemented; a
 config that asks for them raises ValueError.
 

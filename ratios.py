@@ -25,7 +25,8 @@ LARGEST_LOG = 80.0   # exp overflows float32 at 88.7; inf would make a clipped g
 
 
 def check_per_token(mask, **tensors):
-    """ValueError unless mask is bool [B, T] and each tensor None, or float32 or float64 [B, T]."""
+    """Raises ValueError unless mask is bool [B, T] and every other tensor is None, or [B, T] in
+    float32 or float64."""
     if mask.dtype != torch.bool or mask.dim() != 2:
         raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: it must be torch.bool [B, T]")
     for name, x in tensors.items():

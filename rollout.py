@@ -255,8 +255,8 @@ def end_tokens(model, tokenizer):
 
 
 def end_test(model, tokenizer, stop):
-    """A function: the tokens so far [b, t] -> [b] bool, whether the last token ends the response.
-    """
+    """Returns a function of the tokens so far [b, t] -> [b] bool: whether the last token ends the
+    response."""
     ends = torch.tensor(end_tokens(model, tokenizer), device=model.device)
     at_end = lambda ids: torch.isin(ids[:, -1], ends)                               # [b]
     if not stop:
@@ -302,8 +302,8 @@ def use_tool(tool, tokenizer, response, inserted, ready):
 
 def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted,
            sets=None):
-    """Make the Rollout: cut it to its longest response, compute mask and texts. prompts: (ids,
-    mask), [Q, P] each; sets: the KeptSets of top-p and top-k."""
+    """The Rollout of what was sampled: cut to the longest response, with its mask and texts.
+    prompts: (ids, mask), [Q, P] each; sets: the KeptSets of top-p and top-k."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
     mask &= inserted[:, :width] < 0

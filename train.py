@@ -150,8 +150,8 @@ def sample(settings, learner, task, problems, step, attempt=0):
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
     rollout = learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
     if rollout.kept is None and (settings.top_p < 1 or settings.top_k):
-        raise ValueError(f"--sampler {settings.sampler} returns no kept tokens (Rollout.kept), over "
-                         "which --top_p and --top_k renormalize the log-probs")
+        raise ValueError(f"--sampler {settings.sampler} returns no kept tokens (Rollout.kept); "
+                         "--top_p and --top_k renormalize the log-probs over them")
     return rollout
 
 

@@ -110,7 +110,7 @@ class CompiledSampler(Wrapper):
 
 
 class RoundedSampler(Wrapper):
-    """Samples from a copy of the policy whose weights are rounded like an inference engine's."""
+    """Samples from a copy of the policy whose weights are rounded to --sampler_dtype."""
 
     def __init__(self, sampler, dtype, keep):
         super().__init__(sampler)
