@@ -203,8 +203,8 @@ def verdicts():
     rows = [(r["claim"], r["number"], r["verdict"].split(":")[0], form(r["p"]), form(p))
             for r, p in zip(found, holm([r["p"] for r in found]))]
     return (f"Regime: {regime()}; a claim measured in another regime\nnames it below. p: the "
-            "chance of so extreme an interval if the true value equals the rule's\nbound; Holm: the "
-            "same over all rows together. A verdict whose Holm p is above 0.05 may\n"
+            "chance of so extreme an interval if the true value equals the rule's\nbound; Holm: "
+            "the same over all rows together. A verdict whose Holm p is above 0.05 may\n"
             "be chance among so many. Verdicts on several doses or places have no p.\n\n"
             + table(("claim", "number", "verdict", "p", "Holm"), *rows))
 
