@@ -174,6 +174,8 @@ def takeaway(runs):
     return f"Minus GRPO, mean over the cells: {'; '.join(told) or 'not run'}."
 
 
+READ_OFF = (1, 3)                # ε / std(log s) with the highest pass@1 on the stability map
+FAINT = .25
 MARKERS = {"gspo": "o", "gspo_x10": "^", "gspo_x100": "D", "auto": "*"}
 
 
@@ -186,11 +188,12 @@ def widths(runs, arm):
 
 
 def draw(runs):
-    """pass@1 and the clipped share against ε / std(log s). Dark dots are runs of this experiment,
-    light ones those of the stability map."""
-    figure, (left, right) = panels(1, 2, height=4, width=9.4)
+    """pass@1 and the clipped share against ε / std(log s). Dark marks are runs of this experiment,
+    faint ones those of the stability map, and the grey band is the range that was read off them;
+    the legend says so."""
+    figure, (left, right) = panels(1, 2, height=4.9, width=7.2)
     for axes, name in ((left, "after"), (right, "clipped")):
-        for some, alpha, size in ((maps.read(stability_map.FILE), .25, 3), (runs, 1, 5)):
+        for some, alpha, size in ((maps.read(stability_map.FILE), FAINT, 3), (runs, 1, 5)):
             for arm, marker in MARKERS.items():
                 points = [(width, run[name]) for width, run in widths(some, arm)]
                 if points:
@@ -198,15 +201,22 @@ def draw(runs):
                               markerfacecolor=BLUE if arm == "auto" else "white",
                               label=NAMES[arm] if some is runs else None)
         axes.set_xscale("log")
-        axes.axvspan(1, 3, color=GREY, alpha=.15, linewidth=0)
+        axes.set_xticks((.01, .1, 1, 10), ("0.01", "0.1", "1", "10"))
+        axes.axvspan(*READ_OFF, color=GREY, alpha=.15, linewidth=0,
+                     label="where pass@1 was highest\nin the faint runs: 1 to 3")
     level = [run["after"] for run in runs if run["arm"] == "grpo"]
     if level:
-        left.axhline(claim.mean(level), color=ORANGE)
-        left.text(.99, .02, f"line: GRPO, mean of the same cells ({claim.mean(level):.2f})",
-                  color=ORANGE, fontsize=8, ha="right", transform=left.transAxes)
-    label(left, "Learned", "ε / std(log s), median over batches", "held-out pass@1")
-    label(right, "Clipped", "ε / std(log s), median over batches", "clipped share of tokens")
-    right.legend(fontsize=8)
+        left.axhline(claim.mean(level), color=ORANGE,
+                     label=f"GRPO, mean of the dark runs'\nstep sizes: {claim.mean(level):.2f}")
+    left.plot([], [], "o", color=BLUE, markerfacecolor="white", markersize=5,
+              label=f"dark: a run of this experiment,\ncold starts {SEEDS[0]} to {SEEDS[-1]}")
+    left.plot([], [], "o", color=BLUE, markerfacecolor="white", markersize=3, alpha=FAINT,
+              label="faint: a run of the stability map,\nearlier, other cold starts")
+    width = "ε / std(log s), median over batches"
+    label(left, "Learned", width, "held-out pass@1")
+    label(right, "Clipped", width, "clipped share of tokens")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2,
+                  fontsize=9.5)
     return figure
 
 

@@ -24,6 +24,7 @@ CLIPS = {"none": "no clip", "min": "PPO's clip: no gradient\noutside the band",
          "tv": "masked by the change\nof probability",
          "kl": "masked by the change\nof probability",
          "tv-two-sided": "the same, whatever\nthe sign of A",
+         "kl-two-sided": "the same, whatever\nthe sign of A",
          "two-sided": "no gradient outside the\nband, whatever the sign of A",
          "square": "no clip, a square\npulls back", "weight": "weight cut,\nno token dropped",
          "sigmoid": "a smooth gate", "gamma": "a smooth weight"}

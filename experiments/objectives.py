@@ -1,8 +1,9 @@
-"""What clipping is, in four pictures drawn from losses.py itself.
+"""What clipping is, in five pictures drawn from losses.py itself.
 
     python experiments/objectives.py
 
     objectives.png        every member: its surrogate against the ratio, and its weight of ∇log π
+    objectives_six.png    the same of six members that differ in kind
     ratio_units.png       one answer, three units of a ratio: a token, the answer, the product
     gradient_weights.png  GRPO's gradient and GSPO's, with their weights on the same answer
     timeline.png          the family from 2017 to 2026
@@ -25,13 +26,33 @@ from losses import OBJECTIVES, policy_loss                                      
 from tools import style                                                            # noqa: E402
 from ratios import product_ratio, sequence_ratio, token_ratio                         # noqa: E402
 
-OLD = 0.3                        # probability of the token under the old policy; only dppo minds
+OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
 SHIFT = 0.9                      # rspo's router shift
-NEAR_1 = torch.linspace(-6e-3, 6e-3, 2401, dtype=torch.float64) + 1                   # narrow bands
-RATIO = torch.cat([torch.linspace(0.005, 2.5, 1000, dtype=torch.float64), NEAR_1]).sort()[0]  # [x]
+SIX = {                          # of README: objectives that differ in kind, and how
+    "grpo": "PPO's clip, per token", "gspo": "PPO's clip, per answer",
+    "cispo": "weight capped", "dppo": "mask on π − π_old",
+    "ipo": "mask, both signs of A", "sapo": "a smooth gate",
+}
+ROUND = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 
 
-def curves(name, A, ratio=RATIO, **options):
+def zoom(name):
+    """The magnification at which the clip range of `name` looks about as wide as PPO's: 1 if it is
+    as wide, or if it is not one of the ratio. GSPO's: 500."""
+    row = OBJECTIVES[name]
+    if row.kind.of != "w" or not row.epsilon_high:
+        return 1
+    narrower = OBJECTIVES["ppo"].epsilon_high / row.epsilon_high
+    return min(ROUND, key=lambda factor: abs(math.log(factor / narrower)))
+
+
+def ratios(factor=1):
+    """The ratios [x] that a panel shows: 0.005 to 2.5, or that range shrunk around 1 by
+    `factor`."""
+    return 1 + torch.linspace(-0.995, 1.5, 2496, dtype=torch.float64) / factor
+
+
+def curves(name, A, ratio, **options):
     """(surrogate [x], weight [x]) of objective `name` for answers of one token, on which w, s and
     ∏w are the same ratio [x]. The surrogate is the derivative of the loss with respect to the
     token's weight, and the weight of ∇log π is its derivative with respect to log π, divided by
@@ -47,6 +68,16 @@ def curves(name, A, ratio=RATIO, **options):
     return -by_weight[:, 0].detach(), -by_logp[:, 0] / A
 
 
+def climbed(name, A, ratio, **options):
+    """The function [x] of the ratio [x] whose gradient is the loss's: the integral of the weight
+    over log ratio, 0 at ratio 1. It is the surrogate less a constant, unless the objective stops a
+    gradient or masks it: then the value of the surrogate does not show where its gradient leads."""
+    slope = A * curves(name, A, ratio, **options)[1] / ratio                          # [x]
+    area = torch.cumulative_trapezoid(slope, ratio)                                   # [x - 1]
+    area = torch.cat([torch.zeros_like(area[:1]), area])                              # [x]
+    return area - area[(ratio - 1).abs().argmin()]
+
+
 def kept(name, **options):
     """The edges of the clip range: the ratios at which the gradient of good and of bad answers
     ends."""
@@ -55,86 +86,121 @@ def kept(name, **options):
         return max(1 - row.epsilon, 0), 1 + row.epsilon_high
     if row.kind.pulls:                                       # IPO's acts outside its band too
         options["constants"] = {row.kind.pulls: 0.0}
-    above, below = (curves(name, A, **options)[1] == 0 for A in (1.0, -1.0))          # [x] bool
-    low = RATIO[below & (RATIO < 1)].max().item() if (below & (RATIO < 1)).any() else None
-    high = RATIO[above & (RATIO > 1)].min().item() if (above & (RATIO > 1)).any() else None
+    outside = torch.logspace(-5, -2, 400, dtype=torch.float64)           # kpop's range is so wide
+    beyond = torch.linspace(2.5, 0.999 / OLD, 400, dtype=torch.float64)
+    ratio = torch.cat([outside, ratios(), ratios(zoom(name)), beyond]).sort()[0]      # [x]
+    above, below = (curves(name, A, ratio, **options)[1] == 0 for A in (1.0, -1.0))   # [x] bool
+    low = ratio[below & (ratio < 1)].max().item() if (below & (ratio < 1)).any() else None
+    high = ratio[above & (ratio > 1)].min().item() if (above & (ratio > 1)).any() else None
     return low, high
 
 
-def draw_member(figure, place, name, title, colour, **options):
-    """Draw the surrogate above and the weight below, with the clip range shaded. Returns both
-    axes."""
+def edge(ratio):
+    """An edge of a clip range as text: two decimals, or four where 1 is that close."""
+    if 0 < ratio < 0.01:
+        return f"{ratio:.1g}"
+    return f"{round(ratio, 4 if abs(ratio - 1) < 0.01 else 2):g}"
+
+
+def draw_member(figure, place, name, title, size=7, **options):
+    """Draw the surrogate above and the weight below, with the clip range shaded. A clip range that
+    is too narrow to see is drawn larger, and so is the surrogate, around its value at ratio 1.
+    size: of the smallest text. Returns both axes."""
     inner = place.subgridspec(2, 1, hspace=0.12, height_ratios=(1.25, 1))
     top, bottom = figure.add_subplot(inner[0]), figure.add_subplot(inner[1])
-    start = curves(name, 1.0, torch.ones(1, dtype=torch.float64), **options)[0]
+    factor = zoom(name)
+    ratio = ratios(factor)
     low, high = kept(name, **options)
     for A, line in ((1.0, "-"), (-1.0, "--")):
-        surrogate, weight = curves(name, A, **options)
-        top.plot(RATIO, surrogate + A * (1 - start), line, color=colour, linewidth=1.6)
-        bottom.plot(RATIO, weight, line, color=colour, linewidth=1.6)
+        look = dict(linestyle=line, color=style.colour(name), linewidth=1.6)
+        top.plot(ratio, A + factor * climbed(name, A, ratio, **options), **look)
+        bottom.plot(ratio, curves(name, A, ratio, **options)[1], **look)
     for axes in (top, bottom):
         if low is not None:
             axes.axvspan(low, high, color=style.GREY, alpha=0.25, linewidth=0.8)
         axes.axvline(1, color=style.GREY, linewidth=0.5)
-        axes.set(xlim=(0, 2.5), xticks=(0, 1, 2))
-        axes.tick_params(labelsize=7, length=2)
-    top.set(ylim=(-2.6, 2.6), yticks=(-2, 0, 2), xticklabels=())
+        at = [1 + step / factor for step in (-1, 0, 1)]
+        axes.set_xticks(at, [f"{x:g}" for x in at] if axes is bottom else ())
+        axes.set_xlim(1 - 1 / factor, 1 + 1.5 / factor)
+        axes.tick_params(labelsize=size, length=2, pad=2)
+    top.set(ylim=(-2.6, 2.6), yticks=(-1, 1))
     bottom.set(ylim=(-0.1, 2.6), yticks=(0, 1, 2))
-    top.set_title(title, fontsize=8.5, pad=3)
+    if low is not None:
+        bottom.text(0.03, 0.97, f"{edge(low)} to {edge(high)}", fontsize=size, va="top",
+                    transform=bottom.transAxes)
+    top.set_title(title, fontsize=size + 1.5, pad=3)
     return top, bottom
 
 
-def zoom(axes, name, colour):
-    """Draw the weight close to ratio 1, for clip ranges too narrow to see."""
-    half = 2.5 * OBJECTIVES[name].epsilon_high
-    inset = axes.inset_axes((0.03, 0.5, 0.34, 0.36))
-    for A, line in ((1.0, "-"), (-1.0, "--")):
-        inset.plot(NEAR_1, curves(name, A, NEAR_1)[1], line, color=colour, linewidth=1.2)
-    inset.axvspan(*kept(name), color=style.GREY, alpha=0.25, linewidth=0)
-    inset.set(xlim=(1 - half, 1 + half), ylim=(-0.1, 1.4), xticks=(), yticks=())
-    inset.set_title(f"1 ± {half:.1g}", fontsize=6.5, pad=1, loc="center")
-    inset.grid(False)
+CORNERS = [(1.25, 1.5, "A > 0, above the band:\nno gradient"), (0.03, 0.9, "A > 0, below:\nkept"),
+           (0.03, -2.1, "A < 0, below the band:\nno gradient"),
+           (1.25, -0.75, "A < 0, above:\nkept, unbounded")]
+
+
+def legend(place):
+    """(handles, labels): what the lines and the shade of every panel mean."""
+    place.plot([], [], "-", color=style.BLACK, label="A > 0")
+    place.plot([], [], "--", color=style.BLACK, label="A < 0")
+    place.fill_between([], [], color=style.GREY, alpha=0.25, linewidth=0, label="the band")
+    return place.get_legend_handles_labels()
 
 
 def objectives():
+    """Every objective, for docs/family.md."""
     plt = style.pyplot()
     figure = plt.figure(figsize=(8, 8), layout="none")
     rows = math.ceil((len(OBJECTIVES) + 3) / 4)              # ppo is wide; dual clip, the legend
     figure.set_figheight(0.3 + 2.26 * rows)
-    grid = figure.add_gridspec(rows, 4, left=0.055, right=0.99, top=0.948, bottom=0.02,
+    grid = figure.add_gridspec(rows, 4, left=0.055, right=0.99, top=0.942, bottom=0.02,
                                hspace=0.34, wspace=0.2)
-    top, bottom = draw_member(figure, grid[0, :2], "ppo", "ppo: the four corners of a clip",
-                              style.GREY)
-    corners = [(1.25, 1.45, "A > 0 and above the band:\nno gradient"),
-               (0.03, 0.85, "A > 0, below:\nkept"),
-               (0.03, -2.1, "A < 0 and below it:\nno gradient"),
-               (1.25, -0.75, "A < 0, above:\nkept, unbounded")]
-    for x, y, text in corners:
+    top, bottom = draw_member(figure, grid[0, :2], "ppo", "ppo: the four corners of a clip")
+    for x, y, text in CORNERS:
         top.text(x, y, text, fontsize=7, linespacing=1.0)
     top.set_ylabel("surrogate", fontsize=8)
     bottom.set_ylabel("weight of ∇log π", fontsize=8)
     bottom.set_xlabel("ratio", fontsize=8, labelpad=1)
     places = iter([grid[0, 2], grid[0, 3], *(grid[i, j] for i in range(1, rows) for j in range(4))])
-    draw_member(figure, next(places), "ppo", "ppo, dual_clip 2", style.GREY, dual_clip=2.0)
+    draw_member(figure, next(places), "ppo", "ppo, dual_clip 2", dual_clip=2.0)
     for name, row in OBJECTIVES.items():
         if name == "ppo":
             continue
         note = {"log-shifted": f", γ̃ {SHIFT}", "none": ""}.get(row.ratio, "")
         note = f", π_old {OLD}" if row.kind.of == "π - μ" else note
-        axes = draw_member(figure, next(places), name, f"{name}{note}\n{row.reduction}",
-                           style.colour(name))[1]
-        if row.epsilon_high and row.epsilon_high < 0.01 and row.kind.of == "w":
-            zoom(axes, name, style.colour(name))
-    legend = figure.add_subplot(next(places))
-    legend.axis("off")
-    legend.plot([], [], "-", color=style.BLACK, label="A > 0")
-    legend.plot([], [], "--", color=style.BLACK, label="A < 0")
-    legend.fill_between([], [], color=style.GREY, alpha=0.25, label="the band")
-    legend.legend(loc="upper left", fontsize=8)
-    figure.suptitle("What a ratio is worth to each member (above) and how hard it still pushes "
-                    "(below)\nShifted to A at ratio 1. cispo, dppo, rollout_is and vespo stop a "
-                    "gradient: there the slope is not the weight.", fontsize=9.5, x=0.01,
-                    ha="left", y=0.993)
+        note = f", × {zoom(name)}" if zoom(name) > 1 else note
+        draw_member(figure, next(places), name, f"{name}{note}\n{row.reduction}")
+    last = figure.add_subplot(next(places))
+    last.axis("off")
+    last.legend(*legend(last), loc="upper left", fontsize=8)
+    figure.suptitle("Above: the surrogate as its gradient sees it, A at ratio 1 (the surrogate "
+                    "itself where no gradient is stopped or masked).\nBelow: the weight of "
+                    "∇log π, and the band in numbers.\n× 500: ratio and surrogate are drawn "
+                    "500 times larger, around ratio 1.", fontsize=9, x=0.01, ha="left", y=0.993)
+    return figure
+
+
+def objectives_six():
+    """Six objectives that differ in kind, on one screen, for README."""
+    figure = style.pyplot().figure(figsize=(6.2, 5), layout="none")
+    grid = figure.add_gridspec(2, 3, left=0.09, right=0.985, top=0.815, bottom=0.085, hspace=0.5,
+                               wspace=0.2)
+    for place, (name, kind) in zip(grid, SIX.items()):
+        factor = zoom(name)
+        row = OBJECTIVES[name]
+        top, bottom = draw_member(figure, place, name, f"{name.upper()}\n{kind}", size=8.5)
+        if name == "grpo":
+            for x, y, text in ((1.25, 1.5, "no gradient"), (0.03, -1.9, "no gradient"),
+                               (1.4, -0.9, "kept"), (0.03, 1.0, "kept")):
+                top.text(x, y, text, fontsize=8.5)
+        if place.is_first_col():
+            top.set_ylabel("surrogate", fontsize=9.5)
+            bottom.set_ylabel("weight", fontsize=9.5)
+        note = f", drawn × {factor}" if factor > 1 else ""
+        note = f", at π_old = {OLD}" if row.kind.of == "π - μ" else note
+        bottom.set_xlabel(("s" if row.clips_s else "w") + note, fontsize=9.5, labelpad=1)
+    figure.legend(*legend(top), loc="upper right", ncols=3, fontsize=9.5,
+                  bbox_to_anchor=(1, 0.935), borderaxespad=0)
+    figure.suptitle("Six ways to limit an update. Above: the surrogate as its gradient sees it.\n"
+                    "Below: the weight of ∇log π.", fontsize=10, x=0.01, ha="left", y=0.992)
     return figure
 
 
@@ -290,8 +356,9 @@ def when(number):
     return months if months >= 0 else months / 12
 
 
-PICTURES = {"objectives": objectives, "ratio_units": ratio_units,
-            "gradient_weights": gradient_weights, "timeline": timeline}
+PICTURES = {"objectives": objectives, "objectives_six": objectives_six,
+            "ratio_units": ratio_units, "gradient_weights": gradient_weights,
+            "timeline": timeline}
 
 if __name__ == "__main__":
     help_form = argparse.RawDescriptionHelpFormatter

@@ -18,6 +18,9 @@ GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # for a layer, a seed or a mean
 ALGORITHM = {
     "gspo": BLUE, "gspo_token": SKY, "grpo": ORANGE, "gmpo": GREEN, "rspo": "#44AA99",
     "cispo": PINK, "dapo": RED, "dppo": "#AA4499", "reinforce": BLACK, "sequence_is": "#882255",
+    "ppo": "#4444AA", "dr_grpo": "#776600", "dapo_paper": "#EE0044", "dppo_kl": "#9988FF",
+    "kpop": "#99BB00", "ipo": "#662200", "rollout_is": "#004444", "dro": "#AA9988",
+    "sapo": "#004400", "luspo": "#0011AA", "vespo": "#FF8877",
 }
 
 STYLE = {
