@@ -33,7 +33,10 @@ TRL_LEVEL = {"token": "token", "seq": "sequence"}             # level of the mis
 # flags that the config expresses, or that have no effect in a run that `missing` accepts
 IN_CONFIG = set(
     "algorithm epsilon epsilon_high objective_constants teacher_model_name_or_path "
-    "self_distillation hint_template distillation_coef "
+    "self_distillation self_distillation_hint teacher_model_kind teacher_update_rate "
+    "hint_template distillation_coef mask_truncated_completions sync_ref_model "
+    "ref_model_mixup_alpha ref_model_sync_steps top_p top_k length_penalty "
+    "positive_example_nll_weight "
     "reduction advantage advantage_clip scale_rewards dual_clip off_policy_mask "
     "entropy_quantile beta kl_estimator entropy_coef dynamic_sampling overlong_cache stage2_step "
     "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
@@ -78,6 +81,10 @@ def missing(args):
         ("distillation beside another advantage (DistillationTrainer has it alone)",
          args.distillation_coef),
         ("overlong penalty (it is a reward function: trl.rewards)", args.overlong_cache),
+        ("log-probs renormalized over the tokens that top-p and top-k keep",
+         args.top_p < 1 or args.top_k),
+        ("bonus for short right responses", args.length_penalty),
+        ("likelihood of right responses", args.positive_example_nll_weight),
         ("dynamic sampling", args.dynamic_sampling),
         ("history resampling", args.history_resampling),
         ("second stage", args.stage2_step),
@@ -198,6 +205,11 @@ def config_of(args):
     config |= {TRL_CONSTANTS[name]: value for name, value in args.constants.items()}
     if row.clip == "weight":
         config["epsilon_high"] = 1 + args.epsilon_high       # TRL's cap is absolute
+    if args.mask_truncated_completions:
+        config["mask_truncated_completions"] = True
+    if args.sync_ref_model:                                  # TRL counts optimizer steps
+        config |= dict(sync_ref_model=True, ref_model_mixup_alpha=args.ref_model_mixup_alpha,
+                       ref_model_sync_steps=args.ref_model_sync_steps * args.steps_per_generation)
     return config | vllm_options(args)
 
 

@@ -39,7 +39,10 @@ NO_CLIP = 1e9           # verl limits ratios to e^20, so a bound of 1e9 is never
 # accepts
 EXPRESSED = set(
     "algorithm epsilon epsilon_high reduction objective_constants advantage scale_rewards "
-    "teacher_model_name_or_path self_distillation hint_template distillation_coef dual_clip "
+    "teacher_model_name_or_path self_distillation self_distillation_hint teacher_model_kind "
+    "teacher_update_rate hint_template distillation_coef dual_clip advantage_clip top_p top_k "
+    "length_penalty positive_example_nll_weight mask_truncated_completions sync_ref_model "
+    "ref_model_mixup_alpha ref_model_sync_steps "
     "off_policy_mask entropy_quantile beta kl_estimator entropy_coef dynamic_sampling "
     "overlong_cache stage2_step old_logp sampler_dtype mismatch mismatch_high mismatch_mask "
     "mismatch_mask_bounds routing_replay router_aux_loss_coef model_name_or_path use_peft lora_r "
@@ -71,6 +74,13 @@ def missing(args):
          or mode in ONE_REDUCTION and args.reduction != "sequence-mean"),
         (f"dual clip of {args.dual_clip} for {args.objective}",
          args.dual_clip and (mode != "vanilla" or args.dual_clip <= 1)),
+        ("log-probs renormalized over the tokens that top-p and top-k keep",
+         args.top_p < 1 or args.top_k),
+        ("bonus for short right responses", args.length_penalty),
+        ("likelihood of right responses", args.positive_example_nll_weight),
+        ("responses that were cut off left out of the loss", args.mask_truncated_completions),
+        ("moving reference policy", args.sync_ref_model),
+        ("clip of the advantages", args.advantage_clip is not None),
         ("off-policy mask", args.off_policy_mask),
         ("quantile of the entropies", args.entropy_quantile),
         ("distillation beside another advantage", args.distillation_coef),

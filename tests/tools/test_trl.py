@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.run.arguments import parse
-from tools.trl import batch_rows, trl_script
+from tools.trl import batch_rows, config_of, missing, trl_script
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.trl, pytest.mark.slow,
@@ -93,3 +93,13 @@ def test_a_micro_batch_divides_the_mini_batch(micro, rows, accumulated):
     """32 prompts of 16 responses in 4 mini-batches of 128."""
     flags = ["--num_generations", "16", *(["--micro_batch_size", str(micro)] if micro else [])]
     assert batch_rows(parse(flags)) == (rows, accumulated)
+
+
+def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_named():
+    args = parse(["--mask_truncated_completions", "--beta", "0.1", "--sync_ref_model", "--ref_model_sync_steps", "3"])
+    config = config_of(args)
+    assert config["mask_truncated_completions"] and (config["ref_model_mixup_alpha"], config["ref_model_sync_steps"]) == (0.6, 12)
+    assert not missing(args)
+    for flags, words in ((["--top_p", "0.9"], "renormalized"), (["--length_penalty", "0.1"], "short right"),
+                         (["--positive_example_nll_weight", "0.1"], "likelihood")):
+        assert any(words in name for name in missing(parse(flags)))
