@@ -16,6 +16,7 @@ from tiny_run import TINY
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))                # as when an experiment is the script
 from shared import claim, drift, maps  # noqa: E402
+import band_law                                                                         # noqa: E402
 import sampler_noise                                                                    # noqa: E402
 import stability_map                                                                    # noqa: E402
 from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                         # noqa: E402
@@ -287,6 +288,26 @@ def test_every_figure_can_be_drawn_from_its_committed_data(name, monkeypatch):
         assert axes.get_title(loc="left") or axes.get_title()
         assert axes.get_xlabel() or axes.get_xticklabels()
     experiment.claim.style.pyplot().close(figure)
+
+
+def test_the_figure_of_the_band_explains_its_grey_band_and_faint_marks():
+    """The grey band is the interval of ε / std(log s) with the highest mean pass@1 among the runs
+    of the stability map, and the legend says what it and every kind of mark are."""
+    earlier = maps.read(stability_map.FILE)
+    points = [(width, run["after"]) for arm in band_law.EDGES for width, run in band_law.widths(earlier, arm)]
+    means = {(low, high): claim.mean(after for width, after in points if low <= width < high)
+             for low, high in zip(band_law.BINS, band_law.BINS[1:])}
+    assert max(means, key=means.get) == band_law.READ_OFF
+    runs = maps.read(band_law.FILE)
+    assert {run["seed"] for run in runs} == set(band_law.SEEDS)
+    assert not {run["seed"] for run in earlier} & set(band_law.SEEDS), "other cold starts"
+    figure = band_law.draw(runs)
+    legend = " ".join(text.get_text() for text in figure.legends[0].get_texts()).replace("\n", " ")
+    for words in ("where pass@1 was highest in the faint runs: 1 to 3", "dark: a run of this experiment, "
+                  "cold starts 17 to 24", "faint: a run of the stability map, earlier", "GRPO, mean of",
+                  *(band_law.NAMES[arm] for arm in band_law.MARKERS)):
+        assert words in legend
+    claim.style.pyplot().close(figure)
 
 
 def test_a_missing_or_broken_result_is_one_line(tmp_path, capsys):
