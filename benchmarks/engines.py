@@ -118,22 +118,28 @@ def fault(temperature=0.8):
     raise AssertionError("the fault was not noticed")
 
 
+def tokens_per_second(sampler, prompts, group_size, tokens, turn, clock=time.process_time):
+    """Tokens that the sampler draws per second of the clock. tokens: of the longest response; turn:
+    the seed of what is drawn."""
+    uniforms = torch.rand(len(prompts) * group_size, tokens,
+                          generator=torch.Generator().manual_seed(turn))            # [B, T]
+    began = clock()
+    rollout = sampler.sample(prompts, group_size, uniforms=uniforms)
+    seconds = clock() - began
+    return int(rollout.mask.sum()) / seconds
+
+
 def speed(repeats):
     """{case: {sampler: median tokens per processor second}}"""
     found = {}
     for name, (policy, prompts, group_size, tokens) in SPEED.items():
         model, tokenizer = policy_of(policy)
-        found[name] = {}
         kinds = {"built-in": FastSampler, **SAMPLERS}
         samplers = {kind: made(model, tokenizer, tokens) for kind, made in kinds.items()}
         rates = {kind: [] for kind in kinds}
         for turn in range(repeats + 1):      # the first one warms up: vLLM compiles its sampling
             for kind, sampler in samplers.items():
-                uniforms = torch.rand(len(prompts) * group_size, tokens,
-                                      generator=torch.Generator().manual_seed(turn))
-                began = time.process_time()
-                rollout = sampler.sample(prompts, group_size, uniforms=uniforms)
-                rates[kind].append(int(rollout.mask.sum()) / (time.process_time() - began))
+                rates[kind].append(tokens_per_second(sampler, prompts, group_size, tokens, turn))
         found[name] = {kind: median(values[1:]) for kind, values in rates.items()}
         print(name, found[name], flush=True)
     return found

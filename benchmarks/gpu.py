@@ -1,6 +1,7 @@
 """One GPU, measured in at most an hour: one command that leaves its numbers whatever happens.
 
     python benchmarks/gpu.py            # -> results/gpu.json; --cpu: on a CPU, small shapes
+    python benchmarks/gpu.py --only gsm8k --seeds 4 --limit 28800    # a part, with more time
 
 Every part runs by itself; what fails is written down with its error, what cannot be measured here
 as skipped and why, and the next part begins. Most parts take random weights in the shape of
@@ -9,14 +10,20 @@ needs the hub or copies of its model and data (--model, --dataset):
 
     first command   seconds and peak memory of a batch: fast, --plain, --torch_compile
     beside TRL      the same by trl.GRPOTrainer, where TRL is installed
-    gsm8k           the held-out questions before and after as many batches as the hour allows,
-                    greedy: strict (the number stands in \\boxed{}), lenient (it is the last one)
+    gsm8k           GSPO and GRPO in pairs (--seeds: how many; a pair has the same seed, start and
+                    prompts), the held-out questions before and after as many batches as the time
+                    allows, greedy: strict (the number stands in \\boxed{}), lenient (it is the
+                    last one); beside published results
+    samplers        tokens per second of a rollout batch of the first command, by the
+                    built-in sampler, --torch_compile, --sampler continuous and --sampler vllm, on
+                    the same prompts
+
+Neither `samplers` nor `gsm8k` was ever run on a GPU: --cpu runs both with a tiny model on sums.
 """
 
 import argparse
 import importlib.util
 import json
-import math
 import os
 import re
 import shlex
@@ -27,13 +34,16 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
+from statistics import mean, median
+from types import SimpleNamespace
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from eval import evaluate  # noqa: E402
+from engines import tokens_per_second  # noqa: E402
+from eval import evaluate, with_interval  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from memory import named, peak_bytes, random_rollout, write_json  # noqa: E402
 from plumbing.parallel import devices  # noqa: E402
@@ -42,16 +52,39 @@ from plumbing.speed.fast import response_logp, sample  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.engines.samplers import evaluation_sampler, sampling_copy  # noqa: E402
+from plumbing.engines.samplers import evaluation_sampler, make_sampler  # noqa: E402
+from plumbing.engines.samplers import sampling_copy  # noqa: E402
+from plumbing.engines.vllm import close_engine  # noqa: E402
 from plumbing.run.memory import Work, footprint  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 
 LIMIT = 3600  # seconds for everything
 SIZES = {False: (4, 8, 512, 512), True: (2, 2, 16, 16)}  # prompts, responses, tokens of both; --cpu
 SQUARE = {False: 8192, True: 1024}  # width of the matrices that find the limit
-EVALUATING = 600  # of them for gsm8k's two evaluations and for what comes after
+EVALUATING = 300  # of them for each of gsm8k's evaluations
+SAMPLING = 300  # of them for the samplers, which come after it
 PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
         "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
+SAMPLERS = {"built-in": [], "--torch_compile": ["--torch_compile"],
+            "--sampler continuous": ["--sampler", "continuous"],
+            "--sampler vllm": ["--sampler", "vllm"]}
+# Published pass rates on GSM8K in percent, before and after training. None: not published. For
+# GSPO at this size there are curves, but no table is known.
+PUBLISHED = [
+    {"model": "Qwen2.5-0.5B-Instruct", "algorithm": "PPO", "before": 49.6, "after": 56.7,
+     "source": "verl, docs/algo/baseline.md"},
+    {"model": "Qwen2.5-0.5B-Instruct", "algorithm": "GRPO, LoRA of rank 32", "before": 49.6,
+     "after": 54.3, "source": "verl, docs/algo/baseline.md"},
+    {"model": "Qwen2.5-0.5B-Instruct", "algorithm": "GRPO", "before": 43.6, "after": 50.2,
+     "source": "slime#1835"},
+    {"model": "Qwen2.5-0.5B", "algorithm": "GRPO, 8k examples", "before": 36.7, "after": 49.5,
+     "source": "simpleRL-reason"},
+    {"model": "Qwen2.5-1.5B-Instruct", "algorithm": "GRPO, LoRA of rank 32", "before": None,
+     "after": 77.9, "source": "verl, docs/algo/baseline.md"},
+    {"model": "Qwen2.5-1.5B-Instruct", "algorithm": "GRPO, LoRA, strict", "before": 1.7,
+     "after": 48.7, "source": "a blog, quoted second-hand"},
+    {"model": "Qwen2.5-1.5B-Instruct", "algorithm": "GRPO, LoRA, lenient", "before": 38.3,
+     "after": 55.0, "source": "the same"}]
 SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
          "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
          "--cold_start_steps 120 --cold_start_learning_rate 0.005")
@@ -60,11 +93,11 @@ SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_p
 class Bench:
     """The model and the batch sizes that all parts of the benchmark measure."""
 
-    def __init__(self, cpu, model=None, dataset=None):
+    def __init__(self, cpu, model=None, dataset=None, limit=LIMIT, seeds=1):
         self.own = {"--model_name_or_path": model, "--dataset_name": dataset}
         self.batch_seconds = None                            # of README's first command, once known
         self.device, self.cpu = torch.device("cpu" if cpu else "cuda"), cpu
-        self.end = time.perf_counter() + LIMIT
+        self.end, self.limit, self.seeds = time.perf_counter() + limit, limit, seeds
         self.Q, self.G, self.P, self.T = SIZES[cpu]
         config = named("Qwen 0.5B")
         if cpu:
@@ -97,8 +130,13 @@ class Bench:
         if not self.cpu:
             torch.cuda.synchronize()
 
+    def clock(self):
+        """Seconds on a clock that is read when the device has finished."""
+        self.wait()
+        return time.perf_counter()
+
     def left(self):
-        """Seconds that remain of LIMIT."""
+        """Seconds that remain of the limit."""
         return max(1.0, self.end - time.perf_counter())
 
     def run(self, *command):
@@ -218,8 +256,13 @@ def script(bench, *flags):
         size = SMALL if bench.cpu else "--steps 10"
         bench.run(ROOT / "train.py", *size.split(), "--eval_samples", "0",
                   "--output_dir", f"{folder}/run", *flags)
-        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
+        records = metrics(f"{folder}/run")
         return {"seconds": time.perf_counter() - began, "batch": records[-1]}
+
+
+def metrics(run):
+    """The metrics of a run, one dict per rollout batch."""
+    return [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
 
 
 def versus_trl(bench):
@@ -273,26 +316,28 @@ def with_steps(flags, steps):
     return [*flags[:at + 1], str(steps), *flags[at + 2:]]
 
 
+def batch_of(bench, way):
+    """Seconds per batch, by phase, and peak bytes of three rollout batches of the first command
+    with the flags `way`. The first batch is not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = [*with_steps(command(bench, folder), 3), *way, "--eval_samples", "0",
+                 "--output_dir", f"{folder}/run"]
+        printed = bench.run("-c", PEAK, *flags)
+        records = metrics(f"{folder}/run")[1:]
+    laps = {lap: mean(r[f"seconds_{lap}"] for r in records)
+            for lap in ("rollout", "logp", "update")}
+    return {"seconds": sum(laps.values()), **laps, "peak_bytes": int(printed.split("peak")[-1]),
+            "tokens_per_second": records[-1]["tokens_per_second"]}
+
+
 def first_command(bench):
-    """Seconds per batch, by phase, and peak bytes as {way: figures} of three rollout batches. The
-    first batch is not counted."""
+    """{way: figures of batch_of, or the error}."""
     found = {}
     for way in ((), ("--plain",), ("--torch_compile",)):
-        with tempfile.TemporaryDirectory() as folder:
-            flags = [*with_steps(command(bench, folder), 3), *way, "--eval_samples", "0",
-                     "--output_dir", f"{folder}/run"]
-            name = way[0] if way else "fast"
-            try:
-                printed = bench.run("-c", PEAK, *flags)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                found[name] = {"error": str(error)[-300:]}
-                continue
-            records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")][1:]
-        laps = {lap: sum(r[f"seconds_{lap}"] for r in records) / len(records)
-                for lap in ("rollout", "logp", "update")}
-        found[name] = {"seconds": sum(laps.values()), **laps,
-                       "peak_bytes": int(printed.split("peak")[-1]),
-                       "tokens_per_second": records[-1]["tokens_per_second"]}
+        try:
+            found[way[0] if way else "fast"] = batch_of(bench, way)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            found[way[0] if way else "fast"] = {"error": str(error)[-300:]}
     bench.batch_seconds = found["fast"].get("seconds")
     return found
 
@@ -322,33 +367,154 @@ def lenient(response, answer):
 
 
 def examined(bench, args, task, name):
-    """Pass rates of greedy answers to the held-out questions, by the strict and by the lenient
-    verifier."""
+    """Greedy answers to the held-out questions: {"strict": [right or not], "lenient": [...]}."""
     policy, tokenizer = load_policy(args, task, bench.device, name)
     sampler = evaluation_sampler(args, policy, tokenizer, task)
     texts = evaluate(args, sampler, task, task.test, 1, 0.0)["texts"]
     pairs = [(row[0], problem.answer) for row, problem in zip(texts, task.test)]
-    return {judge.__name__: sum(judge(*pair) for pair in pairs) / len(pairs)
-            for judge in (strict, lenient)} | {"questions": len(pairs)}
+    return {judge.__name__: [judge(*pair) for pair in pairs] for judge in (strict, lenient)}
+
+
+def pass_rates(marks):
+    return {judge: mean(right) for judge, right in marks.items()}
+
+
+def trained(bench, flags, steps):
+    """(answers as `examined` has them, what the run recorded) after train.py with these flags."""
+    args = parse(flags)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        bench.run(ROOT / "train.py", *with_steps(flags, steps), "--eval_samples", "0",
+                  "--output_dir", f"{folder}/run")
+        seconds = time.perf_counter() - began
+        records = metrics(f"{folder}/run")
+        marks = examined(bench, args, tasks.from_arguments(args),
+                         f"{folder}/run/checkpoints/step_{steps}")
+    return marks, {"seconds": seconds, "pass_rate": [r["pass_rate"] for r in records]}
+
+
+def difference(gspo, grpo):
+    """GSPO minus GRPO in pass rate: {judge: (mean, low, high)}, with the 95 % interval over the
+    questions. gspo, grpo: answers of one run per seed, in the order of the seeds. The interval does
+    not contain the spread over seeds; see "runs"."""
+    result = {}
+    for judge in ("strict", "lenient"):
+        runs = [[a - b for a, b in zip(ours[judge], theirs[judge], strict=True)]
+                for ours, theirs in zip(gspo, grpo, strict=True)]                  # [seeds][n]
+        result[judge] = with_interval([mean(question) for question in zip(*runs)], (-1.0, 1.0))
+    return result
 
 
 def gsm8k(bench):
-    """Pass rates on the held-out questions before and after README's first command, which trains
-    for as many batches as the remaining time allows."""
+    """Pass rates on the held-out questions before and after README's first command by GSPO and by
+    GRPO, for each seed, with as many batches in each run as the remaining time allows."""
     with tempfile.TemporaryDirectory() as folder:
         flags = command(bench, folder)
         args = parse(flags)
         task = tasks.from_arguments(args)
-        before, began = examined(bench, args, task, None), time.perf_counter()
-        room = (bench.left() - EVALUATING) / (bench.batch_seconds or math.inf)
-        steps = max(1, min(args.steps, int(room)))
-        bench.run(ROOT / "train.py", *with_steps(flags, steps), "--eval_samples", "0",
-                  "--output_dir", f"{folder}/run")
-        seconds = time.perf_counter() - began
-        records = [json.loads(line) for line in open(f"{folder}/run/metrics.jsonl")]
-        after = examined(bench, args, task, f"{folder}/run/checkpoints/step_{steps}")
-        return {"before": before, "after": after, "batches": steps, "of": args.steps,
-                "seconds": seconds, "pass_rate": [r["pass_rate"] for r in records]}
+        before = examined(bench, args, task, None)
+        batch_seconds = bench.batch_seconds or batch_of(bench, ())["seconds"]
+        room = (bench.left() - SAMPLING) / (2 * bench.seeds) - EVALUATING
+        steps = max(1, min(args.steps, int(room / batch_seconds)))
+        result = {"before": pass_rates(before), "questions": len(task.test), "batches": steps,
+                  "of": args.steps, "published": PUBLISHED, "runs": []}
+        answers = {"gspo": [], "grpo": []}
+        for seed in range(bench.seeds):
+            pair = {}
+            for name in answers:
+                try:
+                    pair[name], seen = trained(
+                        bench, [*flags, "--algorithm", name, "--seed", str(seed)], steps)
+                    seen["after"] = pass_rates(pair[name])
+                except (RuntimeError, ValueError, subprocess.TimeoutExpired) as error:
+                    seen = {"error": str(error)[-300:]}
+                result["runs"].append({"algorithm": name, "seed": seed, **seen})
+            if len(pair) == 2:                               # a pair that ended
+                for name in answers:
+                    answers[name].append(pair[name])
+    result["pairs"] = len(answers["gspo"])
+    if result["pairs"]:
+        result["gspo_minus_grpo"] = difference(**answers)
+    print(table(result), flush=True)
+    return result
+
+
+def table(result):
+    """The pass rates that gsm8k measured, in percent, and the published ones."""
+    shown = lambda rate: "-" if rate is None else f"{rate:.1f}"
+    lines = [f"GSM8K, {result['questions']} questions, {result['batches']} batches"]
+    for run in result["runs"]:
+        for judge in ("strict", "lenient"):
+            after = run["after"][judge] * 100 if "after" in run else None
+            lines.append(f"  {run['algorithm']}, seed {run['seed']}, {judge}: "
+                         f"{shown(result['before'][judge] * 100)} -> {shown(after)}")
+    for judge, (middle, low, high) in result.get("gspo_minus_grpo", {}).items():
+        lines.append(f"  GSPO - GRPO, {judge}: {100 * middle:+.1f} [{100 * low:+.1f}, "
+                     f"{100 * high:+.1f}]")
+    lines.append("published, GSM8K:")
+    lines += [f"  {row['model']}, {row['algorithm']}: {shown(row['before'])} -> "
+              f"{shown(row['after'])} ({row['source']})" for row in result["published"]]
+    return "\n".join(lines)
+
+
+def samplers(bench):
+    """{sampler: tokens per second, their ratio to the built-in one, mean length} of a rollout batch
+    of README's first command: the median of three batches after a warm-up. Before each batch the
+    weights change, as by an update, so that rounding or transferring them is counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = command(bench, folder)
+        args = parse(flags)
+        task = tasks.from_arguments(args)
+        policy, tokenizer = load_policy(args, task, bench.device)
+        problems = task.train[:args.prompts_per_step]
+        prompts = task.encode(tokenizer, problems, args.chat_template, args.max_prompt_length)
+        result = {}
+        for name, way in SAMPLERS.items():
+            result[name] = sampler_speed(bench, [*flags, *way], policy, tokenizer, task, prompts)
+        close_engine()
+    for found in result.values():
+        if "tokens_per_second" in found and "tokens_per_second" in result["built-in"]:
+            built_in = result["built-in"]["tokens_per_second"]
+            found["times_built_in"] = found["tokens_per_second"] / built_in
+    return result | {"prompts": len(prompts), "group_size": args.num_generations,
+                     "longest": task.max_completion_length}
+
+
+def sampler_speed(bench, flags, policy, tokenizer, task, prompts):
+    """Tokens per second of the sampler of a run with these flags, or why there are none."""
+    if "vllm" in flags and not importlib.util.find_spec("vllm"):
+        return {"skipped": "vLLM is not installed: see tests/requirements-vllm.txt"}
+    if "--torch_compile" in flags and not compiled.can_compile(bench.device.type):
+        return {"skipped": "torch.compile finds no compiler here"}
+    try:
+        args = parse(flags)
+        sampler = Measured(make_sampler(args, SimpleNamespace(policy=policy), tokenizer, task))
+        rates = []
+        for turn in range(4):                                # the first one warms up
+            as_updated(policy)
+            rates.append(tokens_per_second(sampler, prompts, args.num_generations,
+                                           task.max_completion_length, turn, bench.clock))
+    except Exception as error:                               # whatever an engine raises
+        return {"error": f"{type(error).__name__}: {str(error)[-300:]}"}
+    return {"tokens_per_second": median(rates[1:]), "mean_length": mean(sampler.lengths[1:])}
+
+
+class Measured:
+    """A sampler that keeps the mean length of the responses of each call."""
+
+    def __init__(self, sampler):
+        self.sampler, self.lengths = sampler, []
+
+    def sample(self, *inputs, **options):
+        rollout = self.sampler.sample(*inputs, **options)
+        self.lengths.append(rollout.mask.sum(-1).float().mean().item())
+        return rollout
+
+
+@torch.no_grad()
+def as_updated(policy):
+    for weight in policy.parameters():
+        weight.mul_(1 - 1e-6)
 
 
 PARTS = {
@@ -357,7 +523,8 @@ PARTS = {
     "routing replay old": lambda bench: script(bench, "--routing_replay", "old"),
     "routing replay rollout": lambda bench: script(bench, "--routing_replay", "rollout"),
     "versus_trl": versus_trl, "tests": tests, "first command": first_command,
-    "beside TRL": beside_trl, "gsm8k": gsm8k}
+    "beside TRL": beside_trl, "gsm8k": gsm8k,
+    "samplers": samplers}  # last: vLLM may keep memory of the device
 
 
 def main(argv=None):
@@ -367,11 +534,16 @@ def main(argv=None):
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--model", help="a copy of README's model instead of the hub's")
     parser.add_argument("--dataset", help="a copy of README's data instead of the hub's")
+    parser.add_argument("--seeds", type=int, default=1, help="pairs of runs that gsm8k makes")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for everything")
     args = parser.parse_args(argv)
-    result, bench = {}, Bench(args.cpu, args.model, args.dataset)
+    if args.seeds < 1:
+        parser.error("--seeds must be at least 1")
+    result = {}
+    bench = Bench(args.cpu, args.model, args.dataset, args.limit, args.seeds)
     for name in args.only:
         try:
-            over = {"skipped": f"{LIMIT} seconds were over"}
+            over = {"skipped": f"{args.limit:g} seconds were over"}
             result[name] = PARTS[name](bench) if bench.left() > 1 else over
         except Exception as error:  # whatever it was: written down, and on with the next
             result[name] = {"error": f"{type(error).__name__}: {str(error)[-500:]}"}

@@ -115,7 +115,14 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     for name in ("default run", "routing replay old", "routing replay rollout"):
         assert found[name]["batch"]["grad_norm"] > 0
     assert {"fast", "--plain", "--torch_compile"} == set(found["first command"]) and found["first command"]["fast"]["seconds"] > 0
-    assert found["gsm8k"]["batches"] == 4 and set(found["gsm8k"]["after"]) == {"strict", "lenient", "questions"}
+    gsm8k, samplers = found["gsm8k"], found["samplers"]
+    assert (gsm8k["batches"], gsm8k["pairs"]) == (4, 1) and set(gsm8k["before"]) == {"strict", "lenient"}
+    gspo, grpo = gsm8k["runs"]
+    assert (gspo["algorithm"], grpo["algorithm"]) == ("gspo", "grpo") and gspo["after"] and grpo["after"]
+    assert gspo["pass_rate"][0] == grpo["pass_rate"][0]      # same start, prompts and seed
+    for name in ("built-in", "--torch_compile", "--sampler continuous"):
+        assert samplers[name]["tokens_per_second"] > 0, samplers
+    assert "skipped" in samplers["--sampler vllm"] or samplers["--sampler vllm"]["tokens_per_second"] > 0, samplers
     assert len(found["beside TRL"]["seconds"]) == 3
     assert found["decode"]["plain"] > 0 and found["noise"]["bfloat16"]["log_s"] > 0
 
@@ -127,6 +134,21 @@ def test_the_gpu_benchmark_ends_on_a_pretended_gpu(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found) == 7 and not [part for part in found.values() if "error" in part], found
+
+
+def test_the_difference_of_gsm8ks_pairs_is_taken_per_question():
+    """Two seeds, four questions: GSPO minus GRPO is +1, 0, -1/2, +1/2 by question."""
+    sys.path.insert(0, str(HERE.parent / "benchmarks"))
+    from gpu import PUBLISHED, difference, table
+    marks = lambda *right: {"strict": right, "lenient": (True,) * 4}
+    both = difference([marks(1, 1, 0, 1), marks(1, 0, 0, 0)], [marks(0, 1, 1, 0), marks(0, 0, 0, 0)])
+    middle, low, high = both["strict"]
+    assert middle == 0.25 and low < 0.25 < high and both["lenient"][0] == 0.0
+    runs = [{"algorithm": "gspo", "seed": 3, "after": {"strict": 0.5, "lenient": 0.6}}, {"algorithm": "grpo", "seed": 3, "error": "no memory"}]
+    text = table({"questions": 4, "batches": 2, "before": {"strict": 0.25, "lenient": 0.5}, "runs": runs,
+                  "gspo_minus_grpo": both, "published": PUBLISHED})
+    for line in ("gspo, seed 3, strict: 25.0 -> 50.0", "grpo, seed 3, lenient: 50.0 -> -", "GSPO - GRPO, strict: +25.0", "43.6 -> 50.2 (slime#1835)"):
+        assert line in text, text
 
 
 def test_gsm8ks_two_verifiers():
