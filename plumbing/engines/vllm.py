@@ -115,17 +115,13 @@ def start(policy, tokenizer, dtype, longest, memory_share):
         options["distributed_executor_backend"] = "external_launcher"     # torchrun started us
     folder = processes.on_first(lambda: saved(policy, tokenizer))
     try:
-        with random_states_kept():
+        with random_states_kept(), errors_in_one_line(f"cannot load {type(policy).__name__}"):
             from vllm import LLM, SamplingParams
             llm = LLM(model=folder, dtype=dtype, max_model_len=longest, seed=0,
                       logprobs_mode="processed_logprobs",    # at the temperature of sampling
                       generation_config="vllm",              # no top-p or penalties of the folder's
                       enforce_eager=cpu, enable_sleep_mode=not cpu, use_tqdm_on_load=False,
                       disable_log_stats=True, **memory, **options)
-    except Exception as error:                               # whatever vLLM raises
-        words = " ".join(str(error).split())[:300]
-        raise ValueError(f"--sampler vllm: vLLM cannot load {type(policy).__name__}: "
-                         f"{type(error).__name__}: {words}") from error
     finally:
         processes.gather(None)                               # every process has read it
         processes.on_first(lambda: shutil.rmtree(folder))
@@ -176,7 +172,7 @@ class Engine:
 
     def generate(self, rows, settings):
         """(token ids, their log-probs) of a response per row, lists of B lists each."""
-        with random_states_kept():
+        with random_states_kept(), errors_in_one_line("cannot sample"):
             outputs = self.llm.generate(
                 rows, [self.sampling_params(**row) for row in settings], use_tqdm=False)
         found = [output.outputs[0] for output in outputs]
@@ -199,6 +195,16 @@ def forget_packed_experts(model):
 def plain(policy):
     """The policy without adapters: itself, or a copy with the adapters merged."""
     return merged(policy) if adapted_layers(policy) else policy
+
+
+@contextmanager
+def errors_in_one_line(what):
+    """Any error in the block becomes a ValueError that says what vLLM could not do."""
+    try:
+        yield
+    except Exception as error:                               # whatever vLLM raises
+        words = " ".join(str(error).split())[:300]
+        raise ValueError(f"--sampler vllm: vLLM {what}: {type(error).__name__}: {words}") from error
 
 
 @contextmanager

@@ -1,0 +1,144 @@
+"""vLLM itself as the sampler, on a CPU, where it is installed (tests/requirements-vllm.txt; .ci/run makes its environment).
+python -m pytest tests/engines/test_vllm.py -m slow"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+import train
+from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines import vllm as engine
+from rollout import response_logp
+from tiny_run import TINY, TRAIN, differences, metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: tests/requirements-vllm.txt")]
+
+MOE = [*TINY, *"--hidden_size 128 --sampler vllm --learning_rate 0.003 --algorithm grpo --warmup_steps 0 --lr_scheduler_type constant_with_warmup".split()]
+DATA = [*MOE, *"--model_name_or_path model --dataset_name rows.jsonl --verifier exact --max_completion_length 6 --max_prompt_length 16 --entropy_coef 0.1".split()]
+
+
+def model():
+    """A tiny Llama whose heads are 32 wide, with a tied LM head, two end tokens and settings for chats."""
+    torch.manual_seed(0)
+    tokenizer = builtin_tokenizer()
+    policy = LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=64, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, max_position_embeddings=128, initializer_range=0.2)).eval()
+    policy.generation_config = GenerationConfig(
+        eos_token_id=[tokenizer.eos_token_id, 3], top_k=5, top_p=0.8, repetition_penalty=1.3, do_sample=True)
+    return policy, tokenizer
+
+
+@pytest.fixture
+def place(workplace):
+    policy, tokenizer = model()
+    policy.save_pretrained("model")
+    tokenizer.save_pretrained("model")
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    yield workplace
+    engine.close_engine()
+
+
+def difference(policy, rollout, temperature):
+    """The largest difference of a log-prob."""
+    own = response_logp(policy, rollout, temperature, entropy=False).logp
+    return (own - rollout.sampler_logp)[rollout.mask].abs().max().item()
+
+
+def test_samples_of_the_policy_after_each_of_ten_updates(place):
+    """Also: more prompt tokens than vLLM takes at once, stop strings, two end tokens, seeds, the generators of torch."""
+    policy, tokenizer = model()
+    prompts = [[1, 10] * 12 + [11], [2, 10, 3, 11]]
+    uniforms = torch.rand(2 * 100, 8, generator=torch.Generator().manual_seed(1))
+    before = torch.get_rng_state()
+    sampler = engine.VllmSampler(policy, tokenizer, 8, 0.7, ("2", "1+"), prompt_tokens=32)
+    rollout = sampler.sample(prompts, 100, uniforms=uniforms)
+    assert torch.equal(before, torch.get_rng_state())
+    assert difference(policy, rollout, 0.7) < 1e-4
+    assert torch.equal(rollout.response_ids, sampler.sample(prompts, 100, uniforms=uniforms).response_ids)
+    seen = {*rollout.texts}
+    for ids, mask, truncated in zip(rollout.response_ids.tolist(), rollout.mask.tolist(), rollout.truncated.tolist()):
+        own = [token for token, loss in zip(ids, mask) if loss]
+        ends = [n for n in range(1, len(own) + 1) if own[n - 1] in (tokenizer.eos_token_id, 3)
+                or tokenizer.decode(own[:n]).endswith(("2", "1+"))]
+        assert ends == ([] if truncated else [len(own)]) and (not truncated or len(own) == 8)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
+    for _ in range(10):
+        loss = response_logp(policy, rollout, 0.7).logp.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rollout = sampler.sample(prompts, 100, uniforms=uniforms)
+        assert difference(policy, rollout, 0.7) < 1e-4
+    assert {*rollout.texts} != seen
+    greedy = sampler.sample(prompts, 2, temperature=0)
+    assert greedy.texts[0] == greedy.texts[1]
+
+
+class Named:
+    """A policy whose state_dict() lacks the tied head, as named_parameters() do."""
+
+    def __init__(self, policy):
+        self.policy = policy
+        self.save_pretrained = policy.save_pretrained
+
+    def state_dict(self):
+        return dict(self.policy.named_parameters())
+
+
+def test_a_head_that_is_not_transferred_stops_the_run_in_one_line(place, monkeypatch, capfd):
+    monkeypatch.setattr(engine, "plain", Named)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*DATA, "--steps", "3", "--output_dir", "run"])
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.py: ")]
+    assert stop.value.code == 2 and len(lines) == 1
+    assert "--sampler vllm: its log-probs differ from the policy's by" in lines[0]
+
+
+def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place):
+    train.main([*MOE, "--steps", "2", "--eval_samples", "1", "--eval_prompts", "4", "--output_dir", "whole"])
+    assert all(record["mismatch_kl"] < 1e-10 for record in metrics("whole"))
+    train.main([*MOE, "--steps", "1", "--output_dir", "parts"])
+    train.main([*MOE, "--steps", "2", "--output_dir", "parts", "--resume"])
+    assert [r["reward"] for r in metrics("whole")] == [r["reward"] for r in metrics("parts")]
+    train.main([*MOE, "--steps", "2", "--output_dir", "again"])
+    assert not differences("again", "parts", 2)
+
+
+def test_experts_that_stay_unpacked_stop_the_run(place, monkeypatch, capfd):
+    """Without forget_packed_experts: if a later vLLM needs it no more, this fails, and it can go."""
+    monkeypatch.setattr(engine, "forget_packed_experts", lambda model: None)
+    with pytest.raises(SystemExit) as stop:
+        train.main([*MOE, "--steps", "1", "--output_dir", "run"])
+    assert stop.value.code == 2 and "--sampler vllm: its log-probs differ" in capfd.readouterr().err
+
+
+def test_adapters_are_merged_into_a_copy(place):
+    pytest.importorskip("peft")
+    train.main([*DATA, "--use_peft", "--steps", "3", "--output_dir", "run"])
+    assert all(record["mismatch_kl"] < 1e-9 for record in metrics("run"))
+    assert metrics("run")[1]["perplexity_old"] != metrics("run")[0]["perplexity_old"]
+
+
+def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, capfd):
+    with pytest.raises(SystemExit) as stop:
+        train.main([*MOE, "--hidden_size", "96", "--steps", "1", "--output_dir", "run"])
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.py: ")]
+    assert stop.value.code == 2 and len(lines) == 1 and "vLLM cannot sample: RuntimeError: Unsupported CPU attention" in lines[0]
+
+
+def test_two_processes_have_an_engine_each_and_draw_the_same(place):
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", TRAIN]
+    done = subprocess.run([*two, *MOE, "--steps", "2", "--output_dir", "two"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    train.main([*MOE, "--steps", "2", "--output_dir", "one"])
+    assert [r["reward"] for r in metrics("two")] == [r["reward"] for r in metrics("one")]
+    assert all(record["mismatch_kl"] < 1e-10 for record in metrics("two"))
