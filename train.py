@@ -87,7 +87,8 @@ def train(settings, learner, task, recorder, saver):
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if settings.old_logp == "recompute":
             old = learner.score(rollout, entropy=settings.entropy_quantile > 0, replay=True)
-        batch = Batch(rollout, problems, parts, old.logp, step, routes=old.routes, sampled=sampled)
+        batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
+                      step=step)
         inputs = extras.before_updates(learner, batch, old) if extras else {}
         recorder.lap("seconds_logp")
 
@@ -243,12 +244,12 @@ class Batch:
     problems: list                           # Q: the prompts, and the answers that are right
     parts: torch.Tensor                      # [B, K] the rewards in parts, one per verifier
     old_logp: torch.Tensor                   # [B, T] log π_old of each token
-    step: int                                # the number of the batch, from 1
     rewards: torch.Tensor | None = None      # [B] the weighted sums of their parts
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
     sampled: list | None = None              # [(rollout, parts)] of all --dynamic_sampling rounds
+    step: int = 1                            # the number of the batch
 
     # what rarely used flags add
     ref_logp: torch.Tensor | None = None     # [B, T] log π_ref (--beta)

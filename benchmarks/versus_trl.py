@@ -109,7 +109,7 @@ class Ours:
         old = train.Scores(rollout.sampler_logp, None, None)
         if args.old_logp == "recompute":
             old = learner.score(rollout, replay=True)
-        batch = train.Batch(rollout, problems, parts, old.logp, step, routes=old.routes)
+        batch = train.Batch(rollout, problems, parts, old.logp, step=step, routes=old.routes)
         inputs = {}
         if learner.extras:
             inputs = learner.extras.before_updates(learner, batch, old)

@@ -84,7 +84,7 @@ class Lab:
         rollout, problems, parts, _ = train.collect(self.args, learner, self.task, step)
         old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
-        return train.Batch(rollout, problems, parts, old.logp, step, advantages=advantages,
+        return train.Batch(rollout, problems, parts, old.logp, step=step, advantages=advantages,
                            routes=old.routes, passes=getattr(old, "passes", None))
 
     def minibatches(self, step, batch):

@@ -80,7 +80,7 @@ def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
     problems, args = task.train[:3], SimpleNamespace(hint_template="{answer} {prompt}", max_prompt_length=64, chat_template=False)
     rollout = sample(policy, tokenizer, [p.prompt for p in problems], 2, 4)
     batch = SimpleNamespace(rollout=rollout, problems=problems)
-    told = hinted(args, task, tokenizer, batch)
+    told = hinted(args, task, tokenizer, batch, [problem.answer for problem in problems])
     for i, problem in enumerate(problems):
         assert tokenizer.decode(told.prompt_ids[i][told.prompt_mask[i]].tolist()) == f"{problem.answer} {problem.prompt}"
     assert told.response_ids.equal(rollout.response_ids) and told.mask.equal(rollout.mask)
