@@ -331,4 +331,4 @@ def test_everything_that_differs_from_trls_default_is_printed_or_named(seed, cap
         elif flag in NAMED:
             assert NAMED[flag] in text, (flag, text)
         else:
-            assert f"--{flag} " in comments, (flag, comments)
+            assert f"--{flag} " in comments.replace("\n", " \n") + " ", (flag, comments)

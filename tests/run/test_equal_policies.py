@@ -97,7 +97,7 @@ def by_section():
 
 
 SECTION = by_section()
-FIRST = [flag for flag in EFFECTS if SECTION[flag] == "the sampler and the routers"]
+FIRST = [flag for flag in EFFECTS if SECTION.get(flag) == "the sampler and the routers"]
 FIRST += ["dynamic_sampling", "beta", "micro_batch_size", "plain", "bf16", "num_generations",
           "teacher_model_name_or_path"]
 # They start no run, or need one with the same flags.
