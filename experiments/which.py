@@ -7,6 +7,7 @@ result that it comes from. They are computed by the functions of the experiments
 runs; experiments/shared/which.py puts them into sentences and measures nothing.
 """
 
+import argparse
 import json
 import os
 
@@ -142,6 +143,8 @@ def numbers():
 
 
 if __name__ == "__main__":
+    help_form = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     os.chdir(claim.ROOT)
     found = numbers()
     text = ",\n".join(f" {json.dumps(name)}: {json.dumps(number, ensure_ascii=False)}"

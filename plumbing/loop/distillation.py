@@ -70,9 +70,9 @@ def teacher_logp(args, learner, task, batch, teacher):
     one are taught: elsewhere log π_T is log π_old, so that distillation is 0 there."""
     if not args.self_distillation:
         return learner.score(batch.rollout, scorer=teacher).logp
-    right = (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                     # [Q, G]
     answers = [problem.answer for problem in batch.problems]
     if args.self_distillation_hint == "sibling":
+        right = (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                 # [Q, G]
         texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
                  for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]

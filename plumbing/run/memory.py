@@ -123,7 +123,10 @@ def shape(config):
     """(hidden size, heads, head size, key-value heads, feed-forward size)"""
     H = config.num_attention_heads
     d = getattr(config, "head_dim", None) or config.hidden_size // H
-    return config.hidden_size, H, d, config.num_key_value_heads, config.intermediate_size
+    H_kv = getattr(config, "num_key_value_heads", None) or H
+    widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner"))
+    F = next(filter(None, widths), 4 * config.hidden_size)   # GPT-2 and Bloom leave it out
+    return config.hidden_size, H, d, H_kv, F
 
 
 def work_of(args, prompt_tokens):

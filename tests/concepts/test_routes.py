@@ -236,7 +236,7 @@ def rollout(Q=3, G=2, P=4, T=5, prefix=0):
     prompts = [common + ids[real].tolist() for ids, real in zip(prompts, prompt_mask)]
     prompts, prompt_mask = left_pad(prompts, 0, "cpu")
     never = torch.zeros(Q * G, dtype=torch.bool)
-    return FastRollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix)
+    return FastRollout(prompts, prompt_mask, answers, mask, torch.zeros(Q * G, T), never, [""] * (Q * G), G, prefix=prefix)
 
 
 def logp_of(model, part, share, **options):

@@ -344,10 +344,11 @@ def test_wandb_and_trackio_get_them_too(name, workplace, monkeypatch):
     train.main([*TINY, "--steps", "2", "--report_to", name, "--output_dir", "run", "--eval_steps", "1", "--eval_samples", "1",
                 "--eval_prompts", "3"])
     assert calls[0]["name"] == "run" and calls[0]["config"]["steps"] == 2
-    assert [step for step, _ in calls[1:]] == [1, 2]
-    held_out = [calls[1][1][f"pass_at_1/{i}"] for i in range(3)]     # the mean and its interval
+    assert [step for step, _ in calls[1:]] == [0, 1, 2, 2]           # before, two batches, after
+    batch = calls[2][1]
+    held_out = [batch[f"pass_at_1/{i}"] for i in range(3)]           # the mean and its interval
     assert held_out == metrics("run")[0]["pass_at_1"]
-    assert calls[2][1]["reward"] == metrics("run")[1]["reward"] and calls[2][1]["reward_parts/correct"] >= 0
+    assert calls[3][1]["reward"] == metrics("run")[1]["reward"] and calls[3][1]["reward_parts/correct"] >= 0
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(workplace, monkeypatch, capsys):

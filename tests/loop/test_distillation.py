@@ -77,7 +77,7 @@ def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
     task, tokenizer = running_sum(1, 2), builtin_tokenizer()
     torch.manual_seed(0)
     policy = TinyMoE(tiny_config(parse(["--hidden_size", "16", "--num_hidden_layers", "1"]), tokenizer)).eval()
-    problems, args = task.train[:3], SimpleNamespace(hint_template="{answer} {prompt}", max_prompt_length=64, chat_template=False)
+    problems, args = task.train[:3], parse(["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation", "--hint_template", "{answer} {prompt}"])
     rollout = sample(policy, tokenizer, [p.prompt for p in problems], 2, 4)
     batch = SimpleNamespace(rollout=rollout, problems=problems)
     told = hinted(args, task, tokenizer, batch, [problem.answer for problem in problems])
@@ -134,6 +134,7 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, capsys):
     tokenizer = json.loads(file.read_text())
     tokenizer["model"]["vocab"] |= {"1": 2, "2": 1}
     file.write_text(json.dumps(tokenizer))
+    Path("other/SHA256SUMS").unlink()                        # it would be refused as damaged
     with pytest.raises(SystemExit) as stop:
         train.main([*STUDENT, "--steps", "1", "--advantage", "distillation", "--teacher_model_name_or_path", "other"])
     said = capsys.readouterr().err

