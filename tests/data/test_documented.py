@@ -197,7 +197,8 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch):
 def test_the_reward_of_the_whole_task(workplace):
     (argv,) = section("A whole task: from free text to JSON")
     subprocess.run([sys.executable, "make_notes.py"], check=True)
-    task = from_arguments(parse(argv))
+    place = argv.index("--report_to")                        # its package is not needed for the reward
+    task = from_arguments(parse(argv[:place] + argv[place + 2:]))
     problem, = [p for p in task.train + task.test if p.answer == '{"name": "Ana", "city": "Oslo"}'][:1]
     texts = [problem.answer, ' {"city": "Oslo", "name": "Ana"}', '{"name": "Ana", "city": "Rome"}', '{"name": "Ana"}', "Ana, Oslo", "3"]
     assert task.part_names == ["right", "form"] and len(task.train) + len(task.test) == 200
