@@ -1,9 +1,9 @@
 """SmolLM2 over clip ranges and number formats: what does GSPO's clip act on in 16 bits?
 
 Claim (ours, no paper): in bfloat16 GSPO with the paper's clip range learns less than in float32, as
-the clip acts on rounding, and with 100 times the range it does not. README's command for a GPU
-trains a checkpoint in bfloat16 with the paper's range, as frameworks do; autocast on a CPU computes
-the same roundings.
+the clip acts on rounding, and with 100 times the range it does not. Frameworks train in bfloat16
+with the paper's range, and so does train.py on a GPU by default; autocast on a CPU computes the
+same roundings.
 
 Setting: SmolLM2-135M-Instruct, two tasks: the larger of two numbers (docs/data.md) and
 reasoning_gym's chain_sum of two digits, both with worked lines as a prompt; 20 rollout batches of

@@ -401,7 +401,8 @@ def memory():
                    "update: ours", "all logits at once", "TRL"), *rows)
             + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
             "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/run/memory.py`:\n\n```\n" + fits + "\n```\n\n"
+            "`plumbing/run/memory.py`. In float32, as in README's\ncommands for GSPO, fewer rows "
+            "fit:\n\n```\n" + fits + "\n```\n\n"
             f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
 
 

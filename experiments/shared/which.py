@@ -98,9 +98,8 @@ def rows():
             ("gspo - grpo, best rates", "gspo - grpo_replay, best rates",
              "gspo_x100 - grpo, best rates", "gspo_x100 - grpo, six step sizes"),
             "longer answers, deeper models, longer runs (below)",
-            "On the tiny model GSPO with about 100 times the paper's clip range, or GRPO: over six "
-            "step sizes the wide range is ahead of GRPO by "
-            f"{n('gspo_x100 - grpo, six step sizes')} pass@1."),
+            "On the tiny model GRPO, or GSPO with 100 times the paper's clip range, which is ahead "
+            f"of GRPO by {n('gspo_x100 - grpo, six step sizes')} pass@1 over six step sizes."),
         Row("How wide a band for GSPO?",
             "`--epsilon 0.03 --epsilon_high 0.04`, 100 times the paper's; the default stays the "
             "paper's, so that `--algorithm gspo` is the published algorithm.",
@@ -110,9 +109,9 @@ def rows():
              "gspo_x100 - grpo, six step sizes", "gspo_x10 - gspo, best rates",
              "gspo_x100 - gspo, best rates"),
             "longer answers, on which s spreads less: look at `epsilon_over_std` in metrics.jsonl",
-            "On the tiny model `--epsilon 0.03 --epsilon_high 0.04`: "
-            f"{n('gspo_x100 - gspo, best rates')} pass@1 against the paper's clip range, which "
-            "stays the default, so that `--algorithm gspo` is the published algorithm."),
+            "On the tiny model `--epsilon 0.03 --epsilon_high 0.04`, "
+            f"{n('gspo_x100 - gspo, best rates')} pass@1 against the paper's. The paper's stays "
+            "the default, so that `--algorithm gspo` is the published algorithm."),
         Row("A band that follows log s, `--epsilon auto`?",
             "Not shown to help: a wide fixed band is simpler and learned more.",
             f"Auto minus the wide clip range: {n('auto - gspo_x100, six step sizes')} pass@1.",
@@ -127,8 +126,8 @@ def rows():
             ("best rate of grpo", "best rate of gspo", "best rate of gspo_x100",
              "best rate of grpo_replay", "largest rate of grpo", "largest rate of gspo"),
             "another model",
-            f"On the tiny model of 4 layers {n('best rate of grpo')}, with every algorithm; rates "
-            "do not transfer: `--num_hidden_layers 48` and a checkpoint have smaller defaults."),
+            f"On the tiny model {n('best rate of grpo')}, with every algorithm; other models need "
+            "another, so a checkpoint has a smaller default."),
         Row("How many mini-batches per rollout batch?",
             "4; with more, or at a large rate, use GSPO with the wide fixed band.",
             "The wide clip range minus GRPO at 8e-4 with 16 mini-batches: "
@@ -185,9 +184,8 @@ def rows():
             "range is `[1 - 0.0003, 1 + 0.0004]`.",
             ("SmolLM2's step", "error of bfloat16", "error of float16"),
             "longer answers, over which rounding averages out",
-            f"In bfloat16 SmolLM2's log s has an error of {n('error of bfloat16')}, far more than "
-            "GSPO's clip range: use `--bf16 false` or a wider one; a run measures it "
-            "(`log_s_noise`)."),
+            "Not with SmolLM2 in bfloat16, where rounding moves log s by "
+            f"{n('error of bfloat16')}: use `--bf16 false`."),
     ]}
 
 

@@ -199,8 +199,8 @@ def stop_on_signals(learner):
         if caught and time.monotonic() - caught[0] > 2:      # torchrun repeats a signal immediately
             raise KeyboardInterrupt
         if not caught and processes.rank() == 0:             # print could be interrupted in itself
-            os.write(1, b"\nstopping after this rollout batch (press again to stop "
-                        b"immediately; --resume continues from the last checkpoint)\n")
+            os.write(1, b"\nstopping after this rollout batch, which will be saved (press again "
+                        b"to stop immediately, without saving it)\n")
         caught.append(time.monotonic())
 
     signal.signal(signal.SIGINT, handle)

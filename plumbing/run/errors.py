@@ -13,7 +13,7 @@ from plumbing.run.memory import advice
 @contextmanager
 def errors_in_one_line(argv):
     """An error in the block ends the script with one line on stderr. The exit code is 2 for errors
-    that the user can correct, 1 if another process of the job has died, 130 after a second Ctrl-C.
+    that the user can correct, 1 if another process of the job has died, 130 after Ctrl-C.
     Other errors, which are bugs, keep their traceback."""
     try:
         yield
@@ -26,10 +26,9 @@ def errors_in_one_line(argv):
             raise
         leave(1, f"process {processes.rank()} stops because another process of this job has died; "
                  "--resume continues from the last checkpoint")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         sys.stderr.write("\n")  # below the terminal's ^C
-        leave(130, "stopped immediately; --resume continues from the last checkpoint, later "
-                   "batches are lost")
+        leave(130, str(error) or "stopped before the run began; nothing was saved")
 
 
 def leave(code, why):

@@ -19,7 +19,7 @@ import transformers
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
-from plumbing.run.checkpoints import write_text
+from plumbing.run.checkpoints import whole, write_text
 from plumbing.run.arguments import FREE, OF_A_CALL, Settings, config_of, flags
 from plumbing.parallel import processes
 
@@ -44,12 +44,21 @@ def run_folder(args):
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(stopped(folder)) from None
     finally:
         begun = {file.name for file in contents(folder)} - {"config.json"}
         if locks and not begun and not args.resume:          # only the first process has a lock
             shutil.rmtree(folder)
         for number in locks:
             os.close(number)
+
+
+def stopped(folder):
+    """What a run that was stopped immediately says: what is saved."""
+    if saved := whole(folder):
+        return f"stopped immediately; --output_dir {folder} --resume continues from {saved[-1][1]}"
+    return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
 
 def open_run(args):

@@ -1,5 +1,6 @@
 """The memory estimate before a run: README's commands, the line that compares it with the device, and what to change. python -m pytest tests/run/test_memory.py"""
 
+import json
 import re
 import shlex
 import sys
@@ -21,7 +22,8 @@ from tiny_run import TINY
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import memory as measuring  # noqa: E402
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 COMMANDS = {device: (flags, float(gb)) for flags, device, gb in re.findall(
     r"^    python train\.py (--model_name_or_path Qwen/Qwen2\.5-0\.5B.*?) +# (.*?(\d+) GB)$", README, re.M)}
 # config.json of Qwen/Qwen2.5-0.5B-Instruct as published
@@ -44,7 +46,19 @@ def test_the_model_has_its_published_size(qwen):
 
 def test_readme_has_a_command_for_each_device():
     assert list(COMMANDS) == ["80 GB", "24 GB", "T4, 16 GB", "8 GB", "Mac, 16 GB"]
-    assert "--fp16" in COMMANDS["T4, 16 GB"][0] and "--device mps" in COMMANDS["Mac, 16 GB"][0]
+    assert "--device mps" in COMMANDS["Mac, 16 GB"][0]
+
+
+@pytest.mark.parametrize("bfloat16", [True, False], ids=["bfloat16", "T4"])
+@pytest.mark.parametrize("device", COMMANDS)
+def test_readmes_commands_of_gspo_compute_in_float32(device, bfloat16, qwen, monkeypatch):
+    """On every GPU: in 16 bits rounding moves log s by more than the paper's clip range (results/bfloat16.json)."""
+    monkeypatch.setattr(devices, "has_bfloat16", lambda: bfloat16)
+    monkeypatch.setitem(devices.THERE, "cuda", lambda: True)
+    args = parse(shlex.split(COMMANDS[device][0]))
+    assert args.algorithm == "gspo" and args.half is None
+    noise = json.loads((ROOT / "results/bfloat16.json").read_text())["noise"]["steps"]["1"]["arms"]
+    assert all(noise[half]["error_rms"] > args.epsilon_high for half in ("bfloat16", "float16"))
 
 
 @pytest.mark.parametrize("device", COMMANDS)

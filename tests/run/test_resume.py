@@ -256,8 +256,30 @@ def test_second_ctrl_c_stops_at_once_but_not_one_that_torchrun_repeats(workplace
         signal_in(patch, 3, signal.SIGINT, signal.SIGINT)
         train.main([*argv, "--resume"])
     err = capfd.readouterr().err
-    assert stop.value.code == 130 and err.startswith("\ntrain.py: stopped immediately") and "Traceback" not in err
+    assert stop.value.code == 130 and "Traceback" not in err
+    assert err == "\ntrain.py: stopped immediately; --output_dir run --resume continues from run/checkpoints/step_2\n"
     assert not Path("run/checkpoints/step_3").exists() and Path("run/checkpoints/step_2").is_dir()
+
+
+@pytest.mark.parametrize("step, kept", [(1, False), (2, True)])
+def test_second_ctrl_c_before_a_checkpoint_promises_no_resume(step, kept, workplace, monkeypatch, capfd):
+    """In the first batch the folder of the run is removed again; later its metrics stay."""
+    ticks = iter(range(0, 1000, 5))
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(checkpoints, "time", type("Clock", (), {"monotonic": staticmethod(lambda: next(ticks))}))
+        signal_in(patch, step, signal.SIGINT, signal.SIGINT)
+        train.main([*TINY, "--steps", "3", "--output_dir", "run"])
+    assert stop.value.code == 130 and Path("run").exists() == kept
+    assert capfd.readouterr().err == "\ntrain.py: stopped immediately, before there was a checkpoint; nothing can be resumed\n"
+
+
+def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(workplace, monkeypatch, capfd):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(train.tasks, "of_run", interrupted)
+        train.main([*TINY, "--output_dir", "run"])
+    assert stop.value.code == 130 and capfd.readouterr().err == "\ntrain.py: stopped before the run began; nothing was saved\n"
 
 
 # ------------------------------------------------------------------------------------------------------------ checkpoints
