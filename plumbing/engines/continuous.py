@@ -5,6 +5,7 @@ pages. It computes with the trained weights themselves, so nothing has to be tra
 are drawn from one random stream per call, whose seed comes from `uniforms`.
 """
 
+import gc
 import logging
 from math import ceil
 
@@ -77,6 +78,7 @@ def generate(model, rows, generation, config):
     log = logging.getLogger("ContinuousBatchingLogger")
     before, log.disabled = log.disabled, True                # it prints tracebacks of other threads
     with fork_rng():                                         # it seeds torch's global generator
+        gc.freeze()     # at its end it collects garbage twice: only of objects that it made itself
         try:
             manager = model.init_continuous_batching(generation, config)
             names = manager.add_requests(rows)
@@ -92,6 +94,7 @@ def generate(model, rows, generation, config):
                              f"{type(model).__name__} continuously: {words}") from error
         finally:
             log.disabled = before
+            gc.unfreeze()
     return [found[name] for name in names]
 
 

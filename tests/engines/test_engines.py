@@ -1,6 +1,7 @@
 """Inference engines as samplers, from the command line: continuous batching for real, vLLM's side of the seam by a
 stand-in (tests/engines/fake). test_vllm.py runs vLLM itself. python -m pytest tests/engines/test_engines.py"""
 
+import gc
 import importlib
 import json
 import math
@@ -98,6 +99,24 @@ def test_continuous_batching_leaves_the_policy_as_it_was():
     loss = response_logp(policy, rollout).logp.sum()
     loss.backward()
     assert policy.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_the_collections_at_the_end_of_continuous_batching_pass_over_older_objects():
+    """Each of the two would otherwise visit every object of the process, which takes longer than sampling."""
+    sizes = []
+
+    def note(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            sizes.append((len(gc.get_objects()), gc.get_freeze_count()))
+    policy, tokenizer = model()
+    before = len(gc.get_objects())
+    gc.callbacks.append(note)
+    try:
+        ContinuousSampler(policy, tokenizer, 4).sample(PROMPTS, 2)
+    finally:
+        gc.callbacks.remove(note)
+    assert any(visited < before / 5 and frozen > before / 2 for visited, frozen in sizes), sizes
+    assert gc.get_freeze_count() == 0 and len(gc.get_objects()) > before / 2
 
 
 def test_continuous_batching_refuses_a_state_space_model_in_one_line():

@@ -5,6 +5,7 @@ what a transfer leaves behind; CALLS is what the engine was asked, in order.
 """
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from types import SimpleNamespace
 
 import torch
@@ -60,15 +61,23 @@ class LLM:
     @torch.no_grad()
     def generate(self, rows, params, use_tqdm):
         CALLS.append("generate")
-        return [SimpleNamespace(outputs=[self.one(row["prompt_token_ids"], p)]) for row, p in zip(rows, params, strict=True)]
+        pairs = list(zip(rows, params, strict=True))
+        return [SimpleNamespace(outputs=[answer]) for ids, group in groupby(pairs, lambda pair: pair[0]["prompt_token_ids"])
+                for answer in self.answers(ids, [p for _, p in group])]
 
-    def one(self, ids, params):
-        random, new, logprobs = torch.Generator().manual_seed(params.seed), [], []
-        while len(new) < params.max_tokens:
-            logits = self.model(torch.tensor([ids + new])).logits[:, -1]
-            token, logp = draw_token(logits, torch.rand(1, generator=random), params.temperature)
-            new.append(token.item())
-            logprobs.append({new[-1]: SimpleNamespace(logprob=logp.item())})
-            if new[-1] in params.stop_token_ids or any(s in self.tokenizer.decode(new) for s in params.stop):
-                break
-        return SimpleNamespace(token_ids=new, logprobs=logprobs)
+    def answers(self, ids, params):
+        """A response to the same prompt for each of the params."""
+        random, live = [torch.Generator().manual_seed(p.seed) for p in params], range(len(params))
+        found = [SimpleNamespace(token_ids=[], logprobs=[]) for _ in params]
+        while live:
+            logits = self.model(torch.tensor([ids + found[i].token_ids for i in live])).logits[:, -1]      # [b, V]
+            for i, row in zip(live, logits):
+                token, logp = draw_token(row[None], torch.rand(1, generator=random[i]), params[i].temperature)
+                found[i].token_ids.append(token.item())
+                found[i].logprobs.append({token.item(): SimpleNamespace(logprob=logp.item())})
+            live = [i for i in live if not self.ended(found[i].token_ids, params[i])]
+        return found
+
+    def ended(self, new, params):
+        whole = len(new) == params.max_tokens or new[-1] in params.stop_token_ids
+        return whole or any(string in self.tokenizer.decode(new) for string in params.stop)
