@@ -12,10 +12,11 @@ from rollout import rows_of
 
 
 def with_gradient(learner, batch):
-    """The batch without groups of equal rewards, if that does not change the gradient: if A = 0 in
-    all of the group and the loss has no other term. At least one group is kept, so that there is a
-    forward. In 16 bits the last forward is filled up with such groups: one with fewer rows may
-    round otherwise than the forward of the old log-probs, by more than GSPO's clip range."""
+    """The batch without groups of equal rewards, if that does not change the gradient: if A = 0 at
+    all loss tokens of the group and the loss has no other term. At least one group is kept, one
+    with loss tokens if there is one, so that there is a forward. In 16 bits the last forward is
+    filled up with such groups: one with fewer rows may round otherwise than the forward of the old
+    log-probs, by more than GSPO's clip range."""
     args, pull = learner.settings, OBJECTIVES[learner.objective].kind.pulls
     others = (args.beta or args.entropy_coef or args.router_aux_loss_coef
               or args.positive_example_nll_weight)
@@ -28,9 +29,12 @@ def with_gradient(learner, batch):
     batch = replace(batch, rollout=FastRollout.of(batch.rollout, tokens=tokens))
     if others or not per_response or learner.world > 1:
         return batch
-    live = [i // G for i in range(0, len(mask), G) if any(signal[i:i + G])] or [0]  # [q]
+    groups = range(len(mask) // G)
+    moves = [a and n for a, n in zip(signal, tokens)]                               # B ints
+    live = [i for i in groups if any(moves[i * G:(i + 1) * G])]                     # [q]
+    live = live or [next((i for i in groups if any(tokens[i * G:(i + 1) * G])), 0)]
     if learner.half:
-        dead = [i for i in range(len(mask) // G) if i not in live]
+        dead = [i for i in groups if i not in live]
         live += dead[:-len(live) % max(1, learner.rows_per_pass() // G)]
     return batch.groups(torch.tensor(live))
 

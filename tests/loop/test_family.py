@@ -1,5 +1,5 @@
 """What several frameworks share: responses cut off and left out of the loss, a reference that moves, responses with an
-outlier token, the likelihood of right responses, a bonus for short ones, a right sibling as the hint of
+outlier token, the likelihood of right responses, a length penalty, a right sibling as the hint of
 self-distillation. python -m pytest tests/loop/test_family.py"""
 
 import json
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import train
-from advantages import distillation, length_bonus, whiten
+from advantages import distillation, group_advantages, length_penalty, whiten
 from losses import high_entropy_mask, mismatch_mask, policy_loss
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.loop.distillation import teacher_logp
@@ -61,7 +61,8 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(workp
 @pytest.mark.parametrize("flags", [
     [], ["--plain"], ["--algorithm", "ppo"], ["--algorithm", "reinforce_plus_plus"], ["--entropy_quantile", "0.5"], ["--beta", "0.1"],
     ["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation"], ["--dynamic_sampling"], ["--routing_replay", "old"],
-    ["--entropy_coef", "0.1"], ["--mismatch", "token_truncate", "--sampler_dtype", "int4"], ["--reduction", "constant"]], ids=" ".join)
+    ["--entropy_coef", "0.1"], ["--mismatch", "token_truncate", "--sampler_dtype", "int4"], ["--reduction", "constant"],
+    ["--algorithm", "sdpo"], ["--algorithm", "kpop"], ["--positive_example_nll_weight", "0.1"]], ids=" ".join)
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, workplace):
     """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
     records = run("run", "--steps", "2", "--max_completion_length", "1", "--mask_truncated_completions", *flags)
@@ -71,6 +72,41 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, workplace):
     assert "NaN" not in text and "Infinity" not in text
     before = torch.load("run/checkpoints/step_2/state.pt", weights_only=True)["optimizer"]["state"]
     assert not before                                                 # AdamW has not made a step
+
+
+def test_responses_with_a_tool_that_are_all_cut_off_are_a_step_of_zero(workplace, cold_start):
+    """Answers need five tokens, the tool's among them, and have four."""
+    Path("mine.py").write_text("def tool(text):\n    return '1'\n")
+    Path("sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "2,1."}) + "\n" for a in range(1, 4) for b in range(1, 4)))
+    train.main(["--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "sums.jsonl", "--verifier", "exact",
+                "--tool", "mine.py:tool", "--tool_stop", ",", "--max_completion_length", "4", "--mask_truncated_completions", "--steps", "1",
+                "--prompts_per_step", "4", "--num_generations", "4", "--steps_per_generation", "2", "--eval_samples", "0", "--use_cpu",
+                "--no_chat_template", "--save_tokens", "--output_dir", "run"])
+    record, = metrics("run")
+    assert record["truncated"] == 1 and record["empty_minibatches"] == 2 and record["skipped"] == record["loss"] == 0
+    assert record["length"] < 4                                       # the tool was called
+
+
+@pytest.mark.parametrize("cut", [0, 1], ids=["the first group", "the second group"])
+def test_a_mini_batch_whose_only_loss_tokens_have_no_gradient_is_a_step_with_and_without_plain(cut, workplace, monkeypatch):
+    """In the second batch one group is cut off whole, the other all right: there are loss tokens, so AdamW makes its step."""
+    sample, drawn = train.sample, []
+
+    def cut_off(*args):
+        drawn.append(sample(*args))
+        drawn[-1].truncated[:] = (torch.arange(8) // 4 == cut) & (args[-1] == 2)
+        return drawn[-1]
+
+    def reward(learner, rollout, problems):
+        return (torch.arange(8) % 2 if not rollout.truncated.any() else (torch.arange(8) // 4 != cut) | (torch.arange(8) % 2 == 0))[:, None].float()
+    monkeypatch.setattr(train, "sample", lambda *args: cut_off(*args[:5]))
+    monkeypatch.setattr(train, "reward", reward)
+    flags = ["--steps", "2", "--prompts_per_step", "2", "--steps_per_generation", "1", "--mask_truncated_completions", "--warmup_steps", "0",
+             "--lr_scheduler_type", "constant_with_warmup"]
+    fast, plain = run("fast", *flags), run("plain", *flags, "--plain")
+    assert fast[1]["truncated"] == 0.5 and [r[1]["empty_minibatches"] for r in (fast, plain)] == [0, 0]
+    steps = [torch.load(f"{name}/checkpoints/step_2/state.pt", weights_only=True)["optimizer"]["state"][0]["step"].item() for name in ("fast", "plain")]
+    assert steps == [2, 2] and fast[1]["grad_norm"] == plain[1]["grad_norm"] == 0
 
 
 def test_functions_of_the_loss_mask_take_an_empty_one():
@@ -176,17 +212,21 @@ def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace
     assert not torch.allclose(plain, more)
 
 
-def test_the_bonus_for_short_responses_follows_the_pass_rate():
-    """Four responses: lengths 2, 4, 6 right, 2 wrong: mean of the right ones 4, pass rate 3/4."""
-    lengths, right = torch.tensor([2.0, 4, 6, 2, 8, 8, 2, 4]), torch.tensor([1, 1, 1, 0, 0, 0, 0, 0]).bool()
-    assert length_bonus(lengths, right, 4).tolist() == [0.375, 0, 0, 0, 0, 0, 0, 0]
-    one = torch.tensor([1, 0, 0, 0]).bool()
-    assert length_bonus(lengths[:4], one, 4).eq(0).all()              # alone it is as long as the mean
+def test_the_length_penalty_follows_the_pass_rate():
+    """prime-rl's advantages: rewards minus pass rate × length / longest, minus the group's mean, in a float64 loop."""
+    lengths, right = torch.tensor([2.0, 4, 8, 2, 8, 8, 2, 4, 5, 5, 5, 5]), torch.tensor([1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1]).bool()
+    found = length_penalty(lengths, right, 4)
+    assert found.tolist() == [-0.1875, -0.375, -0.75, -0.1875, 0, 0, 0, 0, -1, -1, -1, -1]
+    advantages = group_advantages(right + 0.25 * found, 4, "none").tolist()
+    for g in range(3):
+        rewards, size = right[4 * g:4 * g + 4].double().tolist(), lengths[4 * g:4 * g + 4].double().tolist()
+        shaped = [r - 0.25 * sum(rewards) / 4 * n / max(size) for r, n in zip(rewards, size)]
+        assert advantages[4 * g:4 * g + 4] == pytest.approx([x - sum(shaped) / 4 for x in shaped], abs=1e-7)
 
 
-def test_the_length_bonus_is_a_part_of_the_reward(workplace):
+def test_the_length_penalty_is_a_part_of_the_reward(workplace):
     record = run("run", "--steps", "1", "--length_penalty", "0.5", "--prompts_per_step", "8")[0]
-    assert set(record["reward_parts"]) == {"correct", "length"} and record["reward_parts"]["length"] >= 0
+    assert set(record["reward_parts"]) == {"correct", "length"} and record["reward_parts"]["length"] <= 0
     assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()), abs=1e-6)
 
 
