@@ -302,16 +302,14 @@ def overlong_penalty(lengths, max_length, cache):
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
-def length_bonus(lengths, correct, group_size):
-    """A bonus for short right responses, [B] in [0, 1], to be added to the rewards: 1 - length /
-    mean length of the group's right responses, at least 0, times the group's pass rate, so that it
-    acts only where the group mostly passes; 0 for wrong responses. lengths [B] in tokens, correct
-    [B] bool. The bonus of prime-rl's length penalty, scaled by the pass rate."""
-    groups, right = lengths.view(-1, group_size), correct.view(-1, group_size)   # [prompts, G]
-    count = right.sum(-1, keepdim=True)                                          # [prompts, 1]
-    mean = (groups * right).sum(-1, keepdim=True) / count.clamp(min=1)           # [prompts, 1]
-    bonus = (1 - groups / mean.clamp(min=1)).clamp(min=0.0) * right              # [prompts, G]
-    return (bonus * count / group_size).flatten()                                # [B]
+def length_penalty(lengths, correct, group_size):
+    """prime-rl's linear length penalty, [B] in [-1, 0], to be added to the rewards: minus the
+    group's pass rate times length / the group's largest length, so that it acts only where the
+    group mostly passes. lengths [B] in tokens, correct [B] bool."""
+    groups = lengths.view(-1, group_size)                                        # [prompts, G]
+    passed = correct.view(-1, group_size).to(groups.dtype)                       # [prompts, G]
+    share = groups / groups.amax(-1, keepdim=True).clamp(min=1)                  # [prompts, G]
+    return -(passed.mean(-1, keepdim=True) * share).flatten()                    # [B]
 
 
 def center(x):

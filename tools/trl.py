@@ -83,7 +83,7 @@ def missing(args):
         ("overlong penalty (it is a reward function: trl.rewards)", args.overlong_cache),
         ("log-probs renormalized over the tokens that top-p and top-k keep",
          args.top_p < 1 or args.top_k),
-        ("bonus for short right responses", args.length_penalty),
+        ("length penalty times the pass rate", args.length_penalty),
         ("likelihood of right responses", args.positive_example_nll_weight),
         ("dynamic sampling", args.dynamic_sampling),
         ("history resampling", args.history_resampling),

@@ -76,7 +76,7 @@ def missing(args):
          args.dual_clip and (mode != "vanilla" or args.dual_clip <= 1)),
         ("log-probs renormalized over the tokens that top-p and top-k keep",
          args.top_p < 1 or args.top_k),
-        ("bonus for short right responses", args.length_penalty),
+        ("length penalty times the pass rate", args.length_penalty),
         ("likelihood of right responses", args.positive_example_nll_weight),
         ("responses that were cut off left out of the loss", args.mask_truncated_completions),
         ("moving reference policy", args.sync_ref_model),

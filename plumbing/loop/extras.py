@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from advantages import ADVANTAGES, length_bonus, overlong_penalty, value_loss
+from advantages import ADVANTAGES, length_penalty, overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
@@ -188,9 +188,9 @@ class Extras:
 
 def shaped(args, parts, rollout, limit):
     """The parts of the rewards [B, K], with one more part for each of --overlong_cache (DAPO's
-    penalty for responses near the length limit) and --length_penalty (a bonus for short right
-    responses). Like the limit, both count all tokens of a response, including those that a tool
-    inserted."""
+    penalty for responses near the length limit) and --length_penalty (on the length of responses to
+    prompts that are mostly passed). Like the limit, both count all tokens of a response, including
+    those that a tool inserted."""
     if not args.overlong_cache and not args.length_penalty:
         return parts
     places = torch.arange(1, rollout.mask.shape[1] + 1, device=rollout.mask.device)  # [T]
@@ -201,8 +201,8 @@ def shaped(args, parts, rollout, limit):
         cache = overlong_zone(args.overlong_cache, limit)
         more.append(overlong_penalty(lengths, limit, cache))   # [B]
     if args.length_penalty:
-        bonus = length_bonus(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
-        more.append(args.length_penalty * bonus)                                    # [B]
+        penalty = length_penalty(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
+        more.append(args.length_penalty * penalty)                                  # [B]
     return torch.cat([parts, *(part[:, None] for part in more)], 1)                 # [B, K + more]
 
 

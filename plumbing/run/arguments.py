@@ -151,9 +151,9 @@ class Settings:
                                  "responses")
     overlong_cache: float = arg(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
                                 "last share of --max_completion_length; 0: no penalty", at_least=0)
-    length_penalty: float = arg(0.0, "bonus on the reward of right responses that are shorter than "
-                                "the group's right responses on average, times the group's pass "
-                                "rate; 0: no bonus", at_least=0)
+    length_penalty: float = arg(0.0, "penalty on the reward: this coefficient times the group's "
+                                "pass rate times the response's length as a share of the group's "
+                                "longest; 0: no penalty", at_least=0)
     mask_truncated_completions: bool = arg(False, "leave responses that were cut off at "
                                            "--max_completion_length out of the loss; their rewards "
                                            "still count in the group")

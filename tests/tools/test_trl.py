@@ -100,6 +100,6 @@ def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_
     config = config_of(args)
     assert config["mask_truncated_completions"] and (config["ref_model_mixup_alpha"], config["ref_model_sync_steps"]) == (0.6, 12)
     assert not missing(args)
-    for flags, words in ((["--top_p", "0.9"], "renormalized"), (["--length_penalty", "0.1"], "short right"),
+    for flags, words in ((["--top_p", "0.9"], "renormalized"), (["--length_penalty", "0.1"], "length penalty"),
                          (["--positive_example_nll_weight", "0.1"], "likelihood")):
         assert any(words in name for name in missing(parse(flags)))
