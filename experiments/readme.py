@@ -253,15 +253,16 @@ REMARKS = {
     "rollout_is": " (GLM-5)", "dro": ", as in verl #7245",
 }
 # Where an objective is implemented: of TRL, verl, slime, prime-rl, SkyRL, NeMo-RL, ms-swift,
-# OpenRLHF and AReaL.
+# OpenRLHF, AReaL and ROLL.
 IMPLEMENTED = {
-    "reinforce": "NeMo-RL", "ppo": "verl, OpenRLHF, AReaL",
-    "grpo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL",
-    "dr_grpo": "TRL, verl, ms-swift", "dapo": "TRL, verl, NeMo-RL, ms-swift, OpenRLHF",
-    "gspo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL",
+    "reinforce": "NeMo-RL, ROLL", "ppo": "verl, OpenRLHF, AReaL, ROLL",
+    "grpo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL, ROLL",
+    "dr_grpo": "TRL, verl, ms-swift, ROLL",
+    "dapo": "TRL, verl, NeMo-RL, ms-swift, OpenRLHF, AReaL, ROLL",
+    "gspo": "TRL, verl, slime, NeMo-RL, ms-swift, OpenRLHF, AReaL, ROLL",
     "gspo_token": "verl, ms-swift",
-    "gmpo": "TRL, verl", "cispo": "TRL, verl, slime, SkyRL, NeMo-RL, ms-swift",
-    "dppo": "verl, slime, SkyRL", "dppo_kl": "verl", "kpop": "AReaL",
+    "gmpo": "TRL, verl", "cispo": "TRL, verl, slime, SkyRL, NeMo-RL, ms-swift, AReaL, ROLL",
+    "dppo": "verl, slime, SkyRL, prime-rl", "dppo_kl": "verl", "kpop": "AReaL",
     "ipo": "prime-rl", "rollout_is": "SkyRL",
     "dro": "verl, Tinker", "sapo": "TRL, verl, ms-swift, AReaL", "luspo": "TRL", "vespo": "TRL",
 }
