@@ -81,8 +81,8 @@ class Refused(RuntimeError):
     """train.py refused a run: its flags, or its cold start."""
 
 
-def one_run(c, flags, policies=POLICIES):
-    """Train once.
+def one_run(c, flags, policies=POLICIES, curves=()):
+    """Train once. curves: names of further metrics, which the record then has of every batch.
 
     The record has two times: seconds on the clock, and the seconds of a processor core, which do
     not depend on what else the machine does.
@@ -123,7 +123,8 @@ def one_run(c, flags, policies=POLICIES):
                 "kl": median("log_w_var") / 2,               # KL(old || new), to second order
                 "log_s_var": median("log_s_var"),
                 "epsilon_over_std": median("epsilon_over_std"), "entropy": metrics[-1]["entropy"],
-                "core_seconds": time.process_time() - core, "seconds": time.perf_counter() - began}
+                "core_seconds": time.process_time() - core, "seconds": time.perf_counter() - began,
+                **{name: [m.get(name) for m in metrics] for name in curves}}
 
 
 # ------------------------------------------------------------------------------- what was found
