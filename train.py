@@ -151,8 +151,8 @@ def sample(settings, learner, task, problems, step, attempt=0):
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
     rollout = learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
     if rollout.kept is None and (settings.top_p < 1 or settings.top_k):
-        raise ValueError(f"--sampler {settings.sampler} returns no kept tokens (Rollout.kept); "
-                         "--top_p and --top_k renormalize the log-probs over them")
+        raise ValueError(f"--sampler {settings.sampler} does not return the kept tokens "
+                         "(Rollout.kept), which --top_p and --top_k need: leave these two out")
     return rollout
 
 
@@ -399,8 +399,8 @@ def make_learner(settings, task, policy, tokenizer, device, progress=None):
 def make_optimizer(settings, actor):
     parameters = [p for p in actor.parameters() if p.requires_grad]
     if settings.optimizer_offload and processes.world() > 1:
-        raise ValueError("--optimizer_offload serves one process: its gradients leave the device "
-                         "before they could be added up; use --shard")
+        raise ValueError("--optimizer_offload works in one process only; with several processes "
+                         "use --shard")
     kind = HostAdamW if settings.optimizer_offload else torch.optim.AdamW
     return kind(parameters, lr=settings.learning_rate, betas=(0.9, 0.95),
                 weight_decay=settings.weight_decay, fused=True)

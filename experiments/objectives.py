@@ -2,7 +2,7 @@
 
     python experiments/objectives.py
 
-    objectives.png        every member: its surrogate against the ratio, and its weight of ∇log π
+    objectives.png        every member: the integral of its gradient, and its weight of ∇log π
     objectives_six.png    the same of six members that differ in kind
     ratio_units.png       one answer, three units of a ratio: a token, the answer, the product
     gradient_weights.png  GRPO's gradient and GSPO's, with their weights on the same answer
@@ -69,9 +69,9 @@ def curves(name, A, ratio, **options):
 
 
 def climbed(name, A, ratio, **options):
-    """The function [x] of the ratio [x] whose gradient is the loss's: the integral of the weight
-    over log ratio, 0 at ratio 1. It is the surrogate less a constant, unless the objective stops a
-    gradient or masks it: then the value of the surrogate does not show where its gradient leads."""
+    """The integral [x] of the gradient over the ratio [x], 0 at ratio 1: a function whose gradient
+    is that of the loss. It is the surrogate less a constant, unless the objective multiplies log π
+    by a weight without gradient: such a surrogate's value does not show where an update leads."""
     slope = A * curves(name, A, ratio, **options)[1] / ratio                          # [x]
     area = torch.cumulative_trapezoid(slope, ratio)                                   # [x - 1]
     area = torch.cat([torch.zeros_like(area[:1]), area])                              # [x]
@@ -171,10 +171,10 @@ def objectives():
     last = figure.add_subplot(next(places))
     last.axis("off")
     last.legend(*legend(last), loc="upper left", fontsize=8)
-    figure.suptitle("Above: the surrogate as its gradient sees it, A at ratio 1 (the surrogate "
-                    "itself where no gradient is stopped or masked).\nBelow: the weight of "
-                    "∇log π, and the band in numbers.\n× 500: ratio and surrogate are drawn "
-                    "500 times larger, around ratio 1.", fontsize=9, x=0.01, ha="left", y=0.993)
+    figure.suptitle("Above: the integral of the gradient, which is A at ratio 1. It is flat where "
+                    "an update has no gradient.\nBelow: the weight of ∇log π, and the clip range "
+                    "(band) in numbers.\n× 500: drawn 500 times larger, around ratio 1.",
+                    fontsize=9, x=0.01, ha="left", y=0.993)
     return figure
 
 
@@ -199,8 +199,9 @@ def objectives_six():
         bottom.set_xlabel(("s" if row.clips_s else "w") + note, fontsize=9.5, labelpad=1)
     figure.legend(*legend(top), loc="upper right", ncols=3, fontsize=9.5,
                   bbox_to_anchor=(1, 0.935), borderaxespad=0)
-    figure.suptitle("Six ways to limit an update. Above: the surrogate as its gradient sees it.\n"
-                    "Below: the weight of ∇log π.", fontsize=10, x=0.01, ha="left", y=0.992)
+    figure.suptitle("Six ways to limit an update. Above: the surrogate, flat where there is no "
+                    "gradient.\nBelow: the weight of ∇log π.", fontsize=10, x=0.01, ha="left",
+                    y=0.992)
     return figure
 
 

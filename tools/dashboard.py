@@ -13,7 +13,7 @@ MARKERS = "osD^vP"               # of held-out scores, by metric
 
 PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what is usual
     ("right answers: rollouts, held-out (dots)", "share", "pass_rate pass_at_1/0", False,
-     "rises; if flat, see the groups without signal"),
+     "rises; if flat, see the dead groups"),
     ("reward and its parts, held-out (dots)", "mean", "reward held_out_reward/0", False,
      "rises, and so do the parts"),
     ("clipped tokens", "share", "clip_low+clip_high", True,
@@ -21,11 +21,12 @@ PANELS = [  # title, unit, metrics (a + sums them), logarithmic, what is usual
     ("log-ratio spread, last mini-batch", "variance", "log_w_var log_s_var", True,
      "1e-4 to 1e-2; log s about log w / length"),
     ("length", "tokens", "length", False, "steady; a fall to a few tokens is a collapse"),
-    ("entropy", "nats per token", "entropy", False, "falls slowly; early 0: no exploration"),
-    ("gradient norm, before its clip", "", "grad_norm", True,
+    ("entropy", "nats per token", "entropy", False, "falls slowly; 0 at the start: no exploration"),
+    ("gradient norm before clipping", "", "grad_norm", True,
      "steady; a spike: see ratio_max in metrics.jsonl"),
-    ("groups without signal", "share", "dead_groups", False, "below .5 until the end"),
-    ("experts flipped", "share", "flip_rate", False, "below .03"),
+    ("dead groups: all rewards are equal", "share", "dead_groups", False,
+     "rises as responses become right; 1: nothing is learned"),
+    ("experts flipped", "share", "flip_rate", False, "below .05; more with larger steps"),
 ]
 
 

@@ -273,8 +273,8 @@ def checked_messages(where, messages, column):
         raise ValueError(f"{where}: {column} is a list without messages")
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"{where}: {column} holds {message!r:.40}, which is no message: "
-                             '{"role": "user", "content": "text"} is needed')
+            raise ValueError(f"{where}: {column} holds {message!r:.40}, which is not a message "
+                             'like {"role": "user", "content": "text"}')
     return [(message["role"], checked_text(where, message.get("content"), f"{column}'s content"))
             for message in messages]
 

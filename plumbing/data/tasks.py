@@ -80,8 +80,8 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
         notes += agreed_by_all(v, first, v.try_on(first, rows))
     notes += [v.note for v in whole]
     if len(task.part_names) < sum(len(v.names or [v.name]) for v in verifiers):
-        raise ValueError(f"--verifier {' '.join(kinds)}: two parts of the reward have one name, of "
-                         f"{', '.join(task.part_names)}")
+        raise ValueError(f"--verifier {' '.join(kinds)}: two parts of the reward have the same "
+                         f"name: {', '.join(task.part_names)}")
     return task
 
 
@@ -126,7 +126,8 @@ def join(first, second):
     sources alternate, so that an evaluation of the first few has both.
     """
     if first.chat != second.chat:
-        raise ValueError(f"{first.name} and {second.name}: only one uses the chat template")
+        raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "
+                         "template; both must, or neither")
     held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
     sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
                for task in (first, second)]
@@ -209,8 +210,8 @@ def from_arguments(args):
     if args.prompt_template is None:
         options["prompt_template"] = "{prompt}"
     elif "{prompt}" not in options["prompt_template"]:
-        raise ValueError(f"--prompt_template {args.prompt_template}: it has no {{prompt}}, which "
-                         "stands where the prompt goes")
+        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
+                         "which is replaced by the prompt")
     task = load_task(args.dataset_name, args.test_dataset_name, **options)
     if args.stage2_dataset_name:
         task = join(task, load_task(args.stage2_dataset_name, **options))

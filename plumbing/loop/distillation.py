@@ -60,7 +60,7 @@ def check_one_tokenizer(name, own, other):
     differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
     if differ:
         raise ValueError(f"--teacher_model_name_or_path {name} has another tokenizer than the "
-                         f"policy: {len(differ)} tokens differ, {differ[0]!r} for one; "
+                         f"policy: {len(differ)} tokens differ, for example {differ[0]!r}; "
                          "distillation compares the log-probs of the same tokens")
 
 

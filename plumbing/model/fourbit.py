@@ -35,8 +35,9 @@ def layers_to_quantize(policy):
     layers = [(name, module) for name, module in policy.named_modules()
               if type(module) is nn.Linear and module is not policy.get_output_embeddings()]
     if routers_of(policy) or not layers:
-        raise ValueError(f"--load_in_4bit: of {type(policy).__name__} it would leave out the "
-                         f"{'experts' if layers else 'layers'}, which are no linear layers")
+        raise ValueError("--load_in_4bit quantizes linear layers, and the "
+                         f"{'experts' if layers else 'layers'} of {type(policy).__name__} are not "
+                         "linear layers; leave out the flag")
     return layers
 
 
@@ -46,8 +47,8 @@ def round_to_4bit(policy):
     try:
         from bitsandbytes.functional import dequantize_4bit, quantize_4bit
     except ImportError:
-        raise ValueError("these adapters were trained beside 4-bit weights, and bitsandbytes "
-                         "rounds to them: pip install bitsandbytes") from None
+        raise ValueError("these adapters were trained beside 4-bit weights, which only "
+                         "bitsandbytes can compute: pip install bitsandbytes") from None
     for _, layer in layers_to_quantize(policy):
         weight, state = quantize_4bit(layer.weight.data, quant_type="nf4", compress_statistics=True)
         layer.weight.data = dequantize_4bit(weight, state).float()

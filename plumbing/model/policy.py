@@ -161,9 +161,10 @@ def check_length(config, args, task):
         limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
         if args.max_prompt_length + task.max_completion_length > limit:
             raise ValueError(
-                f"beyond {limit} tokens its {rope['rope_type']} RoPE follows the longest row of a "
-                f"batch, and so would log-probs; --max_prompt_length {args.max_prompt_length} + "
-                f"--max_completion_length {task.max_completion_length} may pass that: lower them")
+                f"beyond {limit} tokens its {rope['rope_type']} RoPE depends on the longest row of "
+                "a batch, and so would the log-probs; lower --max_prompt_length "
+                f"{args.max_prompt_length} or --max_completion_length "
+                f"{task.max_completion_length}: their sum may be at most {limit}")
 
 
 def check_positions(policy, tokenizer, args, task):
@@ -212,18 +213,18 @@ def check_log_probs(policy, tokenizer):
     uniforms = torch.tensor([[0.1, 0.3, 0.5], [0.9, 0.7, 0.5]]).repeat(2, 1)        # [B, T]
     wrong = []
     try:
-        for name, way in (("plain", plain), ("quick", fast)):
+        for name, way in (("plain", plain), ("fast", fast)):
             drawn = way.sample(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
             own = own_logp(policy, drawn)                                           # [B, T]
             scored = way.response_logp(policy, drawn, entropy=False).logp           # [B, T]
             for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scored)):
                 close = (logp - own).abs() < CLOSE * (1 + own.abs())      # [B, T]  False for NaN
-                wrong += [] if close.all() else [f"{part} the {name} way"]
+                wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
-        wrong = [f"sampling and scoring ({' '.join(str(error).split())[:200]})"]
+        wrong = [f"sampling or scoring ({' '.join(str(error).split())[:200]})"]
     if wrong:
-        raise ValueError(f"{type(policy).__name__} is not supported: in padded batches "
-                         f"{', '.join(wrong)} does not give its own log-probs")
+        raise ValueError(f"{type(policy).__name__} is not supported: in padded batches its "
+                         f"log-probs are wrong in {', '.join(wrong)}")
 
 
 def own_logp(model, rollout):
@@ -245,8 +246,8 @@ def check_routers(policy, args):
                                    ("--routing_replay", args.routing_replay != "none"),
                                    ("--router_aux_loss_coef", args.router_aux_loss_coef)) if on]
     if asked and not routers_of(policy):
-        raise ValueError("it is dense, or its routers are not modules of their own: no "
-                         f"{', no '.join(asked)}")
+        raise ValueError(f"{' and '.join(asked)} need a mixture of experts: this model is dense, "
+                         "or its routers are not separate modules")
     if not routers_of(policy):
         return
     ids = torch.tensor([[0, 1]], device=policy.device)
@@ -256,6 +257,7 @@ def check_routers(policy, args):
         with replay_routes(policy, routes):
             policy(input_ids=ids)
     if "rspo" in asked and has_sigmoid(policy):
-        raise ValueError("rspo's router shift is one of probabilities, and the routers of "
-                         f"{type(policy).__name__} score each expert by a sigmoid")
+        raise ValueError("rspo's router shift compares softmax probabilities, and the routers of "
+                         f"{type(policy).__name__} score each expert by a sigmoid; use another "
+                         "--algorithm")
 

@@ -36,9 +36,9 @@ def start(args):
     cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():
         raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
-                         "here): lower --nproc_per_node, or --device cpu")
+                         "here): lower --nproc_per_node, or use --device cpu")
     if kind == "mps" and "RANK" in os.environ:
-        raise ValueError("--device mps serves one process: run train.py without torchrun")
+        raise ValueError("--device mps works in one process only: run train.py without torchrun")
     device = torch.device("cuda", local) if cuda else torch.device(kind)
     if cuda:
         torch.cuda.set_device(device)
@@ -49,8 +49,8 @@ def start(args):
         dist.init_process_group("nccl" if cuda else "gloo")
     if args.prompts_per_step // args.steps_per_generation % world():
         raise ValueError(f"--prompts_per_step {args.prompts_per_step} / --steps_per_generation "
-                         f"{args.steps_per_generation} prompts per mini-batch do not divide over "
-                         f"{world()} processes")
+                         f"{args.steps_per_generation} prompts per mini-batch cannot be divided "
+                         f"equally among {world()} processes")
     return device
 
 

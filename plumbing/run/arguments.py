@@ -99,8 +99,8 @@ class Settings:
                                          "example tau_negative=1.1",
                                          unset="the values in losses.OBJECTIVES")
     advantage: str = arg("group", "how advantages are computed from rewards; token_credit "
-                         "(built-in task only) is group, with no blame for tokens before the first "
-                         "wrong step", choices=ADVANTAGES)
+                         "(built-in task only) is group, but tokens before the first wrong step "
+                         "get no negative advantage", choices=ADVANTAGES)
     advantage_clip: float | None = arg(None, "limit every advantage to this value, up and down",
                                        unset="no limit", above=0)
     teacher_model_name_or_path: str | None = arg(
@@ -110,7 +110,7 @@ class Settings:
                                   "answer before the prompt (--hint_template)")
     self_distillation_hint: str = arg(
         "answer", "what the teacher of --self_distillation is shown: the right answer, or a right "
-        "response of the same group (SDPO: only wrong responses of such groups are taught)",
+        "response of the same group (SDPO: only wrong responses of such groups are used)",
         choices=("answer", "sibling"))
     teacher_model_kind: str = arg("live", "the teacher of --self_distillation: the policy as it is "
                                   "(live), or an average of the policies so far (ema)",
@@ -138,7 +138,8 @@ class Settings:
                       "policy; 0: no KL and no reference policy", at_least=0)
     kl_estimator: str = arg("k3", "estimator of the KL of --beta",
                             choices=("k1", "k2", "k3", "k3_is", "k3_st"))
-    sync_ref_model: bool = arg(False, "move the reference policy of --beta towards the policy")
+    sync_ref_model: bool = arg(False, "move the reference policy of --beta towards the policy, "
+                                      "every --ref_model_sync_steps rollout batches")
     ref_model_mixup_alpha: float = arg(0.6, "share of the policy in the new reference policy of "
                                        "--sync_ref_model; 1: the policy itself", above=0)
     ref_model_sync_steps: int = arg(512, "number of rollout batches between two moves of the "
@@ -255,7 +256,7 @@ class Settings:
     max_terms: int = arg(12, "built-in task: largest number of terms of a sum")
     verbose_answers: bool = arg(False, "built-in task: answers write every step as a+b=c")
 
-    steps: int = arg(50, "number of rollout batches; with --resume it may grow",
+    steps: int = arg(50, "number of rollout batches; a resumed run can be given more",
                      section="the rollout batch", at_least=1)
     prompts_per_step: int = arg(32, "prompts per rollout batch", at_least=1)
     num_generations: int = arg(8, "group size G: responses per prompt", at_least=1)
@@ -269,7 +270,7 @@ class Settings:
     top_p: float = arg(1.0, "draw tokens only from the likeliest ones that together have this "
                        "probability; all log-probs are renormalized over them; 1: from all",
                        above=0)
-    top_k: int = arg(0, "draw tokens only from this many of the likeliest, as --top_p; 0: from all",
+    top_k: int = arg(0, "draw tokens only from this many of the likeliest; 0: from all",
                      at_least=0)
 
     learning_rate: float = arg(4e-4, "peak learning rate", section="the optimizer", above=0)
@@ -282,7 +283,7 @@ class Settings:
                                at_least=0)
 
     micro_batch_size: int | None = arg(None, "responses per forward and backward pass; in 16 bits "
-                                       "an upper limit, because all passes must be equal",
+                                       "an upper limit, because all passes must have equal sizes",
                                        unset="the whole mini-batch", section="the machine",
                                        at_least=1)
     gradient_checkpointing: bool = arg(False, "save memory by recomputing activations in the "

@@ -60,7 +60,7 @@ GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
     ("null_prompt.jsonl", GOOD + '{"prompt": null, "answer": "1"}\n', "null_prompt.jsonl line 2: prompt is null"),
     ("empty_prompt.jsonl", GOOD + '{"prompt": "", "answer": "1"}\n', "empty_prompt.jsonl line 2: prompt is empty"),
     ("white_prompt.jsonl", GOOD + '{"prompt": " \\n\\t", "answer": "1"}\n', "white_prompt.jsonl line 2: prompt is empty"),
-    ("types.jsonl", GOOD + '{"prompt": ["a", "b"], "answer": "1"}\n', "types.jsonl line 2: prompt holds 'a', which is no message"),
+    ("types.jsonl", GOOD + '{"prompt": ["a", "b"], "answer": "1"}\n', "types.jsonl line 2: prompt holds 'a', which is not a message"),
     ("objects.jsonl", GOOD + '{"prompt": "x", "answer": {"value": 1}}\n', "objects.jsonl line 2: answer holds a dict"),
     ("boolean.jsonl", GOOD + '{"prompt": "x", "answer": true}\n', "boolean.jsonl line 2: answer holds a bool"),
     ("surrogate.jsonl", GOOD + '{"prompt": "\\ud83d", "answer": "1"}\n', "surrogate.jsonl line 2: prompt holds half a surrog"),

@@ -373,7 +373,7 @@ def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(c
 
 
 @pytest.mark.parametrize("prompt, words", [
-    ([], "prompt is a list without messages"), (["2+2="], "holds '2+2=', which is no message"),
+    ([], "prompt is a list without messages"), (["2+2="], "holds '2+2=', which is not a message"),
     ([{"role": "user", "content": ["2"]}], "prompt's content holds a list"), ([{"role": "user"}], "prompt's content is null"),
     ([{"role": "user", "content": "2"}, {"role": "assistant", "content": "4"}], "ends with a message of assistant")])
 def test_a_conversation_that_is_none_is_one_line(prompt, words, checkpoint, capsys):

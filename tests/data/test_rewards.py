@@ -203,7 +203,7 @@ def test_parts_of_several_verifiers_stand_side_by_side(own, tmp_path):
     problem = task.train[0]
     assert task.part_names == ["exact", "form"]
     assert [task.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
-    with pytest.raises(ValueError, match="two parts of the reward have one name"):
+    with pytest.raises(ValueError, match="two parts of the reward have the same name"):
         load_task(f"{tmp_path}/rows.jsonl", verifier=[f"{tmp_path}/form.py:form"] * 2)
     for verifier in task.verifiers:
         verifier.close()

@@ -242,7 +242,7 @@ def test_what_would_be_wrong_is_refused_in_one_line(name, tmp_path, capsys):
     message = capsys.readouterr().err
     assert caught.value.code == 2 and message.count("\n") == 1
     assert message.startswith(f"train.py: --model_name_or_path {tmp_path}")
-    assert ("RoPE follows the longest row" if "," in name else "is not supported: ") in message
+    assert ("RoPE depends on the longest row" if "," in name else "is not supported: ") in message
 
 
 def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):

@@ -134,7 +134,7 @@ def test_experts_are_refused(dense, cold_start, capsys):
     with pytest.raises(SystemExit) as stop:
         train.main([*dense[:name], str(next(cold_start.iterdir())), *dense[name + 1:], "--output_dir", "run"])
     err = capsys.readouterr().err
-    assert stop.value.code == 2 and "leave out the experts" in err and err.count("\n") == 1
+    assert stop.value.code == 2 and "the experts of TinyMoE are not linear layers" in err and err.count("\n") == 1
 
 
 def test_without_bitsandbytes_the_error_names_it(monkeypatch):

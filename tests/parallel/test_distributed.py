@@ -150,7 +150,7 @@ def test_ddp_is_freed_before_the_process_group(home):
 def test_bad_argument_is_one_line_per_process(home):
     done = torchrun(home, "--prompts_per_step", "6", "--output_dir", "refused", expect=2)
     lines = {line for line in done.stderr.splitlines() if line.startswith("train.py: ")}
-    assert lines == {"train.py: --prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch do not divide over 2 processes"}
+    assert lines == {"train.py: --prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot be divided equally among 2 processes"}
     assert not (home / "refused").exists()
 
 

@@ -84,8 +84,8 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--model_name_or_path m --dataset_name rows.jsonl --tool add --tool_stop=", ["--tool_stop", "is empty"]),
     ("--system_prompt 2", ["--system_prompt 2", "--dataset_name", "its own prompts"]),
     ("--prompt_template {prompt}", ["--prompt_template {prompt}", "--dataset_name"]),
-    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template Q:", ["--prompt_template Q:", "no {prompt}"]),
-    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template=", ["--prompt_template", "no {prompt}"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template Q:", ["--prompt_template Q:", "must contain {prompt}"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --prompt_template=", ["--prompt_template", "must contain {prompt}"]),
     ("--model_name_or_path m --dataset_name rows.jsonl --system_prompt @nowhere.txt", ["--system_prompt @nowhere.txt", "cannot be read"]),
     ("--algorithm maxrl --overlong_cache 0.2", ["--overlong_cache 0.2", "below 0", "--scale_rewards mean"]),
     ("--algorithm dapo --scale_rewards mean", ["--overlong_cache 0.2", "--scale_rewards group"]),
@@ -272,4 +272,4 @@ def test_process_without_a_gpu_of_its_own(capsys, monkeypatch):
 
 def test_queries_that_do_not_divide_over_processes(capsys, monkeypatch):
     monkeypatch.setattr(distributed, "world", lambda: 3)
-    assert "do not divide over 3 processes" in refused(capsys, "--output_dir", "run")
+    assert "cannot be divided equally among 3 processes" in refused(capsys, "--output_dir", "run")

@@ -3,12 +3,13 @@
 const DATA = JSON.parse(document.getElementById("data").textContent), RUNS = DATA.runs;
 const STEPS = [...new Set(RUNS.flatMap(run => run.groups.map(group => group.step)))]
   .sort((a, b) => a - b);
-const CURVES = [                           // title, value from a line of metrics.jsonl, axis' top
+const CURVES = [         // title, value from a line of metrics.jsonl, top of the axis (if fixed)
   ["pass rate of the batch", c => c.pass_rate, 1],
   ["clipped share of tokens", c => c.clip_low === null ? null : c.clip_low + c.clip_high],
   ["spread of log s (standard deviation)",
    c => c.log_s_var === null ? null : Math.sqrt(c.log_s_var)],
-  ["clip range in standard deviations of log s", c => c.epsilon_over_std],
+  // beyond 4 nothing is clipped; at the end of a run log s hardly spreads, and the value is huge
+  ["clip range in standard deviations of log s", c => c.epsilon_over_std, 4],
   ["experts flipped by the updates", c => c.flip_rate],
 ];
 
@@ -114,7 +115,8 @@ function drawCurves() {
 
 function drawCurve(title, get, top) {
   const last = Math.max(...RUNS.flatMap(run => run.curves.map(c => c.step)), 2);
-  const x = step => 1 + 198 * (step - 1) / (last - 1), y = value => 57 - 53 * value / top;
+  const x = step => 1 + 198 * (step - 1) / (last - 1);
+  const y = value => 57 - 53 * Math.min(value / top, 1);
   const figure = make("figure", "", null, byId("curves"));
   const caption = make("figcaption", "", null, figure);
   make("div", "", `${title}, 0 to ${short(top, 2)}`, caption);
