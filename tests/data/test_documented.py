@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -216,19 +217,23 @@ def test_two_turns(workplace):
     task.verifiers[0].close()
 
 
-def test_an_optimizer_and_a_tracker_of_ones_own(workplace):
+def test_an_optimizer_and_a_tracker_of_ones_own(workplace, monkeypatch, capsys):
     """SGD goes on after a --resume with its momentum; the tracker reads what the run wrote."""
     section("An optimizer or a tracker of your own")
+    monkeypatch.setattr(train, "make_optimizer", train.make_optimizer)         # sgd.py replaces it: put back afterwards
+
+    def script(name, *words):
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        runpy.run_path(name, run_name="__main__")
     flags = [*TINY, "--steps", "2", "--lr_scheduler_type", "constant_with_warmup"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for more in ([], ["--steps", "3", "--resume"]):
-        command = [sys.executable, "sgd.py", *flags, *more, "--output_dir", "sgd"]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-    curve = subprocess.run([sys.executable, "curve.py", "sgd"], capture_output=True, text=True, env=environment, check=True)
+        script("sgd.py", *flags, *more, "--output_dir", "sgd")
+    capsys.readouterr()
+    script("curve.py", "sgd")
+    curve = capsys.readouterr().out
     state = torch.load("sgd/checkpoints/step_3/state.pt", weights_only=True)["optimizer"]["state"]
     assert {name for entry in state.values() for name in entry} == {"momentum_buffer"} and len(metrics("sgd")) == 3
-    rows = [[float(x) for x in line.split(",")] for line in curve.stdout.splitlines()]
+    rows = [[float(x) for x in line.split(",")] for line in curve.splitlines()]
     assert rows == [[record[name] for name in ("step", "reward", "pass_rate", "loss")] for record in metrics("sgd")]
 
 
@@ -243,6 +248,7 @@ def test_a_curriculum(workplace, model, capsys):
     assert prompts and all(len(prompt) == 4 for prompt in prompts)
 
 
+@pytest.mark.slow
 def test_the_strangers_tasks_are_commands_that_load(workplace, monkeypatch):
     """benchmarks/stranger.py: every file is written, every command is accepted, every reference answer is right."""
     pytest.importorskip("reasoning_gym")

@@ -214,13 +214,13 @@ def test_parts_of_several_verifiers_stand_side_by_side(own, tmp_path):
 def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(own, tmp_path):
     source = ("import os, time\ndef check(response, answer):\n    n = int(response)\n    time.sleep(n % 3 / 500)\n"
               "    if n % 7 == 3: raise ValueError\n    if n % 31 == 5: os._exit(1)\n    return n / 1000\n")
-    texts, rewards, errors = [str(n) for n in range(200)], [], []
+    texts, rewards, errors = [str(n) for n in range(100)], [], []
     for workers in (1, 4):
         check = own(source)
-        rewards.append(in_parallel(check, texts, [""] * 200, workers=workers))
+        rewards.append(in_parallel(check, texts, [""] * 100, workers=workers))
         errors.append(dict(check.errors))
         assert len(check.idle) <= workers
-    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(200)]
+    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(100)]
     assert rewards == [expected, expected] and errors[0] == errors[1] == {"crash": expected[1:].count(0.0)}
 
 
@@ -372,8 +372,12 @@ def two_sources(weights=()):
     return from_arguments(parse(flags))
 
 
+@pytest.mark.slow
 def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workplace):
+    """Held-out problems are of both sources, in turns. Its workers take seconds to start."""
     task = two_sources()
+    second = {f"{i}+1=" for i in range(1, 21)}
+    assert len(task.test) == 5 and [p.prompt in second for p in task.test] == [False, True, False, True, False]
     first, second = task.train[0], task.train[-1]
     parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
     assert task.part_names == ["reasoning_gym or exact", "exact"]
@@ -382,16 +386,8 @@ def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workpl
     assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
     assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]     # SRPO drops both
     weighted = two_sources(["--reward_weights", "1", "0.5"])
-    assert weighted.total(weighted.judge([first.answer, second.answer], [first, second])).tolist() == [1.5, 1]
+    assert weighted.total(parts[[0, 2]]).tolist() == [1.5, 1]
     with pytest.raises(ValueError, match="holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"):
         two_sources(["--reward_weights", "1"])
     for verifier in task.verifiers + weighted.verifiers:
-        verifier.close()
-
-
-def test_the_first_held_out_problems_are_of_both_sources(workplace):
-    task = two_sources()
-    second = {f"{i}+1=" for i in range(1, 21)}
-    assert len(task.test) == 5 and [p.prompt in second for p in task.test] == [False, True, False, True, False]
-    for verifier in task.verifiers:
         verifier.close()

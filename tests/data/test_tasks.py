@@ -7,7 +7,7 @@ import json
 import os
 import random
 import re
-import subprocess
+import runpy
 import sys
 import time
 from itertools import product
@@ -273,6 +273,8 @@ def test_of_a_worked_answer_only_what_follows_the_hashes_counts():
             row = json.loads(line)
             problem, final = problems[str(number)], row["answer"].split("#### ")[1]
             assert (problem.prompt, problem.answer) == (row["question"], final)
+            if number % 4:
+                continue                                                                 # math-verify takes 30 ms for an answer
             assert task.verify(row["answer"], problem) == 1.0                            # the worked answer, last number and all
             assert task.verify(rf"\boxed{{{final}}}", problem) == 1.0
             assert task.verify("The answer is 77777.", problem) == 0.0
@@ -551,10 +553,10 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workp
 
 @pytest.mark.parametrize("module, words", [
     ("plumbing.data.running_sum", ["first error", "reward 1"]), ("plumbing.data.stream", ["epoch 1"])])
-def test_the_demo_shows_its_concept(module, words):
-    run = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=60, cwd=ROOT,
-                         env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert run.returncode == 0 and not run.stderr and all(word in run.stdout for word in words), run.stdout + run.stderr
+def test_the_demo_shows_its_concept(module, words, capsys):
+    runpy.run_path(str(ROOT / module.replace(".", "/")) + ".py", run_name="__main__")
+    out, err = capsys.readouterr()
+    assert not err and all(word in out for word in words), out + err
 
 
 def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(workplace, cold_start):

@@ -40,9 +40,9 @@ def agrees(found):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
-    """A rollout waits seven times while prompts and responses are copied, and once per 16 tokens. Resuming on the device:
-    the slow tests below."""
+    """A rollout waits seven times while prompts and responses are copied, and once per 16 tokens."""
     tokens = 40
     found = simulate("run_train.py", [
         f"hf --steps 1 --bf16 true --beta 0.1 --max_completion_length {tokens} --output_dir a",
