@@ -517,3 +517,19 @@ def test_the_first_answer_is_above_the_fold_and_nothing_under_the_bar(driver, pa
         assert on_screen(driver, 0)[0] == "grpo", "a phone has no key g"
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_a_response_that_was_cut_off_says_so_and_has_no_s_and_a_token_names_its_kept_set(driver, tmp_path):
+    group = record()
+    group["mask"][1] = [0] * len(group["mask"][1])
+    group["cut_off"] = [i == 1 for i in range(G)]
+    group["kept"] = [[[text, "other"] for text in row] for row in group["tokens"]]
+    driver.get(view.write_page([write_run(tmp_path / "run", [group])], tmp_path / "page.html").as_uri())
+    cut, whole = driver.execute_script(
+        "return [1, 0].map(i => { const a = document.querySelectorAll('.answer')[i]; return [a.innerText, a.querySelectorAll('.gauge').length,"
+        "a.getAttribute('aria-label'), a.querySelectorAll('.token.tool').length, a.querySelector('.token').getAttribute('aria-label')]; })")
+    assert "cut off, not in the loss" in cut[0] and "no loss token" in cut[0] and cut[1] == 0 and ", s " not in cut[2]
+    assert cut[3] == len(group["mask"][1]) and "cut off, not a loss token" in cut[4] and "drawn from" not in cut[4]
+    assert "cut off" not in whole[0] and whole[1] == 1 and ", s " in whole[2] and "drawn from 2: " in whole[4] and whole[4].count("other") == 1
+    assert driver.get_log("browser") == []

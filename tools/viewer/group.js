@@ -97,8 +97,9 @@ function drawAnswer(p, group, i, result) {
   const answer = make("div", chosen ? "answer chosen" : "answer");
   const A = Array.isArray(group.advantages[i]) ? "per token" : signed(group.advantages[i]);
   attributes(answer, {role: "listitem", "aria-label":
-    `Response ${i + 1}, reward ${reward}, advantage ${A}, s ${Math.exp(logs).toFixed(5)}, `
-    + `${result.filter(r => r.removed).length} of ${length} tokens removed: `
+    `Response ${i + 1}, reward ${reward}, advantage ${A}, `
+    + (length ? `s ${Math.exp(logs).toFixed(5)}, ` : "")
+    + `${result.filter(r => r.removed).length} of ${length} loss tokens removed: `
     + group.tokens[i].join("")});
   const verdict = make("div", "verdict", null, answer);
   make("b", "", `${group.rewards[i] >= 1 ? "✓" : "✗"} ${reward}`, verdict);
@@ -123,11 +124,15 @@ function drawAnswer(p, group, i, result) {
 // clip range.
 function drawPlace(p, group, i, answer) {
   const here = state.panels[p], row = here.row;
-  const {logw, sum, logs} = logRatios(group, i);
+  const {logw, sum, logs, length} = logRatios(group, i);
   const product = row.ratio === "product", log = row.clip === "log-min";
   const name = product ? "∏w" : log ? "log s" : "s";
   const value = product ? Math.exp(sum) : log ? logs : Math.exp(logs);
   const place = make("div", "place", null, answer);
+  if (!length) {
+    make("div", "sum", "no loss token", place);
+    return;
+  }
   const probability = AROUND_0.includes(row.clip) && !log;     // its clip range is not one of s
   const band = probability ? null : bandOf(row, here.epsilon, here.epsilonHigh);
   const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
@@ -142,8 +147,7 @@ function drawPlace(p, group, i, answer) {
     attributes(gauge, {role: "img", "aria-label": `${name} is ${where} the clip range, ${edges}`});
   }
   const w = logw.filter((_, t) => group.mask[i][t]).map(Math.exp);
-  const range = `w ${Math.min(...w).toFixed(2)} … ${Math.max(...w).toFixed(2)}`;
-  make("div", "sum", w.length ? range : "no loss token", place);
+  make("div", "sum", `w ${Math.min(...w).toFixed(2)} … ${Math.max(...w).toFixed(2)}`, place);
 }
 
 function drawToken(p, group, i, t, result, experts) {
