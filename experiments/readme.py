@@ -317,6 +317,23 @@ def presets():
                   f"pass@1 after {found['steps']} batches (seeds)"), *rows)
 
 
+def family_flags():
+    """The table of flags that other frameworks share: pass@1 with each and beside it without."""
+    rows = [(f"`{r['flags']}`", f"{r['before']:.3f}", f"{r['after']:.3f}", f"{r['without']:.3f}",
+             r["minus"], r["seeds"]) for r in data("family_flags")["table"]]
+    return table(("flags", "pass@1 before", "after", "after, without", "difference",
+                  "cold starts"), *rows)
+
+
+def self_distillation():
+    """The table of self-distillation: pass@1 of each kind on the running sum and on SmolLM2."""
+    def cell(found):
+        return f"{found['before']:.3f} → {found['after']:.3f} ({found['seeds']})" if found else "–"
+    rows = [(r["arm"], f"`{r['flags']}`", cell(r.get("moe")), cell(r.get("SmolLM2")))
+            for r in data("family_flags")["teachers"]]
+    return table(("", "flags", "running sum (seeds)", "SmolLM2, larger of two (seeds)"), *rows)
+
+
 def headline():
     runs = load("reference_runs")["default"]
     after = mean(r["pass_at_1_after"] for r in runs["runs"])
@@ -558,7 +575,8 @@ def rooms():
 
 BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "headline": headline, "claims": claims, "verdicts": verdicts,
-          "all claims": all_claims, "family": family,
+          "all claims": all_claims, "family": family, "family flags": family_flags,
+          "self distillation": self_distillation,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
           "simulated": simulated, "stability": stability, "league": league,

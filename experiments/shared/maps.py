@@ -136,9 +136,9 @@ def values(runs, name="after", seeds=None, **wanted):
     return {r["seed"]: r[name] for r in chosen}
 
 
-def main(file, row, grid, make, judge, takeaway, draw):
+def main(file, row, grid, make, judge, takeaway, draw, data=lambda runs: {}):
     """A map's command line. grid(full) -> cells; judge(runs) -> (measured, number, verdict, seeds);
-    takeaway(runs) -> the one sentence of the figure.
+    takeaway(runs) -> the one sentence of the figure; data as in write.
 
     Figure and verdict are made from the file of runs, which the result file does not repeat.
     """
@@ -156,7 +156,7 @@ def main(file, row, grid, make, judge, takeaway, draw):
         run_all(runs_file, grid(options.full), make, part, options.most)
     if part[1] > 1:
         return claim.say("this part is made; --draw makes the result when all are")
-    write(file, row, judge, takeaway, draw)
+    write(file, row, judge, takeaway, draw, data)
 
 
 def write(file, row, judge, takeaway, draw, data=lambda runs: {}):

@@ -26,7 +26,7 @@ CLAIMS = ["family_rewards", "gradient_noise", "clipped_tokens", "expert_flips", 
           "perplexity_identity", "variance_length", "off_policyness", "perplexity_dynamics",
           "product_ratio", "replay_cost", "length_band", "hidden_divergence", "irreversible"]
 MAPS = ["sampler_noise", "band_dose", "stale_sampler", "stability_map", "band_law", "flip_depth",
-        "moe_stability", "depth", "league", "pretrained", "length_duration"]
+        "moe_stability", "depth", "league", "pretrained", "length_duration", "family_flags"]
 
 # family_rewards is a table, no claim: stability_map judges it, on some of the same cold starts.
 # The table of claims: six groups, each with its question and its claims, the leading one first.
@@ -45,7 +45,8 @@ GROUPS = {
                        ["sampler_noise", "band_dose", "pretrained", "stale_sampler",
                         "replay_cost"]),
     "speed of learning": ("Does GSPO learn faster than GRPO?",
-                          ["stability_map", "band_law", "league", "token_credit", "distillation"]),
+                          ["stability_map", "band_law", "league", "token_credit", "distillation",
+                           "family_flags"]),
 }
 COLUMNS = ("claim", "source", "reported", "regime", "measured", "number", "seeds", "verdict", "p",
            "figure", "command")

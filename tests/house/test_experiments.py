@@ -22,7 +22,7 @@ import stability_map                                                            
 from experiments.shared.run_claims import CLAIMS, COLUMNS, MAPS                         # noqa: E402
 
 RESULTS = sorted(name for name in CLAIMS if (ROOT / f"results/{name}.json").is_file())
-NEW_MAPS = ("depth", "league", "pretrained", "length_duration")
+NEW_MAPS = ("depth", "league", "pretrained", "length_duration", "family_flags")
 DRAWN_FROM_RUNS = sorted(name for name in ("sampler_noise", "stability_map", "flip_depth", "band_law", "band_dose",
                                        "stale_sampler", *NEW_MAPS)
                          if (ROOT / f"results/{name}.json").is_file())

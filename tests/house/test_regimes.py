@@ -1,4 +1,4 @@
-"""The maps of depth, the league, a pretrained model, length: what their rules say of made-up runs.
+"""The maps of depth, the league, a pretrained model, length, shared flags: what their rules say of made-up runs.
 python -m pytest tests/house/test_regimes.py"""
 
 import itertools
@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "experiments"))                # as when an experiment is the script
 from shared import claim, maps  # noqa: E402
 import depth  # noqa: E402
+import family_flags  # noqa: E402
 import league  # noqa: E402
 import length_duration  # noqa: E402
 import pretrained  # noqa: E402
@@ -118,6 +119,26 @@ def test_length_is_judged_by_the_range_chosen_on_short_responses():
     assert length_duration.decide([x / 4 for x in NOISE], shorter=True) == "refuted"
     assert length_duration.decide([-x for x in worse], shorter=True) == "refuted"
     assert length_duration.decide(worse[:7], shorter=True) == "undecided (7 seeds)"
+
+
+def test_sdpo_is_judged_with_both_teachers_and_beside_self_distillation():
+    better, worse = [.1 + x for x in NOISE], [-.1 + x for x in NOISE]
+    assert family_flags.decide(worse, [better, better]) == "held"
+    assert family_flags.decide(worse, [worse, worse]) == "refuted" == family_flags.decide(better, [worse, worse])
+    assert family_flags.decide(worse, [better, worse]) == "depends on the teacher"
+    assert family_flags.decide(better, [better, better]) == "undecided (8 seeds)" == family_flags.decide(worse, [better, NOISE])
+    assert family_flags.decide(worse, [better, better[:7]]) == "undecided (7 seeds)"
+
+
+def test_every_run_of_the_shared_flags_is_a_command_and_its_table_compares_with_the_same_without_the_flag():
+    cells = {maps.key(c): c for c in family_flags.grid(False)}.values()
+    for c in cells:
+        parse(f"{family_flags.POLICIES[c['policy']]} {family_flags.flags_of(c)}".split())
+    runs = [c | dict(before=.5, after=.6 + .1 * (c["arm"] in family_flags.FLAGS)) for c in cells]
+    rows = family_flags.table(runs)
+    assert len(rows) == len(family_flags.FLAGS) and all(r["seeds"] == 3 and r["after"] == .7 and r["without"] == .6 for r in rows)
+    assert "--beta 0.05 --sync_ref_model" in rows[3]["flags"] and rows[4]["flags"].endswith("--sampler_dtype int3 --mismatch_mask outlier")
+    assert family_flags.teachers_table(runs)[0]["SmolLM2"] == dict(before=.5, seeds=2, after=.6)
 
 
 def test_a_map_makes_as_many_runs_as_it_is_told_and_goes_on(tmp_path):

@@ -136,6 +136,21 @@ def test_the_reference_moves_by_its_share_and_never_the_policy():
     assert len(pairs_of(reference, policy)) == len(own)
 
 
+@pytest.mark.trl
+@pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
+def test_the_reference_moves_as_trls(share):
+    """TRL's own step for sync_ref_model, which its SDPO also uses for the averaged teacher."""
+    callbacks = pytest.importorskip("trl.trainer.callbacks")
+    torch.manual_seed(0)
+    config = tiny_config(parse(TINY_MODEL), builtin_tokenizer())
+    policy, mine, theirs = TinyMoE(config), SimpleNamespace(policy=TinyMoE(config)), TinyMoE(config)
+    theirs.load_state_dict(mine.policy.state_dict())
+    move_towards(mine, policy, share)
+    callbacks.SyncRefModelCallback._sync_target_model(policy, theirs, share)
+    for own, other in zip(mine.policy.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-7)
+
+
 REFERENCE = ["--learning_rate", "0.003", "--warmup_steps", "0", "--beta", "0.1", "--lr_scheduler_type", "constant_with_warmup"]
 
 
