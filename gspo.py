@@ -204,6 +204,9 @@ def train(policy, tokenizer, problems):
     print(f"mean reward of the first five batches {first:.3f}, of the last five {last:.3f}")
 
 if __name__ == "__main__":
+    if sys.argv[1:] and sys.argv[1].startswith("-"):         # it has no flags; train.py has them
+        print(__doc__)
+        sys.exit(sys.argv[1] not in ("-h", "--help"))
     torch.manual_seed(0)
     random.seed(0)
     if len(sys.argv) == 1:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "experiments/", "experiments/shared/", "benchmarks/", "tools/", "tests/")
-CONCEPTS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py", "gspo.py")    # have no flags
+CONCEPTS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py")    # have no flags
 SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))
            if file.name not in (*CONCEPTS, "pair_runs.py") and 'if __name__ == "__main__":' in file.read_text()]
 
@@ -42,3 +42,10 @@ def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeyp
     out = capsys.readouterr().out
     assert not stop.value.code and out.strip() and list(tmp_path.iterdir()) == []
     assert len(out.splitlines()) > 1
+
+
+def test_the_page_takes_no_flag_for_a_model(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gspo.py", "--steps", "3"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "gspo.py"), run_name="__main__")
+    assert stop.value.code == 1 and "python gspo.py MODEL [ROWS.jsonl]" in capsys.readouterr().out
