@@ -180,7 +180,7 @@ def update(settings, learner, mini):
     epsilon, epsilon_high = learner.clip_range()
     live = mini if settings.plain else batches.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
-    found = []
+    passes = []                                  # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
         with learner.forced_routes(part.rollout, part.passes) as options:
@@ -197,8 +197,8 @@ def update(settings, learner, mini):
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
         critic = terms.get("critic", torch.zeros_like(loss))
-        found.append(stats | {"loss": loss.detach(), "value_loss": critic.detach()})
-    stats = combine_stats([part for process in learner.gather(found) for part in process])
+        passes.append(stats | {"loss": loss.detach(), "value_loss": critic.detach()})
+    stats = combine_stats([part for process in learner.gather(passes) for part in process])
     stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
     return optimizer_step(settings, learner, stats)
 
@@ -321,7 +321,7 @@ class Learner:
         or, without them, the sampler's; `free` then holds the Scores without replay."""
         # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
         alike = self.settings.micro_batch_size or self.half
-        found = []
+        chunks = []
         for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
             part = rollout.rows(start, stop)
             forced = passes and cut_routes(passes, torch.arange(start, stop), rollout)
@@ -330,9 +330,9 @@ class Learner:
                 scores = (scorer or self.response_logp)(
                     part, temperature=self.settings.temperature, entropy=entropy,
                     record=self.has_routes, **options)
-            found.append(replace(scores, hidden=None))
-        found = [scores for process in self.gather(found) for scores in process]
-        scores = found[0] if len(found) == 1 else join_scores(found)
+            chunks.append(replace(scores, hidden=None))
+        chunks = [scores for process in self.gather(chunks) for scores in process]
+        scores = chunks[0] if len(chunks) == 1 else join_scores(chunks)
         if replay and self.extras and self.extras.compares_routes(self, passes, scorer):
             scores.free = self.score(rollout)
         return scores
@@ -407,10 +407,9 @@ def make_optimizer(settings, actor):
 
 
 def make_schedule(settings, optimizer):
-    """The rate of every optimizer step: up from 1/n of the highest in n steps, then as flagged.
-
-    To be stepped with the optimizer: an update that is skipped does not count.
-    """
+    """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
+    schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
+    count."""
     n, steps = settings.warmup_steps, settings.steps * settings.steps_per_generation
 
     def share(step):
@@ -425,8 +424,8 @@ def make_schedule(settings, optimizer):
 # -------------------------------------------------------------------------------------- the script
 
 def run_script(settings, task=None):
-    """Everything between the command line and the summary. task: another than the flags name, for
-    example Task(name, train, test, verify)."""
+    """Everything between the command line and the summary. task: a Task in place of the one that
+    the flags name, for example Task(name, train, test, verify)."""
     device = processes.start(settings)
     run_on(device, settings, task)
     close_engine()

@@ -110,7 +110,7 @@ def named(metric):
 def fill(place, runs, metrics, log):
     """Draw the curves of one panel. A logarithmic axis is linear below the smallest positive value,
     so that 0 can be drawn."""
-    values, told = [], set()
+    values, labelled = [], set()
     present = [m for m in metrics if any(curve(records, m) for records in runs.values())]
     dotted = [m for m in present if m.endswith("/0") or m.startswith("held_out")]
     lines = [m for m in present if m not in dotted]
@@ -123,10 +123,10 @@ def fill(place, runs, metrics, log):
             marker = MARKERS[dotted.index(metric) % len(MARKERS)] if dots else "o"
             look = ":" if dots else style.LINES[lines.index(metric) % len(style.LINES)]
             place.plot(*zip(*points), look, color=colour,
-                       label=named(metric) if len(present) > 1 and metric not in told else None,
+                       label=named(metric) if len(present) > 1 and metric not in labelled else None,
                        marker=marker if dots or len(points) == 1 else None, markersize=4)
             values += [y for _, y in points]
-            told.add(metric)
+            labelled.add(metric)
     positive = [v for v in values if v > 0]
     if not values:
         place.text(.5, .5, "not measured in these runs", ha="center", transform=place.transAxes,

@@ -69,8 +69,8 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
         held_out = set(by_hash[:min(512, max(1, len(train) // 10))])
         test = {prompt: found for prompt, found in train.items() if prompt in held_out}
         train = {prompt: found for prompt, found in train.items() if prompt not in held_out}
-        notes.append(f"no test split: {len(test)} problems held out, those whose prompts have the "
-                     "smallest CRC-32")
+        notes.append(f"no test split: held out {len(test)} problem(s), those whose prompts have "
+                     "the smallest CRC-32")
     found = [*train.values(), *test.values()]
     return [p for p, _ in train.values()], [p for p, _ in test.values()], dict(found), notes
 

@@ -82,7 +82,7 @@ class RewardFunction:
             self.function = load_here(kind)
             parameters = inspect.signature(self.function).parameters.values()
         except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"verifier {kind!r} does not load: {told(error)}")
+            raise ValueError(f"verifier {kind!r} does not load: {one_line(error)}")
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.takes = {p.name for p in parameters}
         variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -114,7 +114,7 @@ class RewardFunction:
         try:
             found = within(self.time_limit, self.call, given)
         except Exception as error:                           # whatever the user's function raises
-            raise ValueError(f"verifier {self.kind} {told(error)}") from error
+            raise ValueError(f"verifier {self.kind} {one_line(error)}") from error
         return self.checked(found, len(texts))
 
     def call(self, given):
@@ -203,7 +203,7 @@ async def wait_for(awaitable):
     return await awaitable
 
 
-def told(error):
+def one_line(error):
     """The error that a user's function raised, in one line."""
     if isinstance(error, TimeoutError) and "--verifier_timeout" in str(error):
         return str(error)

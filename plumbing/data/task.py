@@ -36,7 +36,7 @@ class Task:
     bounded: bool = False        # every part of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
-    told: int = 0                # number of verifier errors already returned by new_errors()
+    reported: int = 0            # number of verifier errors already returned by new_errors()
     trial: Callable | None = None        # tokenizer -> None; tries reward functions, may raise
     tool: Callable | None = None         # text so far -> text to insert next (rollout.sample)
     system_prompt: str | None = None     # a message before every prompt
@@ -52,8 +52,8 @@ class Task:
 
     def new_errors(self):
         """The number of verifier errors since the last call, in this process."""
-        before, self.told = self.told, sum(self.verifier_errors.values())
-        return self.told - before
+        before, self.reported = self.reported, sum(self.verifier_errors.values())
+        return self.reported - before
 
     @property
     def part_names(self):

@@ -36,7 +36,7 @@ class Tool:
         except BaseException as error:                       # a user's file may call sys.exit()
             raise ValueError(f"--tool {kind} does not load as a function of the text: "
                              f"{type(error).__name__}: {error}")
-        self.kind, self.stop, self.told = kind, stop, False
+        self.kind, self.stop, self.complained = kind, stop, False
         self.tokenizer = self.closes = None
 
     def asked(self, tokenizer, response):
@@ -51,8 +51,8 @@ class Tool:
             said = self.function(text)
         except Exception as error:                           # whatever the user's function raises
             said = f"error: {error or type(error).__name__}"
-            if not self.told:
-                self.told = True
+            if not self.complained:
+                self.complained = True
                 sys.stderr.write(f"train.py: warning: --tool {self.kind} raised "
                                  f"{type(error).__name__}: {error}, after {text[-40:]!r}; such "
                                  "errors are inserted as its output\n")

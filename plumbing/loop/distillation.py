@@ -66,8 +66,8 @@ def check_one_tokenizer(name, own, other):
 
 def teacher_logp(args, learner, task, batch, teacher):
     """log π_T [B, T] of a rollout batch's responses; teacher: its Scorer, None for the policy
-    itself. With a right response of the group as the hint, only wrong responses of groups that have
-    one are taught: elsewhere log π_T is log π_old, so that distillation is 0 there."""
+    itself. With a right response of the group as the hint, distillation acts only on wrong
+    responses of groups that have a right one: elsewhere log π_T is log π_old, its advantage 0."""
     if not args.self_distillation:
         return learner.score(batch.rollout, scorer=teacher).logp
     answers = [problem.answer for problem in batch.problems]
@@ -79,8 +79,8 @@ def teacher_logp(args, learner, task, batch, teacher):
     rollout = hinted(args, task, learner.tokenizer, batch, answers)
     logp = learner.score(rollout, scorer=teacher).logp                              # [B, T]
     if args.self_distillation_hint == "sibling":
-        taught = (right.any(-1, keepdim=True) & ~right).flatten()                   # [B]
-        logp = torch.where(taught[:, None], logp, batch.old_logp)                   # [B, T]
+        wrong = (right.any(-1, keepdim=True) & ~right).flatten()                    # [B]
+        logp = torch.where(wrong[:, None], logp, batch.old_logp)                    # [B, T]
     return logp
 
 

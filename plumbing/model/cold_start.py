@@ -140,10 +140,10 @@ def supervise(policy, tokenizer, task, args):
         optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))
     policy.train()
     scorer = Scorer(policy)
-    for _ in told(steps):
+    for _ in with_progress(steps):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
-        batch = taught(policy, tokenizer, problems, [task.teacher(p, rng) for p in problems],
-                       task.tool)
+        answers = [task.teacher(p, rng) for p in problems]
+        batch = teacher_rollout(policy, tokenizer, problems, answers, task.tool)
         scores = scorer(batch, record=True)
         logp, (indices, logits) = scores.logp, scores.routes                        # [L, B, T, ·]
         share = expert_share(indices, batch.mask, logits.shape[-1])                 # [L, E]
@@ -156,7 +156,7 @@ def supervise(policy, tokenizer, task, args):
         schedule.step()
 
 
-def told(steps):
+def with_progress(steps):
     """Iterate over range(steps) and show the progress: a bar on a terminal, else a line every EVERY
     seconds. The remaining time is estimated from the steps so far."""
     if sys.stderr.isatty():
@@ -177,7 +177,7 @@ def half_cosine(progress):
     return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(angle).item())
 
 
-def taught(policy, tokenizer, problems, answers, tool=None):
+def teacher_rollout(policy, tokenizer, problems, answers, tool=None):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
     a loss token; tokens inserted by the tool are not."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]

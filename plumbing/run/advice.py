@@ -57,8 +57,10 @@ def trouble(args, records, limit):
 
 
 def longer_may_help(records):
-    """Whether a higher length limit could give better rewards: not if the responses that ended
-    before the limit had no reward either."""
+    """Whether a higher length limit could give better rewards: not if nearly all responses are
+    right, nor if the responses that ended before the limit had no reward either."""
+    if mean(record["pass_rate"] for record in records) > 0.9:
+        return False
     rewarded = any(value for record in records for name, value in record["reward_parts"].items()
                    if name != "overlong")
     return rewarded or all(record["truncated"] == 1 for record in records)

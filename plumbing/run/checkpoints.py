@@ -2,10 +2,9 @@
 
 A checkpoint is written to a temporary folder, which is then renamed. A folder named step_N is
 therefore always complete, even if the run was killed; checksums of its files, written last, show
-later damage. It is an ordinary Hugging Face checkpoint
-with a file state.pt for what a model folder does not hold: optimizer, schedule, random states, data
-position, critic. state.pt contains only tensors, numbers and text, and is read with
-weights_only=True: a pickled object in it is refused, not executed.
+later damage. It is an ordinary Hugging Face checkpoint, and its file state.pt has the rest:
+optimizer, schedule, random states, data position, critic. state.pt contains only tensors, numbers
+and text, and is read with weights_only=True: a pickled object in it is refused, not executed.
 """
 
 import hashlib

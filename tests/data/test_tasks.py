@@ -255,7 +255,7 @@ def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix,
     task = load_task(write(tmp_path / f"rows{suffix}", rows), verifier="exact")
     assert {(p.prompt, p.answer) for p in task.train + task.test} == {(row[prompt], row[answer]) for row in rows}
     assert len(task.test) == 3 and not {p.prompt for p in task.train} & {p.prompt for p in task.test}
-    assert "3 problems held out" in task.notes[0] and task.sizes == (27,) and task.chat
+    assert "held out 3 problem(s)" in task.notes[0] and task.sizes == (27,) and task.chat
 
 
 def test_named_columns_win_over_the_usual_ones(tmp_path):

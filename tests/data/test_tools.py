@@ -13,7 +13,7 @@ from moe import TinyMoE
 from plumbing.speed import fast
 from tools import view
 from plumbing.run.arguments import parse
-from plumbing.model.cold_start import taught, tiny_config
+from plumbing.model.cold_start import teacher_rollout, tiny_config
 from plumbing.data.running_sum import builtin_tokenizer
 from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
@@ -252,7 +252,7 @@ def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
 
 def test_the_cold_start_does_not_learn_the_tools_words():
     answer = "sum(3,8)=11,sum(11,5)=16."
-    batch = taught(make(), TOKENIZER, [toy.Problem("3+8+5=", answer)], [answer], toy.calculator)
+    batch = teacher_rollout(make(), TOKENIZER, [toy.Problem("3+8+5=", answer)], [answer], toy.calculator)
     assert "".join(c if own else "_" for c, own in zip(answer + "$", batch.mask[0].tolist())) == \
         "sum(3,8)=__,sum(11,5)=__.$"
 

@@ -76,11 +76,12 @@ def test_no_right_answer_asks_for_easier_problems():
     assert "easier problems" in line and "hardly any response is right: 100% of the groups" in why
 
 
-@pytest.mark.parametrize("truncated, rewarded, longer", [(.5, 0.0, False), (1.0, 0.0, True), (.5, .1, True), (.2, .1, False)])
-def test_a_longer_limit_is_advised_only_where_it_could_help(truncated, rewarded, longer):
-    """Where responses that ended by themselves have no reward either, the limit is not what is wrong."""
+@pytest.mark.parametrize("truncated, rewarded, passed, longer", [
+    (.5, 0.0, .4, False), (1.0, 0.0, .4, True), (.5, .1, .4, True), (.2, .1, .4, False), (.5, 1.0, .95, False)])
+def test_a_longer_limit_is_advised_only_where_it_could_help(truncated, rewarded, passed, longer):
+    """Where responses that ended by themselves have no reward either, or nearly all are right, the limit is not what is wrong."""
     parts = {"correct": rewarded, "overlong": -.4}
-    told = advised("--max_completion_length 20", truncated=truncated, reward_parts=parts, pass_rate=.4)
+    told = advised("--max_completion_length 20", truncated=truncated, reward_parts=parts, pass_rate=passed)
     assert any("cut off" in why for _, why in told) == longer
 
 
@@ -138,7 +139,7 @@ def test_the_command_of_a_run_repeats_it(more):
 def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
     clock = iter(range(0, 1000, 2))                          # a step takes two seconds
     monkeypatch.setattr(warm_up.time, "perf_counter", lambda: next(clock))
-    assert list(warm_up.told(10)) == list(range(1, 11))
+    assert list(warm_up.with_progress(10)) == list(range(1, 11))
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [f"cold start: {step} of 10 supervised steps, {left} s left" for step, left in ((3, 14), (6, 8), (9, 2))]
     assert printed.err == ""
