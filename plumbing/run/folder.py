@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
@@ -22,11 +23,6 @@ from plumbing.model.policy import not_there
 from plumbing.run.checkpoints import whole, write_text
 from plumbing.run.arguments import FREE, OF_A_CALL, Settings, config_of, flags
 from plumbing.parallel import processes
-
-try:
-    import fcntl
-except ImportError:                                          # on Windows runs are not locked
-    fcntl = None
 
 # Flags with a text of their own that names no file to read. Any other text may name one.
 TEXTS = {"output_dir", "stop", "tool_stop", "hint_template", "columns", "objective_constants",
@@ -50,8 +46,8 @@ def run_folder(args):
         begun = {file.name for file in contents(folder)} - {"config.json"}
         if locks and not begun and not args.resume:          # only the first process has a lock
             shutil.rmtree(folder)
-        for number in locks:
-            os.close(number)
+        for held in locks:
+            held.release()
 
 
 def stopped(folder):
@@ -150,16 +146,14 @@ def contents(folder):
 
 
 def lock(folder):
-    """Lock the folder until this process ends, even if it is killed. Returns the open lock file.
-    Raises ValueError if another process has locked the folder."""
-    number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    """Lock the folder until release() of the lock that is returned, or until this process ends,
+    even if it is killed. Raises ValueError if another process has locked the folder."""
+    held = FileLock(folder / LOCK)
     try:
-        if fcntl:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(number)
-        raise ValueError(f"another process is using {folder}: give another --output_dir")
-    return number
+        held.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(f"another process is using {folder}: give another --output_dir") from None
+    return held
 
 
 def begin_run(args, folder, task):

@@ -360,7 +360,7 @@ def test_the_lock_goes_with_the_process_however_it_ends(workplace, capsys):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        checkpoint.lock(Path("run"))
+        held = checkpoint.lock(Path("run"))                  # noqa: F841 (released when nothing refers to it)
         os.write(writer, b"locked")
         signal.pause()
     os.read(reader, 6)
