@@ -1,30 +1,36 @@
-"""Engines as samplers, on a CPU: do their log-probs follow the policy, how fast are they, does a
-run learn?
+"""Engines as samplers, on a CPU: does a run learn, do their log-probs follow the policy, how fast
+are they?
 
-    python benchmarks/engines.py --learned runs/vllm runs/continuous      # -> results/engines.json
+    python benchmarks/engines.py                          # -> results/engines.json; an hour
+    python benchmarks/engines.py --only speed             # one part; the others stay as they are
 
 in an environment with vLLM (tests/requirements-vllm.txt), after `python tests/make_smollm2.py`.
 
-Differences: the largest difference between the log-probs that an engine recorded and those of the
-policy, as loaded and after each of ten AdamW updates. Fault: the same after one update whose
-transfer leaves out the tied LM head. Speed: tokens per processor second of one thread, in turns, so
-that other work on the machine counts less. --learned: runs of train.py with --sampler vllm and
---sampler continuous, whose evaluations are copied.
+learned      train.py on SmolLM2 with each engine: held out before and after
+differences  the largest difference between the log-probs that an engine recorded and those of the
+             policy, as loaded and after each of ten AdamW updates
+fault        what the run says after an update whose transfer leaves out the tied LM head
+speed        tokens per processor second of one thread, beside the built-in sampler, in turns, so
+             that other work on the machine counts less
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from statistics import median
 from unittest.mock import patch
 
-import torch
+os.environ["OMP_NUM_THREADS"] = "1"          # of train.py, too; read when torch is loaded
+import torch  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
-from make_max_data import SHOTS  # noqa: E402
+from make_max_data import SHOTS, make_max_data  # noqa: E402
 from memory import write_json  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 from plumbing.engines import vllm  # noqa: E402
@@ -40,17 +46,21 @@ from rollout import response_logp  # noqa: E402
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 FEW_SHOT = "".join(f"max({a},{b})={max(a, b)}\n" for a, b in SHOTS)
 SAMPLERS = {"vllm": vllm.VllmSampler, "continuous": ContinuousSampler}
+LEARN = (f"--model_name_or_path {SMOLLM2} --no_chat_template --verifier exact "
+         "--max_completion_length 5 --learning_rate 1.5e-5 --epsilon 0.03 --epsilon_high 0.04 "
+         "--lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 "
+         "--steps 10 --eval_prompts 64 --eval_samples 2 --use_cpu").split()
 CASES = {  # policy: (rate of the updates, prompts, tokens of a response)
-    "SmolLM2": (1.5e-5, [FEW_SHOT + "max(12,44)="], 16),
-    "SmolLM2 with LoRA": (1e-3, [FEW_SHOT + "max(12,44)="], 16),
+    "SmolLM2": (1.5e-5, ["max(12,44)="], 8),
+    "SmolLM2 with LoRA": (1e-3, ["max(12,44)="], 8),
     "tiny MoE": (1e-3, ["3+8+5+9=", "1+1="], 24)}
 SPEED = {  # name: (policy, prompts, group size, tokens of a response)
-    "SmolLM2, 4-shot max, 8 x 8 responses of 5": (
-        "SmolLM2", [f"{FEW_SHOT}max({a},{90 - a})=" for a in range(10, 18)], 8, 5),
-    "SmolLM2, 2 x 8 responses of 64": (
-        "SmolLM2", ["Tell me about the sea.\n", "How do I bake bread?\n"], 8, 64),
-    "tiny MoE, 32 x 8 responses of 24": (
-        "tiny MoE", [f"{a}+{b}+3+5+7=" for a in range(1, 9) for b in (1, 3, 5, 7)], 8, 24)}
+    "SmolLM2, 4-shot max, 4 x 8 responses of 5": (
+        "SmolLM2", [f"{FEW_SHOT}max({a},{90 - a})=" for a in range(10, 14)], 8, 5),
+    "SmolLM2, 2 x 8 responses of 32": (
+        "SmolLM2", ["Tell me about the sea.\n", "How do I bake bread?\n"], 8, 32),
+    "tiny MoE, 16 x 8 responses of 24": (
+        "tiny MoE", [f"{a}+{b}+3+5+7=" for a in range(1, 5) for b in (1, 3, 5, 7)], 8, 24)}
 
 
 def policy_of(name):
@@ -145,40 +155,42 @@ def speed(repeats):
     return found
 
 
-def learned(folder):
-    """What a run of train.py says of itself."""
-    summary = json.loads((Path(folder) / "summary.json").read_text())
-    config = json.loads((Path(folder) / "config.json").read_text())
-    records = [json.loads(x) for x in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    arguments = config.get("arguments", config)
-    return {"sampler": arguments["sampler"], "steps": summary["steps"],
+def learned(engine):
+    """A run of train.py with this engine: what its summary and its metrics say."""
+    with tempfile.TemporaryDirectory() as folder:
+        train, test = make_max_data(folder)
+        subprocess.run([sys.executable, str(ROOT / "train.py"), *LEARN, "--stop", "\\n",
+                        "--dataset_name", str(train), "--test_dataset_name", str(test),
+                        "--sampler", engine, "--output_dir", f"{folder}/run"], check=True, cwd=ROOT)
+        summary = json.loads(Path(folder, "run/summary.json").read_text())
+        lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
+    return {"steps": summary["steps"],
             **{key: summary[key] for key in summary if key.startswith(("pass_at_1", "interval",
                                                                        "greedy"))},
-            "mismatch_kl": [record["mismatch_kl"] for record in records]}
+            "mismatch_kl": [json.loads(line)["mismatch_kl"] for line in lines]}
 
+
+def all_differences():
+    return {engine: {name: differences(engine, name) for name in CASES} for engine in SAMPLERS}
+
+
+PARTS = {"learned": lambda asked: {engine: learned(engine) for engine in asked.engines},
+         "differences": lambda asked: all_differences(),
+         "fault": lambda asked: fault(), "speed": lambda asked: speed(asked.repeats)}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--learned", nargs="*", default=[], help="run folders")
-    parser.add_argument("--only", nargs="*", default=["differences", "fault", "speed"])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--engines", nargs="*", choices=SAMPLERS, default=list(SAMPLERS),
+                        help="for the part `learned`")
     parser.add_argument("--repeats", type=int, default=2, help="of each measurement of speed")
     asked = parser.parse_args()
     path = ROOT / "results/engines.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
-    if "differences" in asked.only:
-        for engine in SAMPLERS:
-            for name in CASES:
-                got = differences(engine, name)
-                found.setdefault("differences", {}).setdefault(engine, {})[name] = got
-                print(engine, name, got, flush=True)
-                write_json(path, found)
-    if "fault" in asked.only:
-        found["fault"] = fault()
-        print(found["fault"], flush=True)
-    if "speed" in asked.only:
-        found["speed"] = speed(asked.repeats)
-    for folder in asked.learned:
-        run = learned(folder)
-        found.setdefault("learned", {})[run["sampler"]] = run
-    write_json(path, found)
+    for part in asked.only:
+        got = PARTS[part](asked)
+        print(part, json.dumps(got), flush=True)
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        got = found.get(part, {}) | got if part == "learned" else got
+        write_json(path, {name: (found | {part: got})[name] for name in PARTS
+                          if name in {*found, part}})
     vllm.close_engine()

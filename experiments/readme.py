@@ -476,23 +476,23 @@ def bfloat16():
 def engines():
     """What benchmarks/engines.py measured: agreement, speed, and runs that learned."""
     found, parts = load("engines"), []
-    agree = [(f"`{engine}`, {policy}", f"{r['loaded']:.0e}", f"{max(r['after']):.0e}",
+    agree = [(f"`--sampler {engine}`, {policy}", f"{r['loaded']:.0e}", f"{max(r['after']):.0e}",
               f"{min(r['moved']):.2f} to {max(r['moved']):.2f}")
              for engine, policies in found.get("differences", {}).items()
              for policy, r in policies.items()]
     if agree:
         parts.append(table(("largest difference of a log-prob, nats", "as loaded",
-                            "after each of ten updates", "moved by each update"), *agree))
+                            "after ten updates, at most", "moved by each update"), *agree))
     if "fault" in found:
         parts.append("After an update whose transfer left out the tied LM head, `--sampler vllm` "
-                     f"stopped with:\n\n    {found['fault']}")
+                     f"stopped with: `{found['fault']}`")
     parts.append(table(
         ("SmolLM2, 4-shot `max`, float32 on a CPU", "rollout batches", "held-out pass@1", "greedy",
          "largest `mismatch_kl`"),
-        *((f"`--sampler {r['sampler']}`", r["steps"],
+        *((f"`--sampler {engine}`", r["steps"],
            f"{r['pass_at_1_before']:.3f} → {r['pass_at_1_after']:.3f}",
            f"{r['greedy_before']:.3f} → {r['greedy_after']:.3f}", f"{max(r['mismatch_kl']):.0e}")
-          for r in found["learned"].values())))
+          for engine, r in found["learned"].items())))
     speed = found.get("speed", {})
     if speed:
         kinds = list(next(iter(speed.values())))

@@ -21,8 +21,7 @@ TRAINING = ("the algorithm", "adapters", "the optimizer", "the run")
 TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mismatch_mask_bounds",
                   "routing_replay", "router_aux_loss_coef", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
-                  "optimizer_offload", "shard", "sampler_dtype", "torch_compile", "bf16",
-                  "fp16")
+                  "optimizer_offload", "shard", "torch_compile", "bf16", "fp16")
 
 
 def read(argv, description):
@@ -115,4 +114,8 @@ def options(argv):
         if word.startswith("--") and name.removeprefix("no_") in of_training():
             raise ValueError(f"passk: --{name} affects training only, not an evaluation")
     first = own.model_name_or_path[0]
-    return own, parse(rest + (["--model_name_or_path", first] if first else []))
+    args = parse(rest + (["--model_name_or_path", first] if first else []))
+    if "sampler_dtype" in args.given and args.sampler != "vllm":
+        raise ValueError("passk: --sampler_dtype needs --sampler vllm, which copies the weights; "
+                         "the other samplers evaluate the checkpoint's own")
+    return own, args

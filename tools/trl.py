@@ -16,6 +16,7 @@ from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.data.datafiles import ANSWER_COLUMNS, PROMPT_COLUMNS
 from plumbing.data.tasks import text_or_file, with_length_limit
+from plumbing.engines.vllm import GPU_SHARE
 from plumbing.run import band
 from plumbing.run.advice import command
 from plumbing.run.arguments import as_words
@@ -48,6 +49,7 @@ IN_CONFIG = set(
     "max_prompt_length output_dir save_steps report_to seed save_tokens print_trl_config "
     "print_verl_config".split())
 LORA = set("use_peft lora_r lora_alpha lora_target_modules".split())     # GRPOTrainer(peft_config=)
+ENGINE = {"sampler", "vllm_gpu_memory_utilization"}
 
 
 def trl_loss(row, reduction=None):
@@ -127,6 +129,7 @@ def beside(args):
         notes.append(f"--reward_weights {args.reward_weights!r} has one number per part of the "
                      "reward, TRL one per function: split the function that returns the parts")
     known = IN_CONFIG | (LORA if args.use_peft else set()) | {"stop"}
+    known |= ENGINE if args.sampler == "vllm" else set()
     others = other_flags(args, known)
     return notes + ([f"not in TRL's script: {' '.join(others)}"] if others else [])
 
@@ -170,11 +173,10 @@ def trl_config(args):
     return call("trl.GRPOConfig", config_of(args))
 
 
-def call(function, arguments, notes=()):
-    """`function(key=value, ...)` as text, a line per argument, then comments."""
-    lines = [f"{key}={value!r}," for key, value in arguments.items() if value is not None]
-    text = "\n".join(f"    {line}" for line in [*lines, *(f"# {note}" for note in notes)])
-    return f"{function}(\n{text}\n)"
+def call(function, arguments):
+    """`function(key=value, ...)` as text, a line per argument."""
+    lines = [f"    {key}={value!r}," for key, value in arguments.items() if value is not None]
+    return "\n".join([f"{function}(", *lines, ")"])
 
 
 def config_of(args):
@@ -210,7 +212,18 @@ def config_of(args):
     if args.sync_ref_model:                                  # TRL counts optimizer steps
         config |= dict(sync_ref_model=True, ref_model_mixup_alpha=args.ref_model_mixup_alpha,
                        ref_model_sync_steps=args.ref_model_sync_steps * args.steps_per_generation)
-    return config | vllm_options(args)
+    return config | of_engine(args) | vllm_options(args)
+
+
+def of_engine(args):
+    """The fields of --sampler vllm."""
+    if args.sampler != "vllm":
+        return {}
+    fields = dict(use_vllm=True, vllm_mode="colocate", vllm_enable_sleep_mode=True,
+                  vllm_gpu_memory_utilization=args.vllm_gpu_memory_utilization or GPU_SHARE)
+    if not args.mismatch and not args.mismatch_mask:         # TRL's default drops responses whose
+        fields["vllm_importance_sampling_correction"] = False     # product of ratios is above 3
+    return fields
 
 
 def batch_rows(args):
@@ -233,6 +246,8 @@ def differences(args):
         notes.append("TRL divides by the rollout batch's mean number of tokens in a mini-batch")
     if args.steps_per_generation > 1:
         notes.append("TRL shuffles responses into mini-batches; train.py keeps groups together")
+    if args.sampler == "vllm":
+        notes.append("vLLM in TRL: pip install trl[vllm], and a GPU")
     if args.warmup_steps:
         notes.append("TRL's warm-up starts at learning rate 0, ours one step later")
     if not from_project(args) and not args.test_dataset_name:
@@ -308,10 +323,6 @@ def fits(row):
 dataset = dataset.map(as_trl_reads_it, load_from_cache_file=False)
 dataset = dataset.filter(fits, load_from_cache_file=False)
 '''
-VLLM = ["generation by vLLM on a GPU (pip install trl[vllm]): add use_vllm=True, "
-        "vllm_mode='colocate',", "vllm_gpu_memory_utilization=0.3, "
-        "vllm_importance_sampling_correction=False (TRL's default drops", "responses whose product "
-        "of trainer / sampler ratios is above 3)"]
 
 
 def trl_script(args):
@@ -325,7 +336,6 @@ def trl_script(args):
     where = repr(args.model_name_or_path)
     if not args.model_name_or_path:
         imports, where = ["import sys", *imports], "sys.argv[1]"
-    vllm = [] if args.mismatch or args.mismatch_mask else VLLM
     trainer = {"reward_funcs": Code(f"[{', '.join(functions)}]"), "args": Code("config"),
                "train_dataset": Code("dataset"), "processing_class": Code("tokenizer")}
     if args.use_peft:
@@ -347,7 +357,7 @@ def trl_script(args):
         'tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")\n\n',
         f"{TEXTS}\n", f"{data}\n",
         *(f"# {note}" for note in [*differences(args), *beside(args)]),
-        f"config = {call('trl.GRPOConfig', config | of_run(args), vllm)}",
+        f"config = {call('trl.GRPOConfig', config | of_run(args))}",
         f"trainer = {arguments}", "trainer.train()", "trainer.save_model()"])
 
 

@@ -8,6 +8,9 @@
     while updating    what backward keeps of each token in each layer, and one chunk of logits
     while evaluating  the KV cache and logits of up to EVALUATION_ROWS responses
 
+--sampler vllm has its own memory for sampling and evaluating, --vllm_gpu_memory_utilization of the
+device's; on a GPU it gives that back for the updates (plumbing/engines/vllm.py).
+
 benchmarks/memory.py makes the table of what fits where. tests/speed/test_gpu.py compares the
 estimate with the peaks of a simulated GPU, tests/speed/test_fast_paths.py with peaks measured on a
 CPU.
@@ -20,6 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plumbing.speed.fast import chunk_logits
+from plumbing.engines.vllm import CPU_CACHE, GPU_SHARE
 from plumbing.model.cold_start import tiny_config
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel.processes import world
@@ -49,6 +53,8 @@ class Work:
     padded: bool = True          # prompts of unequal length: attention needs a mask
     max_logits: int = MAX_LOGITS
     evaluated: int = 0           # responses that an evaluation samples at a time
+    engine: float = 0            # bytes of --sampler vllm, its copy of the weights included
+    engine_stays: bool = False   # holds them during updates, too
 
 
 def footprint(config, parameters, work):
@@ -78,6 +84,10 @@ def footprint(config, parameters, work):
     wide = 2 if work.bf16 and work.state != "full" else 4   # without autocast, see eval.held_out
     shown = 2 * L * H_kv * d * work.evaluated * (P + T) * wide
     evaluating = decode + shown * (1 + 2 / L) + 4 * work.evaluated * V * 4 if work.evaluated else 0
+
+    if work.engine:
+        sampling = evaluating = 0 if work.engine_stays else work.engine
+        state += work.engine if work.engine_stays else 0
 
     alone = work.plain or work.gradient_checkpointing        # a row computes its prompt itself
     tokens = work.rows * (P + T) if alone else work.rows / work.group_size * P + work.rows * T
@@ -129,8 +139,9 @@ def shape(config):
     return config.hidden_size, H, d, H_kv, F
 
 
-def work_of(args, prompt_tokens):
-    """The Work of a run of train.py. prompt_tokens: the length of its longest prompt."""
+def work_of(args, prompt_tokens, engine=0, engine_stays=False):
+    """The Work of a run of train.py. prompt_tokens: the length of its longest prompt. engine,
+    engine_stays: as engine_memory returns them."""
     prompts = args.prompts_per_step // args.steps_per_generation
     state = "lora" if args.use_peft else "offload" if args.optimizer_offload else "full"
     evaluated = args.eval_prompts * args.eval_samples        # greedy: one response per prompt
@@ -141,7 +152,19 @@ def work_of(args, prompt_tokens):
                 bool(args.beta or args.teacher_model_name_or_path
                      or args.teacher_model_kind == "ema"), state, args.lora_r,
                 max_logits=MAX_LOGITS if args.plain else chunk_logits("cuda"),
-                evaluated=min(EVALUATION_ROWS, evaluated))
+                evaluated=min(EVALUATION_ROWS, evaluated), engine=engine,
+                engine_stays=engine_stays)
+
+
+def engine_memory(args, parameters, capacity, kind):
+    """(bytes of --sampler vllm on a device with `capacity` bytes, whether it holds them during
+    updates); (0, False) with another sampler. kind: "cuda" or "cpu"."""
+    if args.sampler != "vllm":
+        return 0, False
+    share = args.vllm_gpu_memory_utilization
+    if kind == "cpu" and share is None:
+        return CPU_CACHE + parameters * getattr(torch, args.sampler_dtype).itemsize, True
+    return (share or GPU_SHARE) * capacity, kind == "cpu"
 
 
 def fits(config, parameters, work, capacity):
@@ -180,7 +203,9 @@ def comparison(args, config, task, device):
     tiny = not args.model_name_or_path and device.type == "cpu"
     if tiny or world() > 1 or capacity is None:
         return ""
-    work, parameters = work_of(args, max(map(len, task.ids.values()))), parameters_of(config)
+    parameters = parameters_of(config)
+    engine = engine_memory(args, parameters, capacity, device.type)
+    work = work_of(args, max(map(len, task.ids.values())), *engine)
     work = replace(work, new_tokens=task.max_completion_length,
                    evaluated=min(work.evaluated, len(task.test) * args.eval_samples))
     line = f"memory: {needed(config, parameters, work, capacity)}"
@@ -194,7 +219,7 @@ def advice(args, capacity):
     fit into `capacity` bytes."""
     config, parameters = known_model(args.model_name_or_path, args)
     prompt_tokens = args.max_prompt_length if args.model_name_or_path else 2 * args.max_terms
-    work = work_of(args, prompt_tokens)
+    work = work_of(args, prompt_tokens, *engine_memory(args, parameters, capacity, "cuda"))
     return (f"out of GPU memory: {needed(config, parameters, work, capacity)}: "
             f"{remedies(args, config, parameters, work, capacity)}")
 
@@ -208,8 +233,16 @@ def needed(config, parameters, work, capacity):
 
 
 def remedies(args, config, parameters, work, capacity):
-    """What to try: batches that should fit, and LoRA."""
-    tries = smaller_batches(args, config, parameters, work, capacity)
+    """What to try: a smaller share for vLLM, batches that should fit, and LoRA."""
+    shares, state = [], footprint(config, parameters, work)["state"]
+    if work.engine and not work.engine_stays and state + work.engine > ROOM * capacity:
+        share = int(100 * (ROOM - state / capacity)) / 100
+        if share * capacity > 1.2 * parameters * getattr(torch, args.sampler_dtype).itemsize:
+            shares = [f"--vllm_gpu_memory_utilization {share}"]
+            work = replace(work, engine=share * capacity)
+    if shares and within(config, parameters, work, capacity):
+        return f"try {shares[0]}"
+    tries = shares + smaller_batches(args, config, parameters, work, capacity)
     last = [f"a --max_completion_length below {work.new_tokens}"]
     if not tries:
         last = ["a smaller model", "--shard over several GPUs (torchrun)"]
@@ -247,8 +280,9 @@ def smaller_batches(args, config, parameters, work, capacity):
     step = args.steps_per_generation
     most = work.prompts if need["state"] + need["sampling"] > room else work.prompts // 2
     prompts = largest("prompts", range(most - most % step, 0, -step))
-    tries.append(f"--prompts_per_step {prompts}" if prompts else "a smaller --num_generations")
-    if need["state"] + need["evaluating"] > room:
+    if not work.engine:                                      # which has the same memory for fewer
+        tries.append(f"--prompts_per_step {prompts}" if prompts else "a smaller --num_generations")
+    if need["state"] + need["evaluating"] > room and not work.engine:
         evaluated = largest("evaluated", range(work.evaluated, 0, -1)) or 1
         tries.append(f"--eval_prompts {max(1, evaluated // args.eval_samples)}")
     return tries

@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
+import eval
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines import continuous
 from plumbing.engines.agreement import check_agreement
 from plumbing.engines.continuous import ContinuousSampler
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
-from plumbing.engines.vllm import VllmSampler, close_engine
+from plumbing.engines.vllm import RUNNING, VllmSampler, close_engine
 from plumbing.run.checks import ENGINES
 from rollout import response_logp, sample
 from tiny_run import TINY, differences, metrics
@@ -263,6 +264,31 @@ def test_on_a_gpu_vllm_sleeps_while_the_policy_is_trained(vllm, monkeypatch):
         policy.lm_head.weight.add_(0.1)
     sampler.sample(PROMPTS, 2)
     assert vllm.CALLS == ["wake", "generate", "sleep", "wake", "push", "reset", "generate", "sleep"]
+
+
+PASSK = ["passk", "--model_name_or_path", "model", *DATA[2:], "--n", "2", "--k", "1", "--problems", "4", "--use_cpu"]
+
+
+def test_passk_uses_an_engine_in_the_format_that_it_is_given(workplace, vllm):
+    """Greedy-like at temperature 0.01: every sampler gives the same scores; --sampler_dtype is that of vLLM's copy."""
+    save_model("model")
+    for sampler in ([], ["--sampler", "continuous"], ["--sampler", "vllm"], ["--sampler", "vllm", "--sampler_dtype", "bfloat16"]):
+        eval.main([*PASSK, *sampler, "--temperature", "0.01", "--output", "scores.json"])
+        found = json.loads(Path("scores.json").read_text())["checkpoints"][0]
+        lengths = lengths if sampler else found["mean_length"]
+        assert "bfloat16" in sampler or found["mean_length"] == lengths
+        if "vllm" in sampler:
+            engine, = RUNNING.values()
+            assert engine.llm.model.dtype == (torch.bfloat16 if "bfloat16" in sampler else torch.float32)
+            assert vllm.CALLS.count("load") == 1 + ("bfloat16" in sampler)
+
+
+def test_passk_refuses_a_format_that_its_sampler_would_not_have(workplace, capsys):
+    for sampler in ([], ["--sampler", "continuous"]):
+        with pytest.raises(SystemExit) as stop:
+            eval.main([*PASSK, *sampler, "--sampler_dtype", "bfloat16"])
+        err = capsys.readouterr().err
+        assert stop.value.code == 2 and err.count("\n") == 1 and "--sampler_dtype needs --sampler vllm" in err
 
 
 @pytest.mark.parametrize("flags, words", [

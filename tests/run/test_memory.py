@@ -110,6 +110,12 @@ def test_an_evaluation_needs_what_is_measured():
     assert 0.7 * peak < estimate < 1.5 * peak
 
 
+@pytest.fixture
+def vllm(monkeypatch):
+    """--sampler vllm is accepted: a stand-in is found."""
+    monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
+
+
 def device_of(monkeypatch, gb):
     monkeypatch.setattr(memory, "capacity_of", lambda device: gb * 1e9)
     return torch.device("cuda")
@@ -123,6 +129,36 @@ def test_the_line_before_the_first_batch(gb, fits, qwen, monkeypatch):
     need = footprint(*qwen, memory.replace(work_of(args, 200), evaluated=20, new_tokens=512))
     assert line.startswith(f"memory: about {need['peak'] / 1e9:.1f} GB needed of {gb}.0 (")
     assert ("this may not fit; try --micro_batch_size 4" in line) != fits and "\n" not in line
+
+
+RUN = "--model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name d.jsonl --bf16 --micro_batch_size 1 --gradient_checkpointing"
+
+
+@pytest.mark.parametrize("more, share", [("", 0.3), ("--vllm_gpu_memory_utilization 0.5", 0.5)])
+def test_vllm_takes_its_share_of_a_gpu_while_it_samples(more, share, qwen, vllm, monkeypatch):
+    """Beside the weights and the optimizer; during updates it sleeps. --prompts_per_step changes nothing about it."""
+    args = parse(f"{RUN} --sampler vllm {more}".split())
+    task = SimpleNamespace(ids={"a": [1] * 200}, test=[0] * 5, max_completion_length=512)
+    ours, with_vllm = (footprint(*qwen, work_of(args, 200, *engine)) for engine in ((), (share * 24e9, False)))
+    assert with_vllm["sampling"] == with_vllm["evaluating"] == share * 24e9 and with_vllm["updating"] == ours["updating"]
+    assert with_vllm["peak"] == ours["state"] + share * 24e9 > ours["peak"]
+    line = comparison(args, qwen[0], task, device_of(monkeypatch, 24))
+    assert f"memory: about {with_vllm['peak'] / 1e9:.1f} GB needed of 24.0" in line and f"sampling {share * 24:.1f}," in line
+    assert ("may not fit" in line) == (not within(*qwen, work_of(args, 200, share * 24e9), 24e9))
+    smaller = {0.3: 13, 0.5: 18}[share]
+    line = comparison(args, qwen[0], task, device_of(monkeypatch, smaller))
+    assert "this may not fit; try --vllm_gpu_memory_utilization 0." in line and "--prompts_per_step" not in line
+    flags = re.search(r"--vllm_gpu_memory_utilization (\S+?),?$", line)
+    fewer = parse(f"{RUN} --sampler vllm --vllm_gpu_memory_utilization {flags[1]}".split())
+    assert "may not fit" not in comparison(fewer, qwen[0], task, device_of(monkeypatch, smaller))
+
+
+def test_vllm_on_a_cpu_holds_a_copy_of_the_weights_and_its_cache_all_the_time(qwen, vllm):
+    args = parse(f"{RUN} --use_cpu --sampler vllm --sampler_dtype bfloat16".split())
+    assert memory.engine_memory(args, qwen[1], 24e9, "cpu") == (2 ** 30 + 2 * qwen[1], True)
+    ours, found = (footprint(*qwen, work_of(args, 200, *engine)) for engine in ((), (5e9, True)))
+    assert found["state"] - ours["state"] == 5e9 and found["sampling"] == found["evaluating"] == 0
+    assert memory.engine_memory(parse(f"{RUN} --use_cpu".split()), qwen[1], 24e9, "cpu") == (0, False)
 
 
 def test_a_run_prints_it_before_its_first_batch(workplace, monkeypatch, capsys):

@@ -103,3 +103,18 @@ def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_
     for flags, words in ((["--top_p", "0.9"], "renormalized"), (["--length_penalty", "0.1"], "length penalty"),
                          (["--positive_example_nll_weight", "0.1"], "likelihood")):
         assert any(words in name for name in missing(parse(flags)))
+
+
+def test_vllm_is_in_the_script_of_a_run_with_vllm_alone(monkeypatch, tmp_path):
+    """TRL takes the fields; its weights, which drop whole responses by default, are on only where the run has them."""
+    import trl
+    assert "vllm" not in trl_script(parse(["--use_cpu"])).lower()
+    monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
+    for flags, share, mode in (([], 0.3, None), (["--vllm_gpu_memory_utilization", "0.5", "--mismatch", "token_truncate"], 0.5, "token_truncate")):
+        args = parse(["--use_cpu", "--sampler", "vllm", *flags])
+        text, config = trl_script(args), config_of(args)
+        assert "not in TRL's script" not in text and "pip install trl[vllm], and a GPU" in text and f"vllm_gpu_memory_utilization={share}," in text
+        found = trl.GRPOConfig(**config, output_dir=str(tmp_path), use_cpu=True)
+        assert found.use_vllm and found.vllm_mode == "colocate" and found.vllm_gpu_memory_utilization == share
+        assert found.vllm_importance_sampling_correction == (mode is not None)
+        assert mode is None or found.vllm_importance_sampling_mode == mode
