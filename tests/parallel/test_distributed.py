@@ -26,6 +26,9 @@ RUNS = {"gspo": ["--eval_samples", "0"],
 RUNS["teacher"] = ["--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path",
                    "gspo/checkpoints/step_5", "--eval_samples", "0"]
 RUNS["self"] = ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation", "--eval_samples", "0"]
+RUNS["moving"] = ["--beta", "0.05", "--sync_ref_model", "--ref_model_sync_steps", "2", "--max_completion_length", "5",
+                  "--mask_truncated_completions", "--eval_samples", "0"]
+RUNS["sdpo"] = ["--algorithm", "sdpo", "--eval_samples", "0"]
 RUNS["prefix"] = ["--model_name_or_path", "model", "--dataset_name", "prefix.jsonl", "--verifier", "exact",
                   "--no_chat_template", "--eval_samples", "0"]     # more than fast.MIN_PREFIX equal tokens
 SHARD, WIDTHS = {"ddp": [], "fsdp2": ["--shard"]}, []
@@ -75,7 +78,7 @@ def distance(home, one, two):
 
 
 @pytest.mark.parametrize("name, how", [("gspo", "ddp"), ("gspo", "fsdp2"), ("ppo", "fsdp2"), ("rspo", "ddp"),
-                                       ("prefix", "fsdp2"), ("teacher", "fsdp2"), ("self", "ddp")])
+                                       ("prefix", "fsdp2"), ("teacher", "fsdp2"), ("self", "ddp"), ("moving", "fsdp2"), ("sdpo", "ddp")])
 def test_two_processes_end_with_the_weights_of_one(name, how, home):
     run = f"{name}-{how}"
     done = torchrun(home, *RUNS[name], *SHARD[how], "--output_dir", run)
