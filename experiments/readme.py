@@ -149,6 +149,7 @@ FIGURES = {
     "distilled": lambda: load("distillation")["number"].split(" pass@1")[0],
     "distilled_both": lambda: both_minus_verifier(),
     "distilled_self": lambda: f"{mean(data('distillation')['after']['self']):.2f}",
+    "sdpo_takeaway": lambda: load("family_flags")["takeaway"],
     "collapsed_gspo": lambda: collapsed("gspo"),
     "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
