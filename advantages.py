@@ -243,7 +243,7 @@ def check_row(name):
     try:
         inspect.signature(row.function).bind(**dict.fromkeys(row.reads))
     except TypeError as error:
-        raise ValueError(f"{where}: its function does not take what it reads: {error}") from None
+        raise ValueError(f"{where}: its inputs do not fit its function: {error}") from None
     return row
 
 

@@ -294,7 +294,8 @@ def combined(name, parts):
         return torch.stack([p[name] for p in parts]).amax()
     count, mean = how if isinstance(how, tuple) else (how, None)
     if count not in counts:
-        raise ValueError(f"statistic {name} of policy_loss: losses.STATISTICS says {how!r}; add "
+        wrong = f"the value {how!r}" if name in STATISTICS else "no entry"
+        raise ValueError(f"statistic {name} of policy_loss has {wrong} in losses.STATISTICS: give "
                          f"what it is averaged over ({', '.join(counts)}), or sum, or max")
     values = [p[name] for p in parts]
     if mean:  # a variance: the variance within the parts plus the variance between their means

@@ -387,14 +387,14 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_stats(name, size):
 
 def test_a_statistic_is_combined_as_the_table_says_or_refused():
     parts = [dict(tokens=torch.tensor(n), odd=torch.tensor(x), most=torch.tensor(x), all=torch.tensor(x)) for n, x in ((1, 0.0), (3, 1.0))]
-    with pytest.raises(ValueError, match="statistic odd .* losses.STATISTICS says None; add what it is averaged over"):
+    with pytest.raises(ValueError, match="statistic odd .* has no entry in losses.STATISTICS: give what it is averaged over"):
         combine_stats(parts)
     with pytest.MonkeyPatch.context() as patch:
         for name, how in (("odd", "tokens"), ("most", "max"), ("all", "sum")):
             patch.setitem(STATISTICS, name, how)
         assert {key: x.item() for key, x in combine_stats(parts).items()} == dict(tokens=4, odd=0.75, most=1, all=1)
         patch.setitem(STATISTICS, "odd", "token")
-        with pytest.raises(ValueError, match="statistic odd .* says 'token'"):
+        with pytest.raises(ValueError, match="statistic odd .* has the value 'token' in losses.STATISTICS"):
             combine_stats(parts)
 
 

@@ -44,13 +44,13 @@ def test_a_clip_that_returns_the_wrong_shape(returned, refused, monkeypatch):
 def test_a_statistic_without_an_entry_of_what_it_is_averaged_over(refused, monkeypatch):
     stats = losses.ratio_stats
     monkeypatch.setattr(losses, "ratio_stats", lambda *inputs: stats(*inputs) | {"far": torch.tensor(0.0)})
-    assert "--algorithm gspo: statistic far of policy_loss: losses.STATISTICS says None; add what" in refused()
+    assert "--algorithm gspo: statistic far of policy_loss has no entry in losses.STATISTICS: give what" in refused()
     monkeypatch.setitem(losses.STATISTICS, "far", "tokens")
     parse(TINY)
 
 
 @pytest.mark.parametrize("function, per, reads, words", [
-    (lambda rewards, more: rewards, "response", ("rewards",), "its function does not take what it reads"),
+    (lambda rewards, more: rewards, "response", ("rewards",), "its inputs do not fit its function"),
     (lambda rewards: rewards + nowhere, "response", ("rewards",), "NameError: name 'nowhere' is not defined"),   # noqa: F821
     (lambda rewards, values: rewards * values, "token", ("rewards", "values"), "fails on two groups of 4 rewards"),
     (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response", ("rewards", "group_size"), "one finite number for every response"),
