@@ -37,7 +37,7 @@ def trouble(args, records, limit):
     best = max(record["pass_rate"] for record in records)
     clipped = average("clip_low") + average("clip_high")
     dead, passed = average("dead_groups"), average("pass_rate")
-    smaller = command(args, learning_rate=args.learning_rate / 3)
+    smaller = command(args, learning_rate=float(f"{args.learning_rate / 3:.2g}"))
     if word := collapse(records[-1], best):
         found.append((smaller, f"the run collapsed ({word.split('? ')[1]}): try a third of the "
                                "learning rate"))

@@ -518,8 +518,12 @@ def flags():
 
 def as_words(name, value):
     """A flag and its value as they are typed on a command line."""
+    def text(v):
+        short = f"{v:g}" if isinstance(v, float) and float(f"{v:g}") == v else str(v)
+        return shlex.quote(short.replace("\n", "\\n"))    # a line break, as it was typed
+
     values = value if isinstance(value, list) else [] if value is True else [value]
-    return " ".join([f"--{name}", *(shlex.quote(str(v)) for v in values)])
+    return " ".join([f"--{name}", *map(text, values)])
 
 
 def underscored(argv):

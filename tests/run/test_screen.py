@@ -1,6 +1,7 @@
 """The screen: the reward beside pass@1, advice that follows from the run, progress through a pipe. python -m pytest tests/run/test_screen.py"""
 
 import json
+import shlex
 
 import pytest
 
@@ -52,10 +53,10 @@ def test_after_a_healthy_run_another_algorithm_is_worth_trying_but_not_its_own(a
 
 
 @pytest.mark.parametrize("last, words, changed", [
-    (dict(pass_rate=.1), "collapsed (pass rate below half its best)", dict(learning_rate=4e-4 / 3)),
-    (dict(pass_rate=.45, entropy=1e-6), "collapsed (no entropy left)", dict(learning_rate=4e-4 / 3)),
-    (dict(skipped=1), "not finite", dict(learning_rate=4e-4 / 3)),
-    (dict(clip_low=.5, clip_high=.45), "the clip removed 95% of the tokens", dict(learning_rate=4e-4 / 3)),
+    (dict(pass_rate=.1), "collapsed (pass rate below half its best)", dict(learning_rate=1.3e-4)),
+    (dict(pass_rate=.45, entropy=1e-6), "collapsed (no entropy left)", dict(learning_rate=1.3e-4)),
+    (dict(skipped=1), "not finite", dict(learning_rate=1.3e-4)),
+    (dict(clip_low=.5, clip_high=.45), "the clip removed 95% of the tokens", dict(learning_rate=1.3e-4)),
     (dict(dead_groups=1.0), "100% of the groups have equal rewards and give no gradient", dict(dynamic_sampling=True)),
     (dict(dead_groups=1.0, pass_rate=1.0), "nearly all responses are right", dict(max_terms=20)),
     (dict(truncated=.5), "50% of the responses were cut off", dict(max_completion_length=40))])
@@ -68,6 +69,18 @@ def test_every_trouble_has_its_own_line_and_its_flags_are_accepted(last, words, 
     assert args.max_terms == changed.get("max_terms", 10), "what the run was given stays"
     given = {f"--{name}" for name in ("max_terms", "seed", "device", *changed)}
     assert {word for word in line.split() if word.startswith("--")} == given, "nothing that nobody gave"
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--stop", "\\n", "a b"], ["--stop", "\\n", "a b"]), (["--prompt_template", "Q: {prompt}\\nA:"], ["--prompt_template", "Q: {prompt}\\nA:"]),
+    (["--temperature", "1.0"], ["--temperature", "1"])])
+def test_an_advised_command_is_one_line_that_reads_as_it_was_typed(flags, words):
+    own = ["--model_name_or_path", "m", "--dataset_name", "rows.jsonl"]
+    given = parse([*own, *flags, "--use_cpu"])
+    line = command(given)
+    typed = shlex.split(line)[2:]
+    at = typed.index(words[0])
+    assert "\n" not in line and parse(typed) == given and typed[at:at + len(words)] == words
 
 
 def test_no_right_answer_asks_for_easier_problems():
