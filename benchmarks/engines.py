@@ -55,12 +55,10 @@ CASES = {  # policy: (rate of the updates, prompts, tokens of a response)
     "SmolLM2 with LoRA": (1e-3, ["max(12,44)="], 8),
     "tiny MoE": (1e-3, ["3+8+5+9=", "1+1="], 24)}
 SPEED = {  # name: (policy, prompts, group size, tokens of a response)
-    "SmolLM2, 4-shot max, 4 x 8 responses of 5": (
-        "SmolLM2", [f"{FEW_SHOT}max({a},{90 - a})=" for a in range(10, 14)], 8, 5),
-    "SmolLM2, 2 x 8 responses of 32": (
-        "SmolLM2", ["Tell me about the sea.\n", "How do I bake bread?\n"], 8, 32),
-    "tiny MoE, 16 x 8 responses of 24": (
-        "tiny MoE", [f"{a}+{b}+3+5+7=" for a in range(1, 5) for b in (1, 3, 5, 7)], 8, 24)}
+    "SmolLM2, 2 x 8 responses of 16": (
+        "SmolLM2", ["Tell me about the sea.\n", "How do I bake bread?\n"], 8, 16),
+    "tiny MoE, 8 x 8 responses of 24": (
+        "tiny MoE", [f"{a}+{b}+3+5+7=" for a in (1, 2) for b in (1, 3, 5, 7)], 8, 24)}
 
 
 def policy_of(name):
