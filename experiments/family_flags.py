@@ -213,8 +213,8 @@ def takeaway(runs):
         learns = [claim.mean(found[arm]) > 0 for arm in TEACHERS if arm in found]
         if learns:
             answer = "yes" if all(learns) else "with one teacher" if any(learns) else "no"
-            seeds = {len(values) for values in found.values()}
-            each = f"{seeds.pop()} seed(s) each" if len(seeds) == 1 else "seeds in the table"
+            least = min(map(len, found.values()))
+            each = f"{least} seed{'s' * (least > 1)}"
             ways = ", ".join(f"{claim.mean(ends(runs, arm, policy).values()):.2f} by {NAMES[arm]}"
                              for arm in found)
             told.append(f"{what} {answer}: pass@1 goes from {start(runs, policy):.2f} to {ways} "
