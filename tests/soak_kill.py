@@ -94,7 +94,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     cold_start.MUST_PASS = 0.0
-    for owner, name, phase in ((train, "train", "between"), (train, "collect", "rollout"), (train, "score", "log-probs"), (train, "update", "update"),
+    for owner, name, phase in ((train, "train", "between"), (train, "collect", "rollout"), (train.Learner, "score", "log-probs"), (train, "update", "update"),
                                (checkpoint, "save", "renaming, pruning"), (TinyMoE, "save_pretrained", "writing the model"),
                                (torch, "save", "writing state.pt"), (checkpoint, "sync", "flushing to disk")):
         marked(owner, name, phase)

@@ -119,7 +119,8 @@ def layer_bytes(config, work, tokens, response, alone):
     if "qwen3" in config.model_type:                         # RMSNorm on queries and keys
         attention += (6 if work.bf16 else 8) * (H + H_kv) * d
     dense = 4 * F * size
-    experts = K * (4 * config.moe_intermediate_size + 2 * D) * size + 3 * E * 4 if E else 0
+    width = largest(config, "moe_intermediate_size") or F                       # Mixtral: F
+    experts = K * (4 * width + 2 * D) * size + 3 * E * 4 if E else 0
     C = work.prompt_tokens + work.new_tokens                 # keys that a response token sees
     masked = work.padded or not alone                        # then keys are repeated for every head
     keys = 2 * (H if masked else H_kv) * d * size
@@ -131,12 +132,22 @@ def layer_bytes(config, work, tokens, response, alone):
 
 def shape(config):
     """(hidden size, heads, head size, key-value heads, feed-forward size)"""
-    H = config.num_attention_heads
-    d = getattr(config, "head_dim", None) or config.hidden_size // H
-    H_kv = getattr(config, "num_key_value_heads", None) or H
-    widths = (getattr(config, name, None) for name in ("intermediate_size", "ffn_dim", "n_inner"))
-    F = next(filter(None, widths), 4 * config.hidden_size)   # GPT-2 and Bloom leave it out
-    return config.hidden_size, H, d, H_kv, F
+    D, H = config.hidden_size, largest(config, "num_attention_heads")
+    d = largest(config, "head_dim") or D // H
+    H_kv = largest(config, "num_key_value_heads") or H
+    F = largest(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * D     # GPT-2: no entry
+    return D, H, d, H_kv, F
+
+
+def largest(config, *names):
+    """The largest value among the layers of the first of these sizes that the config has; None if
+    it has none."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    for name in names:
+        values = [getattr(layer, name, None) for layer in layers]
+        values = [max(value) if isinstance(value, list) else value for value in values]
+        if any(values):
+            return max(filter(None, values))
 
 
 def work_of(args, prompt_tokens, engine=0, engine_stays=False):
