@@ -78,17 +78,22 @@ PRETRAINED = ("A pretrained model: float32, bfloat16, float16", "SmolLM2-135M-In
 
 DEEP_ANSWERS = {"held": "GSPO with the paper's clip range ends above GRPO.",
                 "refuted": "GSPO with the paper's clip range is no better than GRPO."}
+SO_FAR = "undecided, {} of {} cold starts are run."
+ALL_RUN = "{} cold starts show no difference between GSPO, GRPO and GRPO with replay."
 
 
-def depth_verdict():
-    return json.loads((RESULTS / "depth.json").read_text())["verdict"]
+def depth_answer():
+    """What the deciding cell of experiments/depth.py says, in one sentence without figures."""
+    verdict = json.loads((RESULTS / "depth.json").read_text())["verdict"]
+    run, planned = n("starts, 48 layers"), n("planned starts, 48 layers")
+    unsure = SO_FAR.format(run, planned) if int(run) < int(planned) else ALL_RUN.format(run)
+    return DEEP_ANSWERS.get(verdict, unsure)
 
 
 def rows():
     """{(regime, setting): [Row]}, the sections of docs/which.md."""
     lags = tuple(f"{arm} loses at lag {k}" for arm in ("grpo", "gspo", "gspo_x100", "dppo",
                                                        "minirl") for k in (2, 8))
-    starts = f"{n('starts, 48 layers')} of {n('planned starts, 48 layers')}"
     return {SHORT: [
         Row("Which algorithm?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
@@ -167,15 +172,13 @@ def rows():
             "it has run is in results/"),
     ], DEEP: [
         Row("Does GSPO hold where GRPO breaks, and which band?",
-            DEEP_ANSWERS.get(depth_verdict(), f"Undecided ({starts} cold starts): no arm is "
-                             "recommended over another."),
+            depth_answer()[0].upper() + depth_answer()[1:],
             f"GSPO with the paper's clip range minus GRPO: {n('gspo - grpo, 48 layers')} pass@1.",
             ("gspo - grpo, 48 layers", "grpo_replay - grpo, 48 layers",
              "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers"),
-            "more starts: `python experiments/depth.py` goes on where the map stopped; its rules "
-            "were written first",
-            "At 48 layers, where runs break: "
-            + DEEP_ANSWERS.get(depth_verdict(), f"undecided, {starts} cold starts are run.")),
+            "more batches, other rates, other clip ranges: `python experiments/depth.py` runs them "
+            "next and goes on where the map stopped; its rules were written first",
+            f"At 48 layers, where runs break: {depth_answer()}"),
     ], PRETRAINED: [
         Row("Does GSPO's clip range mean anything in 16 bits?",
             "Not the paper's: use `--bf16 false`, or a clip range wider than `log_s_noise`, which "
