@@ -98,8 +98,8 @@ def test_a_verifier_that_crashes_gives_0_is_counted_and_goes_on(own, body):
 
 
 @pytest.mark.parametrize("body", [
-    "while True: pass", "import time; time.sleep(1000)",
-    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()",
+    "while True: pass", pytest.param("import time; time.sleep(1000)", marks=pytest.mark.slow),
+    pytest.param("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", marks=pytest.mark.slow),
     "return 9 ** 9 ** 9"])                                                               # C code: no Python signal handler runs
 def test_a_verifier_that_hangs_is_killed_in_time(own, body):
     check = own(f"def check(response, answer):\n    if response == answer:\n        return 1\n    {body}\n", time_limit=1.0)

@@ -262,6 +262,7 @@ def write_run(folder, steps, tail=""):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_dashboard_of_one_run_and_of_several(tmp_path):
     runs = [write_run(tmp_path / name, steps) for name, steps in (("a", 5), ("b", 1))]
     eval.main(["dashboard", runs[0]])

@@ -96,6 +96,7 @@ def test_what_memory_ran_out_of_names_numbers_that_fit(flags, capacity, wanted, 
         assert not fit[1] or fewer == args.prompts_per_step // 2    # the largest that fits, or half of one that fits
 
 
+@pytest.mark.slow
 def test_an_evaluation_needs_what_is_measured():
     """The estimate of "evaluating" beside the measured peak of sampling all its rows at once."""
     model = measuring.random_model("llama", 64, 4, 4, 4, 128, 4096).eval()

@@ -126,6 +126,7 @@ def test_dynamic_sampling_logs_what_was_sampled(workplace, monkeypatch):
     assert record["dead_groups"] == pytest.approx(sum(a == b for a, b in penalized) / len(penalized))
 
 
+@pytest.mark.slow
 def test_tokens_per_second_leaves_out_evaluations(workplace, monkeypatch):
     evaluate = train.held_out
     monkeypatch.setattr(train, "held_out", lambda *args: (time.sleep(1), evaluate(*args))[1])
