@@ -194,7 +194,7 @@ class KeptSets:
         width = max(kept.shape[1] for _, _, kept in self.steps)
         joined = torch.zeros(B, T, width, dtype=torch.long, device=device)          # [B, T, K]
         for rows, t, kept in self.steps[:T]:                 # later ones followed the last end
-            joined[rows, t] = torch.cat([kept, kept[:, :1].expand(-1, width - kept.shape[1])], 1)
+            joined[rows, t] = padded(kept, width)
         return joined
 
 
@@ -206,6 +206,12 @@ def kept_tokens(logits, top_p, top_k):
     probability = values.softmax(-1)                                                # [b, k]
     kept = probability.cumsum(-1) - probability < top_p                             # [b, k]
     return torch.where(kept, ids, ids[:, :1])[:, :int(kept.sum(-1).max())]          # [b, K]
+
+
+def padded(kept, width):
+    """Sets of tokens [..., K] with `width` tokens each, padded with a token of the set."""
+    more = kept[..., :1].expand(*kept.shape[:-1], width - kept.shape[-1])           # [..., more]
+    return torch.cat([kept, more], -1)                                              # [..., width]
 
 
 def only(logits, kept):

@@ -70,10 +70,8 @@ def missing(args):
     sequence = row.ratio == "sequence"
     return [name for name, on in (
         (f"objective {args.objective}", not trl_loss(row)),
-        ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
         (f"advantage {args.advantage}",
          ADVANTAGES[args.advantage].function is not group_advantages),
-        ("clip of the advantages", args.advantage_clip is not None),
         (f"reduction {args.reduction} for {args.objective}", args.reduction not in reductions),
         ("lower bound on CISPO's weight", row.clip == "weight" and args.epsilon < 1),
         ("dual clip inside the clip range",
@@ -83,13 +81,7 @@ def missing(args):
         ("distillation beside another advantage (DistillationTrainer has it alone)",
          args.distillation_coef),
         ("overlong penalty (it is a reward function: trl.rewards)", args.overlong_cache),
-        ("log-probs renormalized over the tokens that top-p and top-k keep",
-         args.top_p < 1 or args.top_k),
-        ("length penalty times the pass rate", args.length_penalty),
-        ("likelihood of right responses", args.positive_example_nll_weight),
         ("dynamic sampling", args.dynamic_sampling),
-        ("history resampling", args.history_resampling),
-        ("second stage", args.stage2_step),
         ("sampler's log-probs as old ones", args.old_logp == "sampler"),
         ("rounded sampler", args.sampler_dtype != str(args.half or torch.float32)[6:]),
         ("mismatch weights of this kind",
@@ -100,6 +92,20 @@ def missing(args):
          args.entropy_quantile),
         ("off-policy mask against recomputed log-probs beside mismatch weights",
          args.off_policy_mask and (args.mismatch or args.mismatch_mask)),
+    ) if on] + only_here(args)
+
+
+def only_here(args):
+    """The settings of this run that neither TRL nor verl has, as a list of names."""
+    return [name for name, on in (
+        ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
+        ("clip of the advantages", args.advantage_clip is not None),
+        ("log-probs renormalized over the tokens that top-p and top-k keep",
+         args.top_p < 1 or args.top_k),
+        ("length penalty times the pass rate", args.length_penalty),
+        ("likelihood of right responses", args.positive_example_nll_weight),
+        ("history resampling", args.history_resampling),
+        ("second stage", args.stage2_step),
         ("load-balancing loss over responses alone", args.router_aux_loss_coef),
     ) if on]
 

@@ -14,8 +14,7 @@ from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
 from plumbing.data.tasks import with_length_limit
 from plumbing.loop.extras import kl_in_rewards
-from plumbing.run import band
-from tools.trl import other_flags
+from tools.trl import only_here, other_flags
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL, CORRECTION = "actor_rollout_ref.model", "algorithm.rollout_correction"
@@ -66,7 +65,6 @@ def missing(args):
     per_response = OBJECTIVES[args.objective].ratio in ("sequence", "log-token")
     return [name for name, on in (
         (f"objective {args.objective}", mode is None),
-        ("clip range that follows log s (--epsilon auto)", band.is_auto(args)),
         (f"advantage {args.advantage}", args.advantage not in ADVANTAGE),
         (f"advantages divided by the {args.scale_rewards}'s statistic",
          args.advantage == "group" and args.scale_rewards not in ("group", "none")),
@@ -74,13 +72,8 @@ def missing(args):
          or mode in ONE_REDUCTION and args.reduction != "sequence-mean"),
         (f"dual clip of {args.dual_clip} for {args.objective}",
          args.dual_clip and (mode != "vanilla" or args.dual_clip <= 1)),
-        ("log-probs renormalized over the tokens that top-p and top-k keep",
-         args.top_p < 1 or args.top_k),
-        ("length penalty times the pass rate", args.length_penalty),
-        ("likelihood of right responses", args.positive_example_nll_weight),
         ("responses that were cut off left out of the loss", args.mask_truncated_completions),
         ("moving reference policy", args.sync_ref_model),
-        ("clip of the advantages", args.advantage_clip is not None),
         ("off-policy mask", args.off_policy_mask),
         ("quantile of the entropies", args.entropy_quantile),
         ("distillation beside another advantage", args.distillation_coef),
@@ -88,11 +81,8 @@ def missing(args):
          args.beta and not kl_in_rewards(args) and args.kl_estimator not in KL_TYPE),
         ("entropy bonus over tokens beside a loss that is averaged otherwise",
          args.entropy_coef and args.reduction != "token-mean"),
-        ("load-balancing loss over responses alone", args.router_aux_loss_coef),
         ("routes of log-probs that are not computed (replay old)",
          args.routing_replay == "old" and args.old_logp == "sampler"),
-        ("history resampling", args.history_resampling),
-        ("second stage", args.stage2_step),
         (f"sampler in {args.sampler_dtype}", args.sampler_dtype not in DTYPES),
         (f"schedule {args.lr_scheduler_type}", args.lr_scheduler_type not in SCHEDULE),
         ("mismatch weights of this kind",
@@ -103,7 +93,7 @@ def missing(args):
          mode == "geo_mean" and args.mismatch),
         ("mismatch weights beside the sampler's log-probs as old ones",
          args.old_logp == "sampler" and (args.mismatch or args.mismatch_mask)),
-    ) if on]
+    ) if on] + only_here(args)
 
 
 def correction(args):

@@ -78,7 +78,7 @@ PRETRAINED = ("A pretrained model: float32, bfloat16, float16", "SmolLM2-135M-In
 
 DEEP_ANSWERS = {"held": "GSPO with the paper's clip range ends above GRPO.",
                 "refuted": "GSPO with the paper's clip range is no better than GRPO."}
-SO_FAR = "undecided, {} of {} cold starts are run."
+SO_FAR = "{} of {} cold starts are run, and nothing is decided."
 ALL_RUN = "{} cold starts show no difference between GSPO, GRPO and GRPO with replay."
 
 
@@ -172,7 +172,7 @@ def rows():
             "it has run is in results/"),
     ], DEEP: [
         Row("Does GSPO hold where GRPO breaks, and which band?",
-            depth_answer()[0].upper() + depth_answer()[1:],
+            depth_answer(),
             f"GSPO with the paper's clip range minus GRPO: {n('gspo - grpo, 48 layers')} pass@1.",
             ("gspo - grpo, 48 layers", "grpo_replay - grpo, 48 layers",
              "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers"),

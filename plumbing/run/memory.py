@@ -119,7 +119,7 @@ def layer_bytes(config, work, tokens, response, alone):
     if "qwen3" in config.model_type:                         # RMSNorm on queries and keys
         attention += (6 if work.bf16 else 8) * (H + H_kv) * d
     dense = 4 * F * size
-    width = largest(config, "moe_intermediate_size") or F                       # Mixtral: F
+    width = widest_layer(config, "moe_intermediate_size") or F                       # Mixtral: F
     experts = K * (4 * width + 2 * D) * size + 3 * E * 4 if E else 0
     C = work.prompt_tokens + work.new_tokens                 # keys that a response token sees
     masked = work.padded or not alone                        # then keys are repeated for every head
@@ -132,14 +132,14 @@ def layer_bytes(config, work, tokens, response, alone):
 
 def shape(config):
     """(hidden size, heads, head size, key-value heads, feed-forward size)"""
-    D, H = config.hidden_size, largest(config, "num_attention_heads")
-    d = largest(config, "head_dim") or D // H
-    H_kv = largest(config, "num_key_value_heads") or H
-    F = largest(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * D     # GPT-2: no entry
+    D, H = config.hidden_size, widest_layer(config, "num_attention_heads")
+    d = widest_layer(config, "head_dim") or D // H
+    H_kv = widest_layer(config, "num_key_value_heads") or H
+    F = widest_layer(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * D    # not in GPT-2
     return D, H, d, H_kv, F
 
 
-def largest(config, *names):
+def widest_layer(config, *names):
     """The largest value among the layers of the first of these sizes that the config has; None if
     it has none."""
     layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 import torch.nn.functional as F
 
-from rollout import Rollout
+from rollout import Rollout, padded
 from routes import Pass, Routes
 
 
@@ -71,9 +71,8 @@ def concat_kept(rollouts, T):
     if any(r.kept is None for r in rollouts):
         return None
     K = max(r.kept.shape[2] for r in rollouts)
-    wide = [torch.cat([x, x[..., :1].expand(-1, -1, K - x.shape[2])], 2)
-            for x in (F.pad(r.kept, (0, 0, 0, T - r.kept.shape[1])) for r in rollouts)]
-    return torch.cat(wide)                                                          # [B, T, K]
+    return torch.cat([padded(F.pad(r.kept, (0, 0, 0, T - r.kept.shape[1])), K)
+                      for r in rollouts])                                           # [B, T, K]
 
 
 def shared(rollouts):

@@ -22,7 +22,8 @@ from tiny_run import TINY  # noqa: E402
 def ours(frame):
     """The file of a frame, relative to the project, or None if it is not one of ours, or a test's (conftest.py replaces os.fsync)."""
     file = frame.f_code.co_filename
-    return file[len(ROOT):] if file.startswith(ROOT) and not any(f"/{folder}/" in file for folder in (".venv", "venv", "tests")) else None
+    name = file.removeprefix(ROOT)
+    return None if name == file or name.startswith((".ci/", ".venv/", "venv/", "tests/")) else name
 
 
 def trace(flags):
