@@ -15,7 +15,7 @@ import time
 from typing import NamedTuple
 
 if "OMP_WAIT_POLICY" not in os.environ:    # threads of torch that wait for each other spin, which
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")     # takes processor time from other programs
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # takes processor time from other programs
 
 import torch
 from transformers import (AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig,

@@ -31,7 +31,7 @@ import os
 import sys
 
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")      # other, at the cost of other programs
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
 from plumbing.run.arguments import first_word, parse
 

@@ -6,7 +6,7 @@ rollout batches with different waiting of torch's threads (GOMP_SPINCOUNT) and n
 The settings take turns within a round, so that a ratio compares neighbouring measurements even
 where the machine does something else as well; its load is written down. Every measurement starts
 from the same weights and random numbers. GOMP_SPINCOUNT is the number of rounds for which a thread
-of libgomp spins before it sleeps: 300000 unless it is set, 1000 in gspo.py, train.py and eval.py.
+of libgomp spins before it sleeps: 300000 unless it is set, 10000 in gspo.py, train.py and eval.py.
 """
 
 import argparse
@@ -26,11 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 BATCHES = 3
 CORES = os.cpu_count()
-SETTINGS = {
-    "spin 1000": {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": str(CORES)},
-    "spin 300000": {"GOMP_SPINCOUNT": "300000", "OMP_NUM_THREADS": str(CORES)},
-    "one thread": {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "1"},
-}
+SETTINGS = {f"spin {count}": {"GOMP_SPINCOUNT": str(count), "OMP_NUM_THREADS": str(CORES)}
+            for count in (1000, 10000, 30000, 300000)}
+SETTINGS["one thread"] = {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "1"}
 COMPANY = {"alone": 0, "beside two busy processes": 2}
 PROGRAMS = ("gspo.py", "train.py")
 

@@ -27,7 +27,7 @@ import {entry}
 
 
 @pytest.mark.parametrize("entry", ["gspo", "train", "eval"])
-@pytest.mark.parametrize("given, spins", [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
+@pytest.mark.parametrize("given, spins", [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
 def test_before_torch_is_imported_the_spinning_is_limited_unless_the_user_has_set_it(entry, given, spins):
     bare = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", LOOK.format(entry=entry)], env=bare | given, cwd=ROOT, capture_output=True, text=True)
