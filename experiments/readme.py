@@ -15,6 +15,7 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -57,13 +58,6 @@ def perplexity_start(name):
     return mean(curve[0] for curve in data("perplexity_dynamics")[name])
 
 
-def at_4e4():
-    """GSPO minus GRPO on fresh cold starts, both at a learning rate of 4e-4."""
-    measured = load("stability_map")["measured"]
-    found = re.search(r"minus GRPO, both at 4e-4: (\S+ \[[^]]+\])", measured)
-    return found.group(1)
-
-
 def moved():
     """(tokens of a long answer, s - 1 if the log-prob of one of its tokens changes by 3 nats)."""
     rows = data("hidden_divergence")["rows"]
@@ -91,21 +85,8 @@ def default_run(key):
     return mean(run[key] for run in load("reference_runs")["default"]["runs"])
 
 
-def collapsed(arm):
-    """"k of n" collapsed runs of an arm in the main setting of moe_stability, which its first rows
-    have."""
-    row = next(row for row in load("moe_stability")["table"] if row["arm"] == arm)
-    return f"{row['collapsed']} of {row['runs']}"
-
-
 def smollm2(key):
     return mean(run[key] for run in load("reference_runs")["smollm2"]["runs"])
-
-
-def both_minus_verifier():
-    """Held-out pass@1 with teacher and verifier minus that with the verifier alone."""
-    found = re.search(r"both minus verifier (\S+ \[[^]]+\])", load("distillation")["measured"])
-    return found.group(1)
 
 
 def bf16_error():
@@ -116,7 +97,6 @@ def bf16_error():
 FIGURES = {
     "bands": lambda: f"{OBJECTIVES['grpo'].epsilon / OBJECTIVES['gspo'].epsilon:.0f}",
     "outside": lambda: f"{mean(data('product_ratio')['outside']['s']):.0%}",
-    "outside_w": lambda: f"{mean(data('product_ratio')['outside']['w_grpo']):.2%}",
     "slope_grpo": lambda: noise_slope("GRPO"),
     "slope_gspo": lambda: noise_slope("GSPO"),
     "slope_none": lambda: noise_slope("no ratio"),
@@ -144,14 +124,10 @@ FIGURES = {
     "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
     "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
     "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
-    "gspo_minus_grpo_4": lambda: at_4e4(),
-    "gspo_minus_grpo": lambda: load("stability_map")["number"].split(" against")[0],
-    "distilled": lambda: load("distillation")["number"].split(" pass@1")[0],
-    "distilled_both": lambda: both_minus_verifier(),
+    "distilled": lambda: which.with_interval("teacher - verifier"),
+    "distilled_both": lambda: which.with_interval("both - verifier"),
     "distilled_self": lambda: f"{mean(data('distillation')['after']['self']):.2f}",
     "sdpo_takeaway": lambda: load("family_flags")["takeaway"],
-    "collapsed_gspo": lambda: collapsed("gspo"),
-    "collapsed_grpo": lambda: collapsed("grpo"),
     "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
     "plain_range": lambda: "{min:.1f} to {max:.1f}".format(**load("scaling")["plain"]),
     "bf16_true": lambda: f"{load('bfloat16')['noise']['steps']['1']['true_rms']:.3f}",
@@ -503,6 +479,37 @@ def engines():
     return "\n\n".join([*parts, "`python benchmarks/engines.py`"])
 
 
+def company():
+    """Seconds of gspo.py and train.py alone and beside two busy processes, by how torch's threads
+    wait and how many they are."""
+    found = load("company")
+    rows = []
+    for program, companies in found["programs"].items():
+        for name in next(iter(companies.values())):
+            cells = [[clocks[0] for clocks in companies[company][name]] for company in companies]
+            rows.append((f"`{program}`", name.replace("spin ", "GOMP_SPINCOUNT="),
+                         *(f"{min(x):.1f}, {median(x):.1f}" for x in cells)))
+    head = (f"seconds of {found['batches']} rollout batches: minimum, median", "threads",
+            *next(iter(found["programs"].values())))
+    before, after = found["load_before_and_after"]
+    return (table(head, *rows)
+            + f"\n\n{found['cores']} cores, {found['rounds']} rounds in turns, load {before:g} before "
+            f"and {after:g} after (`python benchmarks/company.py`). 300000 is libgomp's own number.")
+
+
+def attempts():
+    """Ways to compute the tiny MoE with fewer operations, beside the code as it is."""
+    found = load("attempts")
+    cell = lambda r: f"{r['as_it_is_over_this']:.2f} ({r['min']:.2f}, {r['median']:.2f})"
+    cases = found["cases"]
+    rows = [(name, *(cell(case[name]) for case in cases.values()))
+            for name in next(iter(cases.values()))]
+    return (table(("speed relative to the code as it is (minimum and median seconds)",
+                   *(CASES[name][0].split(",")[0] for name in cases)), *rows)
+            + f"\n\n{found['threads']} threads, {found['rounds']} rounds in turns (`python "
+            "benchmarks/attempts.py`).")
+
+
 def simulated():
     """How often the host waits and how many kernels it starts, per token step and per update, on a
     pretended GPU."""
@@ -580,7 +587,7 @@ BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "self distillation": self_distillation,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
-          "simulated": simulated, "stability": stability, "league": league,
+          "company": company, "attempts": attempts, "simulated": simulated, "stability": stability, "league": league,
           "which": which.page, "which in short": which.short}
 
 

@@ -15,6 +15,7 @@ from shared import claim, maps
 import band_dose
 import band_law
 import depth
+import distillation
 import moe_stability
 import sampler_noise
 import stability_map
@@ -122,6 +123,15 @@ def deep():
                                             mean=depth.STARTS, result="depth")
 
 
+def distilled():
+    """pass@1 of distillation, with and without the verifier's reward, minus that of the verifier
+    alone."""
+    data = json.loads((claim.ROOT / "results/distillation.json").read_text())["data"]
+    for arm in ("teacher", "both"):
+        yield (f"{arm} - verifier", entry(distillation.gaps(data, arm, "verifier"),
+                                          f"{arm} minus verifier", "distillation"))
+
+
 def arithmetic():
     """What 16 bits do to SmolLM2's log s: one step of AdamW at 1e-6, benchmarks/bfloat16.py."""
     noise = json.loads((claim.ROOT / "results/bfloat16.json").read_text())["noise"]["steps"]["1"]
@@ -137,7 +147,8 @@ def numbers():
     """{name: number}, without those that have no runs yet."""
     found = dict(at_best_rates(maps.read(stability_map.FILE)))
     found |= dict(over_step_sizes(maps.read(band_law.FILE)))
-    for part in (coarse_and_old_samples, replay_where_it_is_rough, deep, arithmetic):
+    for part in (coarse_and_old_samples, replay_where_it_is_rough, deep, distilled,
+                 arithmetic):
         found |= dict(part())
     return {name: number for name, number in found.items() if number is not None}
 

@@ -37,6 +37,13 @@ def n(name):
     return rate(number["mean"]) if isinstance(number["mean"], float) else str(number["mean"])
 
 
+def with_interval(name):
+    """A named difference as text: its mean and its 95 % interval."""
+    number = named(name)
+    low, high = (f"{number[end]:+.{number['digits']}f}" for end in ("low", "high"))
+    return f"{n(name)} [{low}, {high}]"
+
+
 def rate(value):
     """0.0006 as 6e-4, 0.012 as 0.012."""
     if value >= 2e-3:
@@ -51,9 +58,7 @@ def interval(name):
     link = f"[{number['result']}](../results/{number['result']}.json)"
     if "low" not in number:
         return f"* {number['of']}: {n(name)} ({link})"
-    low, high = (f"{number[end]:+.{number['digits']}f}" for end in ("low", "high"))
-    return (f"* {number['of']}: {n(name)} [{low}, {high}], {number['starts']} cold starts "
-            f"({link})")
+    return f"* {number['of']}: {with_interval(name)}, {number['starts']} cold starts ({link})"
 
 
 @dataclass
