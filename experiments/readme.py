@@ -493,8 +493,9 @@ def company():
             *next(iter(found["programs"].values())))
     before, after = found["load_before_and_after"]
     return (table(head, *rows)
-            + f"\n\n{found['cores']} cores, {found['rounds']} rounds in turns, load {before:g} before "
-            f"and {after:g} after (`python benchmarks/company.py`). 300000 is libgomp's own number.")
+            + f"\n\n{found['cores']} cores, {found['rounds']} rounds in turns, load {before:g} "
+            f"before and {after:g} after (`python benchmarks/company.py`). 300000 is libgomp's own "
+            "number.")
 
 
 def attempts():
@@ -587,7 +588,8 @@ BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
           "self distillation": self_distillation,
           "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
           "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
-          "company": company, "attempts": attempts, "simulated": simulated, "stability": stability, "league": league,
+          "company": company, "attempts": attempts, "simulated": simulated,
+          "stability": stability, "league": league,
           "which": which.page, "which in short": which.short}
 
 
