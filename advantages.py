@@ -366,5 +366,5 @@ if __name__ == "__main__":
     values = torch.tensor([[0.5, 0.5, 0.4, 0.3, 0.7, 0.8, 0.9, 0.9]])
     row("values", values[0].tolist())
     for lam in (0.0, 0.95, 1.0):
-        found, _ = gae(rewards[:1], values, torch.ones(1, 8, dtype=torch.bool), lam=lam)
-        row(f"advantages, λ = {lam}", found[0].tolist())
+        A, _ = gae(rewards[:1], values, torch.ones(1, 8, dtype=torch.bool), lam=lam)
+        row(f"advantages, λ = {lam}", A[0].tolist())

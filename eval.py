@@ -124,9 +124,9 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature)
         judged = task.judge(rollout.texts, asked, rollout.token_lists())           # [B, K]
-        found = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
-                 rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
-        for rows, values in zip(answers.values(), found):
+        columns = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
+                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
+        for rows, values in zip(answers.values(), columns):
             rows += [values[i:i + G] for i in range(0, len(values), G)]
     parts = gather(answers)
     answers = {name: sum((part[name] for part in parts), []) for name in answers}

@@ -238,12 +238,12 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
     ratio = spread(RATIOS[row.ratio](shifted, old_logp, mask), mask)             # [B, T]
-    found = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, constants)
-    if len(found) != 3 or any(x.shape != mask.shape for x in found):
+    terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, constants)
+    if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
         raise ValueError(f"clip {row.clip!r}: token_surrogate must return three values for every "
                          "token: the surrogate, and whether its gradient was removed below and "
                          "above the clip range")
-    surrogate, below, above = found                                              # [B, T] each
+    surrogate, below, above = terms                                              # [B, T] each
     if dual_clip is not None:
         surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)
         above = above | (ratio > dual_clip) & (A < 0)                            # [B, T]

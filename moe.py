@@ -276,10 +276,10 @@ class TinyMoE(nn.Module):
         architecture and for missing, unexpected or misshapen weights, because none of them is
         filled with random numbers."""
         check_config(AutoConfig.from_pretrained(directory))
-        twin, found = Qwen3MoeForCausalLM.from_pretrained(
+        twin, loading = Qwen3MoeForCausalLM.from_pretrained(
             directory, dtype="auto", use_safetensors=True, ignore_mismatched_sizes=True,
             output_loading_info=True)
-        for kind, keys in found.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
+        for kind, keys in loading.items():  # missing_keys, unexpected_keys, mismatched_keys, ...
             if keys:
                 raise ValueError(f"{directory}: the weights do not fit config.json: {len(keys)} "
                                  f"{kind}, for example {sorted(keys)[0]}")

@@ -416,11 +416,11 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     if rollout.kept is not None:
         sets = rollout.kept.flatten(0, 1).index_select(0, where).split(rows)        # [n, K]
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
-    found = [call(head, h, y, temperature, entropy, entropy_grad, kept)
-             for (h, y), kept in zip(parts, sets)]
+    chunks = [call(head, h, y, temperature, entropy, entropy_grad, kept)
+              for (h, y), kept in zip(parts, sets)]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
     values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
-              for x in zip(*found)]
+              for x in zip(*chunks)]
     return Scores(values[0], values[1] if entropy else None, hidden)
 
 

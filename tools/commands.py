@@ -75,11 +75,11 @@ def runs_and_output(command, argv):
 
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
-    found, section = {*TRAINING_FLAGS}, None
+    names, section = {*TRAINING_FLAGS}, None
     for f in flags():
         section = f.metadata.get("section", section)
-        found |= {f.name} if section in TRAINING else set()
-    return found - {"seed"}
+        names |= {f.name} if section in TRAINING else set()
+    return names - {"seed"}
 
 
 def options(argv):

@@ -52,8 +52,8 @@ def with_held_out(folder, records):
 
     def scores(when):
         names = {"pass_at_1": f"pass_at_1_{when}", "held_out_reward": f"reward_{when}"}
-        found = {name: [summary[key]] for name, key in names.items() if key in summary}
-        return found | {"held_out_parts": summary.get(f"reward_parts_{when}", {})}
+        scores = {name: [summary[key]] for name, key in names.items() if key in summary}
+        return scores | {"held_out_parts": summary.get(f"reward_parts_{when}", {})}
     return [{"step": 0, **scores("before")}, *records[:-1], records[-1] | scores("after")]
 
 

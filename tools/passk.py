@@ -33,11 +33,11 @@ def scores(answers, ks, pass_at_k):
     samples."""
     texts, rewards = answers["texts"], answers["rewards"]
     right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
-    found = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
-    found[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
-    found["reward"] = answers["mean_rewards"]
-    found["mean_length"] = [sum(row) / n for row in answers["lengths"]]
-    return found | {"truncated": [sum(row) / n for row in answers["truncated"]]}
+    columns = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
+    columns[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
+    columns["reward"] = answers["mean_rewards"]
+    columns["mean_length"] = [sum(row) / n for row in answers["lengths"]]
+    return columns | {"truncated": [sum(row) / n for row in answers["truncated"]]}
 
 
 def that_fit(args, task, tokenizer, problems, most):
@@ -65,7 +65,7 @@ def compare(own, args, evaluate, pass_at_k, with_interval):
     the functions of eval.py."""
     logging.disable_progress_bar()
     task, device = from_arguments(args), torch.device(kind_of(args))
-    problems, most, found = task.test, own.problems, []
+    problems, most, rated = task.test, own.problems, []
     report = {"dataset": task.name, "n": own.n, "temperature": args.temperature,
               "seed": args.seed, "checkpoints": []}
     print(f"{task.name}: {own.n} samples for each held-out problem at temperature "
@@ -81,15 +81,15 @@ def compare(own, args, evaluate, pass_at_k, with_interval):
                            progress=title)
         limits = {"mean_length": (0, task.max_completion_length),
                   "reward": answers["reward_limits"]}
-        found.append(dict(zip(problems, by_problem(scores(answers, own.k, pass_at_k)))))
+        rated.append(dict(zip(problems, by_problem(scores(answers, own.k, pass_at_k)))))
         one = {"model": title, "problems": len(problems),
-               **intervals(found[-1].values(), limits, with_interval),
+               **intervals(rated[-1].values(), limits, with_interval),
                "reward_parts": answers["reward_parts"], "seconds": time.perf_counter() - began}
         report["checkpoints"].append(one)
         show(one, answers, problems, own.examples)
     report["problems"] = len(problems)
-    if len(found) == 2:
-        before, after = found                                # the second may have fewer problems
+    if len(rated) == 2:
+        before, after = rated                                # the second may have fewer problems
         gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in problems]
         widths = {key: pair and (pair[0] - pair[1], pair[1] - pair[0])
                   for key, pair in limits.items()}
@@ -102,9 +102,9 @@ def compare(own, args, evaluate, pass_at_k, with_interval):
     print(f"\n{own.output}")
 
 
-def by_problem(found):
+def by_problem(columns):
     """{score: one number per problem} -> for each problem {score: number}."""
-    return [dict(zip(found, values)) for values in zip(*found.values())]
+    return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
 
 def intervals(rows, limits, with_interval, shares=(0.0, 1.0)):

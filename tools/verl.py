@@ -126,7 +126,7 @@ def overrides(args):
     mode, prompts = loss_mode(args), args.prompts_per_step // args.steps_per_generation
     clip_c = args.constants.get("cap", args.dual_clip or NO_CLIP)
     megatron = args.routing_replay != "none"
-    found = {
+    config = {
         "data.train_files": "train.parquet", "data.val_files": "test.parquet",
         "data.train_batch_size": args.prompts_per_step,
         "data.max_prompt_length": args.max_prompt_length,
@@ -169,54 +169,54 @@ def overrides(args):
         "trainer.save_freq": args.save_steps or -1, "trainer.test_freq": args.eval_steps or -1,
         "trainer.default_local_dir": args.output_dir or f"runs/verl-{args.algorithm}"}
     if mode in ("vanilla", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl"):
-        found |= {f"{ACTOR}.clip_ratio_low": args.epsilon,
-                  f"{ACTOR}.clip_ratio_high": args.epsilon_high}
+        config |= {f"{ACTOR}.clip_ratio_low": args.epsilon,
+                   f"{ACTOR}.clip_ratio_high": args.epsilon_high}
     if mode in ("vanilla", "dppo_tv", "dppo_kl"):
-        found[f"{ACTOR}.clip_ratio_c"] = clip_c
+        config[f"{ACTOR}.clip_ratio_c"] = clip_c
     if mode == "sapo":
-        found |= {f"{ACTOR}.tau_pos": args.constants["tau_positive"],
-                  f"{ACTOR}.tau_neg": args.constants["tau_negative"]}
+        config |= {f"{ACTOR}.tau_pos": args.constants["tau_positive"],
+                   f"{ACTOR}.tau_neg": args.constants["tau_negative"]}
     if mode == "dro":
-        found[f"{ACTOR}.policy_loss.dro_beta"] = args.constants["beta"]
+        config[f"{ACTOR}.policy_loss.dro_beta"] = args.constants["beta"]
     if args.reduction == "constant":
-        found[f"{ACTOR}.loss_scale_factor"] = args.max_completion_length
-    return found | rare(args, megatron)
+        config[f"{ACTOR}.loss_scale_factor"] = args.max_completion_length
+    return config | rare(args, megatron)
 
 
 def rare(args, megatron):
     """The overrides of flags that most runs do not set."""
-    found = correction(args)
+    config = correction(args)
     if args.beta and kl_in_rewards(args):
-        found |= {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl",
-                  "algorithm.kl_ctrl.kl_coef": args.beta}
+        config |= {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl",
+                   "algorithm.kl_ctrl.kl_coef": args.beta}
     elif args.beta:
-        found |= {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": args.beta,
-                  f"{ACTOR}.kl_loss_type": KL_TYPE[args.kl_estimator]}
+        config |= {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": args.beta,
+                   f"{ACTOR}.kl_loss_type": KL_TYPE[args.kl_estimator]}
     if args.beta:
-        found["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"] = (
+        config["actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"] = (
             args.micro_batch_size or args.num_generations)
     if args.old_logp == "sampler":
-        found[f"{CORRECTION}.bypass_mode"] = True
+        config[f"{CORRECTION}.bypass_mode"] = True
     if args.dynamic_sampling:
-        found |= {"algorithm.filter_groups.enable": True,
-                  "algorithm.filter_groups.metric": "reward"}
+        config |= {"algorithm.filter_groups.enable": True,
+                   "algorithm.filter_groups.metric": "reward"}
     if args.overlong_cache:
         cache = "+reward.reward_kwargs.overlong_buffer_cfg"
         limit = args.max_completion_length
-        found |= {"reward.reward_manager.name": "dapo",
-                  "+reward.reward_kwargs.max_resp_len": limit,
-                  f"{cache}.enable": True,
-                  f"{cache}.len": overlong_zone(args.overlong_cache, limit),
-                  f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
+        config |= {"reward.reward_manager.name": "dapo",
+                   "+reward.reward_kwargs.max_resp_len": limit,
+                   f"{cache}.enable": True,
+                   f"{cache}.len": overlong_zone(args.overlong_cache, limit),
+                   f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
     if megatron:
-        found[f"{ACTOR}.megatron.router_replay.mode"] = {
+        config[f"{ACTOR}.megatron.router_replay.mode"] = {
             "old": "R2", "rollout": "R3"}[args.routing_replay]
     if args.routing_replay == "rollout":
-        found[f"{ROLLOUT}.enable_rollout_routing_replay"] = True
+        config[f"{ROLLOUT}.enable_rollout_routing_replay"] = True
     if args.use_peft:
-        found |= {f"{MODEL}.lora_rank": args.lora_r, f"{MODEL}.lora_alpha": args.lora_alpha,
-                  f"{MODEL}.target_modules": args.lora_target_modules or "all-linear"}
-    return found
+        config |= {f"{MODEL}.lora_rank": args.lora_r, f"{MODEL}.lora_alpha": args.lora_alpha,
+                   f"{MODEL}.target_modules": args.lora_target_modules or "all-linear"}
+    return config
 
 
 REWARD = {  # the body of compute_score for a verifier

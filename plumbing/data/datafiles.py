@@ -53,7 +53,7 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
     if own_test or test_name:
         test = problems_of(own_test, test_name or name, prompt_column, answer_column)
     notes, total = [], len(rows) + len(own_test)
-    train = {prompt: found for prompt, found in train.items() if prompt not in test}
+    train = {prompt: pair for prompt, pair in train.items() if prompt not in test}
     if len(train) + len(test) < total:
         left_out = total - len(train) - len(test)
         notes.append(f"{left_out} of {total} rows left out: their prompt came before or is in the "
@@ -67,12 +67,12 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
     elif not test:
         by_hash = sorted(train, key=lambda prompt: (zlib.crc32(prompt.encode()), prompt))
         held_out = set(by_hash[:min(512, max(1, len(train) // 10))])
-        test = {prompt: found for prompt, found in train.items() if prompt in held_out}
-        train = {prompt: found for prompt, found in train.items() if prompt not in held_out}
+        test = {prompt: pair for prompt, pair in train.items() if prompt in held_out}
+        train = {prompt: pair for prompt, pair in train.items() if prompt not in held_out}
         notes.append(f"no test split: held out {len(test)} problem(s), those whose prompts have "
                      "the smallest CRC-32")
-    found = [*train.values(), *test.values()]
-    return [p for p, _ in train.values()], [p for p, _ in test.values()], dict(found), notes
+    pairs = [*train.values(), *test.values()]
+    return [p for p, _ in train.values()], [p for p, _ in test.values()], dict(pairs), notes
 
 
 def problems_of(rows, source, prompt_column, answer_column):
@@ -183,7 +183,7 @@ def gym_generators(text, size, seed):
         import reasoning_gym
     except ImportError:
         raise ValueError(f"dataset {text}: the package is not installed: pip install reasoning-gym")
-    known, found = reasoning_gym.factory.DATASETS, []
+    known, datasets = reasoning_gym.factory.DATASETS, []
     for one in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
         name, _, given = one.strip().removeprefix("reasoning_gym:").partition("?")
         if name not in known:
@@ -200,8 +200,8 @@ def gym_generators(text, size, seed):
                 options[option] = json.loads(value)
             except ValueError:
                 options[option] = value
-        found.append((name, options))
-    return found
+        datasets.append((name, options))
+    return datasets
 
 
 def gym_rows(generators):

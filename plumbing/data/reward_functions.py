@@ -112,24 +112,24 @@ class RewardFunction:
         given |= {name: [row.get(name) for row in rows] for name in self.columns}
         given = {name: x for name, x in given.items() if self.takes_all or name in self.takes}
         try:
-            found = within(self.time_limit, self.call, given)
+            rewards = within(self.time_limit, self.call, given)
         except Exception as error:                           # whatever the user's function raises
             raise ValueError(f"verifier {self.kind} {one_line(error)}") from error
-        return self.checked(found, len(texts))
+        return self.checked(rewards, len(texts))
 
     def call(self, given):
-        found = self.function(**given)
-        return asyncio.run(wait_for(found)) if inspect.isawaitable(found) else found
+        rewards = self.function(**given)
+        return asyncio.run(wait_for(rewards)) if inspect.isawaitable(rewards) else rewards
 
-    def checked(self, found, n):
+    def checked(self, rewards, n):
         try:
-            found = list(found)
+            rewards = list(rewards)
         except TypeError:
-            raise ValueError(f"verifier {self.kind} returned {found!r:.80}, not a list")
-        if len(found) != n:
-            raise ValueError(f"verifier {self.kind} returned {len(found)} rewards for {n} "
+            raise ValueError(f"verifier {self.kind} returned {rewards!r:.80}, not a list")
+        if len(rewards) != n:
+            raise ValueError(f"verifier {self.kind} returned {len(rewards)} rewards for {n} "
                              "completions")
-        return [self.number(value) for value in found]
+        return [self.number(value) for value in rewards]
 
     def number(self, value):
         if value is None:
@@ -193,10 +193,10 @@ def within(limit, call, *arguments):
     thread.join(limit)
     if not outcome:
         raise TimeoutError(f"took longer than --verifier_timeout {limit:g} s for a batch")
-    found, error = outcome[0]
+    result, error = outcome[0]
     if error is not None:
         raise error
-    return found
+    return result
 
 
 async def wait_for(awaitable):

@@ -119,8 +119,8 @@ class Task:
         if self.parts is None:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, asked)]
             return torch.tensor(rewards).view(-1, 1)
-        found = self.parts(texts, asked, ids)
-        parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in found])
+        scores = self.parts(texts, asked, ids)
+        parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in scores])
         lost = parts.isnan().all(1).nonzero().flatten().tolist()
         if lost:
             first = next(v for v in self.verifiers if v.whole)

@@ -53,16 +53,16 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
     first, rows = train[:8], [row_of[p] for p in train[:8]]
 
     def parts_of_one(response, problem):
-        found = [v.parts(response, problem.answer, row_of[problem]) for v in single]
-        return {name: value for part in found for name, value in part.items()}
+        scores = [v.parts(response, problem.answer, row_of[problem]) for v in single]
+        return {name: value for part in scores for name, value in part.items()}
 
     def parts(texts, problems, ids):
         rows = [row_of[p] for p in problems]
-        found = in_parallel(parts_of_one, texts, problems) if single else [{} for _ in texts]
+        judged = in_parallel(parts_of_one, texts, problems) if single else [{} for _ in texts]
         for v in whole:
-            for one, value in zip(found, v.scores(texts, problems, rows, ids)):
+            for one, value in zip(judged, v.scores(texts, problems, rows, ids)):
                 one[v.name] = value
-        return found
+        return judged
 
     def trial(tokenizer):
         for v in whole:
@@ -91,12 +91,12 @@ def agreed_by_all(verifier, problems, tried):
     a list of notes. Raises ValueError, in all processes, if the verifier fails on every reference
     answer, because every reward would then be 0."""
     note, failed = tried
-    found = processes.gather((verifier.names, failed))
-    if all(failed for _, failed in found):
-        raise ValueError(f"verifier {found[0][1]}: it fails on each of the first {len(problems)} "
+    trials = processes.gather((verifier.names, failed))
+    if all(failed for _, failed in trials):
+        raise ValueError(f"verifier {trials[0][1]}: it fails on each of the first {len(problems)} "
                          "reference answers; return 0 for an answer that it cannot read; is "
                          "--verifier_timeout long enough?")
-    verifier.names = next(names for names, failed in found if not failed)
+    verifier.names = next(names for names, failed in trials if not failed)
     return [note] if note else []
 
 
@@ -142,7 +142,7 @@ def join(first, second):
         return both.total(both.judge([response], [problem])).item()
 
     def parts(texts, problems, ids):
-        found = [None] * len(texts)
+        merged = [None] * len(texts)
         for task in (first, second):
             own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
             if own:
@@ -150,8 +150,8 @@ def join(first, second):
                 judged = task.parts(*some, ids and [ids[i] for i in own])
                 for i, row in zip(own, judged):
                     values = [row.get(name, 0.0) for name in task.part_names]
-                    found[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
-        return found
+                    merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
+        return merged
 
     def trial(tokenizer):
         first.trial(tokenizer)

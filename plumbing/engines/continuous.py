@@ -84,7 +84,7 @@ def generate(model, rows, generation, config):
             names = manager.add_requests(rows)
             manager.start()
             try:
-                found = results(manager, len(rows))
+                outputs = results(manager, len(rows))
             finally:
                 manager.stop(block=True)                     # until then, paged attention stays on
                 manager.destroy()
@@ -95,21 +95,21 @@ def generate(model, rows, generation, config):
         finally:
             log.disabled = before
             gc.unfreeze()
-    return [found[name] for name in names]
+    return [outputs[name] for name in names]
 
 
 def results(manager, count):
     """{name of a request: its output}. Raises RuntimeError if one failed."""
-    found = {}
-    while len(found) < count:
+    outputs = {}
+    while len(outputs) < count:
         output = manager.get_result(timeout=1)
         if output is not None and output.error:
             raise RuntimeError(output.error)
         if output is not None:
-            found[output.request_id] = output
+            outputs[output.request_id] = output
         elif not manager.is_running():
             raise RuntimeError(manager.background_thread_status.fatal_error or "it stopped early")
-    return found
+    return outputs
 
 
 def as_transformers(policy):

@@ -22,7 +22,7 @@ def with_sampled_routes(rollout, recorded, reads=None):
     """
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
     first = 2 if rollout.prefix else 1   # forwards over prompts; the later ones are token steps
-    found = []
+    pairs = []
     for tensors, fill in zip(zip(*recorded.passes), (-1, 0.0)):  # indices, then logits
         *prefix, prompts = tensors[:first]                          # [L, Q or B, P, n]
         prompts = prompts[:, ::prompts.shape[1] // len(rollout.prompt_ids)]         # [L, Q, P, n]
@@ -33,8 +33,8 @@ def with_sampled_routes(rollout, recorded, reads=None):
         for t, step in enumerate(tensors[first:first + T - 1]):     # [L, rows, 1, n]
             live, rows = reads[t] if reads else (slice(None), slice(None))
             responses[:, live, t] = step[:, rows, 0]
-        found.append((prompts, responses))
-    return replace(rollout, sampled=Routes(Pass(*pair) for pair in zip(*found)))
+        pairs.append((prompts, responses))
+    return replace(rollout, sampled=Routes(Pass(*pair) for pair in zip(*pairs)))
 
 
 def at_their_places(rollout, prefix, rest, fill):

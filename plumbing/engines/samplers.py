@@ -70,14 +70,14 @@ def load_class(name):
         raise ValueError(f"--sampler {name}: it must be vllm, continuous or FILE.py:CLASS, and "
                          "the file must exist")
     try:
-        found = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
+        kind = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
     except AttributeError:
-        found = None
+        kind = None
     except Exception as error:                               # whatever the user's file raises
         raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
-    if not hasattr(found, "sample"):
+    if not hasattr(kind, "sample"):
         raise ValueError(f"--sampler {name}: {path} has no class {attribute} with a method sample")
-    return found
+    return kind
 
 
 @lru_cache

@@ -175,10 +175,10 @@ class Engine:
         with random_states_kept(), errors_in_one_line("cannot sample"):
             outputs = self.llm.generate(
                 rows, [self.sampling_params(**row) for row in settings], use_tqdm=False)
-        found = [output.outputs[0] for output in outputs]
-        ids = [list(row.token_ids) for row in found]
+        responses = [output.outputs[0] for output in outputs]
+        ids = [list(row.token_ids) for row in responses]
         logps = [[at[token].logprob for at, token in zip(row.logprobs, row.token_ids)]
-                 for row in found]
+                 for row in responses]
         return ids, logps
 
 

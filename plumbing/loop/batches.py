@@ -51,7 +51,7 @@ def keep_signal(rounds, wanted, total, last):
     """DAPO's dynamic sampling. rounds: a list of (rollout, problems, parts [B, K]). Returns the
     first `wanted` groups with different rewards, total(parts, G) [B]; None if there are not enough
     yet. In the last round the missing groups are filled with groups of equal rewards."""
-    found = []
+    chosen = []
     for number, (rollout, problems, parts) in enumerate(rounds, 1):
         G = rollout.group_size
         signal = has_signal(total(parts, G), G)                                     # [Q]
@@ -60,12 +60,12 @@ def keep_signal(rounds, wanted, total, last):
             keep = signal.int().argsort(descending=True, stable=True)               # [Q]
         if len(keep):
             rows = rows_of(keep, rollout.group_size)
-            found.append((rollout.groups(keep), [problems[i] for i in keep], parts[rows]))
-    if sum(len(problems) for _, problems, _ in found) < wanted:
+            chosen.append((rollout.groups(keep), [problems[i] for i in keep], parts[rows]))
+    if sum(len(problems) for _, problems, _ in chosen) < wanted:
         return None
     rows = wanted * rounds[0][0].group_size
-    return (concat([f[0] for f in found]).rows(0, rows),
-            [p for f in found for p in f[1]][:wanted], torch.cat([f[2] for f in found])[:rows])
+    return (concat([f[0] for f in chosen]).rows(0, rows),
+            [p for f in chosen for p in f[1]][:wanted], torch.cat([f[2] for f in chosen])[:rows])
 
 
 def all_sampled(rounds):

@@ -23,15 +23,15 @@ def damaged(folder, optional=()):
     listed = [LINE.fullmatch(line) for line in lines]
     if end or not all(listed):
         return [NAME]
-    found = []
+    wrong = []
     for digest, name in (line.groups() for line in listed):
         file = sums.parent / name
         if not file.is_file():
-            found += [] if name in optional else [name]
+            wrong += [] if name in optional else [name]
         else:
             with open(file, "rb") as data:
-                found += [] if hashlib.file_digest(data, "sha256").hexdigest() == digest else [name]
-    return found
+                wrong += [] if hashlib.file_digest(data, "sha256").hexdigest() == digest else [name]
+    return wrong
 
 
 def check_sound(folder, flag, optional=()):

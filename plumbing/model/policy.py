@@ -101,12 +101,12 @@ def read_checkpoint(name):
     if config.model_type == "qwen3_moe":
         policy = TinyMoE.from_pretrained(name)
     else:
-        policy, found = AutoModelForCausalLM.from_pretrained(
+        policy, loading = AutoModelForCausalLM.from_pretrained(
             name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
             output_loading_info=True)
-        if found["missing_keys"]:
-            raise ValueError(f"its weights lack {', '.join(sorted(found['missing_keys']))}, which "
-                             "would be random numbers")
+        if loading["missing_keys"]:
+            lacking = ", ".join(sorted(loading["missing_keys"]))
+            raise ValueError(f"its weights lack {lacking}, which would be random numbers")
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) < 3:
         raise ValueError("it has no tokenizer, and transformers makes up an empty one")
@@ -122,8 +122,8 @@ def read_checkpoint(name):
 
 def checkpoints_in(folder):
     """The checkpoints in a run folder or in its checkpoints/ folder, ordered by step."""
-    found = [*folder.glob("checkpoints/step_*"), *folder.glob("step_*")]
-    whole = [step for step in found if (step / "config.json").is_file()]
+    steps = [*folder.glob("checkpoints/step_*"), *folder.glob("step_*")]
+    whole = [step for step in steps if (step / "config.json").is_file()]
     return sorted(whole, key=lambda step: int(step.name.removeprefix("step_")))
 
 

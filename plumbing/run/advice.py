@@ -29,7 +29,7 @@ def command(args, algorithm=None, **changes):
 
 def trouble(args, records, limit):
     """[(command, reason)] for each problem in the last batches of a run, the worst first."""
-    last, found = records[-TAIL:], []
+    last, ideas = records[-TAIL:], []
 
     def average(name):
         return mean(record[name] for record in last)
@@ -39,21 +39,21 @@ def trouble(args, records, limit):
     dead, passed = average("dead_groups"), average("pass_rate")
     smaller = command(args, learning_rate=float(f"{args.learning_rate / 3:.2g}"))
     if word := collapse(records[-1], best):
-        found.append((smaller, f"the run collapsed ({word.split('? ')[1]}): try a third of the "
+        ideas.append((smaller, f"the run collapsed ({word.split('? ')[1]}): try a third of the "
                                "learning rate"))
     if sum(record["skipped"] for record in records):
-        found.append((smaller, "updates were skipped because they were not finite: try a third of "
+        ideas.append((smaller, "updates were skipped because they were not finite: try a third of "
                                "the learning rate"))
     if clipped > 0.9:
-        found.append((smaller, f"the clip removed {clipped:.0%} of the tokens: the learning rate "
+        ideas.append((smaller, f"the clip removed {clipped:.0%} of the tokens: the learning rate "
                                "is too high for the clip range"))
     if dead > 0.9:
-        found.append(dead_groups(args, dead, passed))
+        ideas.append(dead_groups(args, dead, passed))
     if average("truncated") > 0.3 and longer_may_help(last):
         longer = command(args, max_completion_length=2 * limit)
-        found.append((longer, f"{average('truncated'):.0%} of the responses were cut off at the "
+        ideas.append((longer, f"{average('truncated'):.0%} of the responses were cut off at the "
                               "limit"))
-    return found
+    return ideas
 
 
 def longer_may_help(records):
@@ -87,16 +87,16 @@ def dead_groups(args, dead, passed):
 def next_steps(args, folder, records, limit):
     """[(command, reason)] at the end of a run with these metrics records, the most useful first.
     limit: the longest response in tokens."""
-    found = trouble(args, records, limit) if records else []
+    ideas = trouble(args, records, limit) if records else []
     if args.save_tokens:
-        found.append((f"python eval.py view {folder}", "which tokens does the clip remove?"))
-    found.append((f"python eval.py dashboard {folder}", "the run's curves"))
-    if found[0][0].startswith("python eval.py"):             # nothing went wrong: compare
+        ideas.append((f"python eval.py view {folder}", "which tokens does the clip remove?"))
+    ideas.append((f"python eval.py dashboard {folder}", "the run's curves"))
+    if ideas[0][0].startswith("python eval.py"):             # nothing went wrong: compare
         other = "grpo" if args.algorithm.startswith("gspo") else "gspo"
         ratio = "one ratio per token" if other == "grpo" else "one ratio per response"
-        found.append((command(args, algorithm=other), f"{other.upper()} from the same start: "
+        ideas.append((command(args, algorithm=other), f"{other.upper()} from the same start: "
                                                       f"{ratio}"))
         if args.algorithm == "gspo" and args.epsilon == 3e-4:
-            found.append((command(args, epsilon=0.2, epsilon_high=0.2),
+            ideas.append((command(args, epsilon=0.2, epsilon_high=0.2),
                           "GSPO with GRPO's clip range: how much does the narrow one matter?"))
-    return found
+    return ideas

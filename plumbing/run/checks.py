@@ -253,7 +253,7 @@ def check_advantage(args):
     rewards = torch.arange(2 * G) % 2.0                                             # [B]
     zeros = torch.zeros(2 * G, 3)                                                   # [B, T]
     try:
-        found = estimate_advantages(
+        A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, kl=None, beta=args.beta,
             values=zeros, teacher_logp=zeros, blamed=zeros == 0)
@@ -262,7 +262,7 @@ def check_advantage(args):
         raise ValueError(f"--advantage {args.advantage} fails on two groups of {G} rewards, 0 and "
                          f"1 in turn: {said}") from error
     per = ADVANTAGES[args.advantage].per
-    if found.shape != (rewards if per == "response" else zeros).shape or not found.isfinite().all():
+    if A.shape != (rewards if per == "response" else zeros).shape or not A.isfinite().all():
         refuse(args, "advantage", f"does not return one finite number for every {per}: see its row "
                "of advantages.ADVANTAGES")
 

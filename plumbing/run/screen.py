@@ -64,13 +64,13 @@ def with_limits(score, sign=""):
 def scores(answers):
     """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
     sampled, (greedy, _, _) = answers["sampled"], answers["greedy"]["pass_at_1"]
-    found = f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}"
+    text = f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}"
     if "reward" in sampled:                                  # older runs did not save it
-        found += f", mean reward {with_limits(sampled['reward'])}"
+        text += f", mean reward {with_limits(sampled['reward'])}"
         parts = sampled["reward_parts"]
         named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
-        found += f" ({named})" if len(parts) > 1 else ""
-    return found
+        text += f" ({named})" if len(parts) > 1 else ""
+    return text
 
 
 def first_scores(answers, seconds):
@@ -82,13 +82,13 @@ def summary_of(when, answers):
     """The entries of summary.json for the evaluation "before" or "after" training."""
     sampled = answers["sampled"]
     mean, *interval = sampled["pass_at_1"]
-    found = {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
-             f"greedy_{when}": answers["greedy"]["pass_at_1"][0]}
+    entries = {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
+               f"greedy_{when}": answers["greedy"]["pass_at_1"][0]}
     if "reward" in sampled:
         reward, *limits = sampled["reward"]
-        found |= {f"reward_{when}": reward, f"reward_interval_{when}": limits,
-                  f"reward_parts_{when}": sampled["reward_parts"]}
-    return found
+        entries |= {f"reward_{when}": reward, f"reward_interval_{when}": limits,
+                    f"reward_parts_{when}": sampled["reward_parts"]}
+    return entries
 
 
 def report(args, folder, task, before, after, seconds):

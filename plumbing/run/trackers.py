@@ -46,12 +46,12 @@ def start(args, folder, step):
 def flat(record):
     """{name: number} of a metrics record. An entry of a dict, list or tuple is named name/key.
     None, text and the values per mini-batch are left out."""
-    found = {}
+    numbers = {}
     for name, value in record.items():
         several = isinstance(value, (list, tuple))
         inner = {str(i): x for i, x in enumerate(value)} if several else value
         if isinstance(inner, dict):
-            found |= {f"{name}/{key}": number for key, number in flat(inner).items()}
+            numbers |= {f"{name}/{key}": number for key, number in flat(inner).items()}
         elif isinstance(value, (int, float)):
-            found[name] = value
-    return {name: number for name, number in found.items() if not name.startswith("minibatches/")}
+            numbers[name] = value
+    return {name: number for name, number in numbers.items() if not name.startswith("minibatches/")}

@@ -85,11 +85,11 @@ def shared(rollouts):
 def join_scores(parts):
     """Scores of consecutive rows of a rollout as one."""
     def cat(name, join=torch.cat):
-        found = [getattr(part, name) for part in parts]
-        return None if found[0] is None else join(found)
+        values = [getattr(part, name) for part in parts]
+        return None if values[0] is None else join(values)
 
     join = dict(logp=torch.cat, entropy=torch.cat, values=torch.cat, passes=cat_routes,
-                routes=lambda found: Pass(*(torch.cat(x, 1) for x in zip(*found))))
+                routes=lambda values: Pass(*(torch.cat(x, 1) for x in zip(*values))))
     names = [f.name for f in fields(parts[0]) if f.name in join]
     return replace(parts[0], **{name: cat(name, join[name]) for name in names})
 
