@@ -203,11 +203,11 @@ def length(name, values):
 factors = torch.logspace(-2, 2, 41).tolist()
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
 for color, name in zip(plt.cm.tab10.colors, SEVEN):
-    weights = [weights_of(name, **slid(name, factor)) for factor in factors]
-    left.plot(factors, [share for _, share in weights], color=color, label=name)
+    points = [weights_of(name, **slid(name, factor)) for factor in factors]
+    left.plot(factors, [share for _, share in points], color=color, label=name)
     left.plot(1, removed[name], "o", color=color)
-    papers = length(name, weights[name])
-    right.plot(factors, [length(name, values) / papers for values, _ in weights], color=color)
+    papers = length(name, points[name])
+    right.plot(factors, [length(name, values) / papers for values, _ in points], color=color)
 left.set(xscale="log", ylabel="tokens removed", xlabel="constant, times the paper's")
 right.set(xscale="log", ylabel="length of the gradient", xlabel="constant, times the paper's")
 left.legend(frameon=False, fontsize=8)
