@@ -206,7 +206,7 @@ for color, name in zip(plt.cm.tab10.colors, SEVEN):
     points = [weights_of(name, **slid(name, factor)) for factor in factors]
     left.plot(factors, [share for _, share in points], color=color, label=name)
     left.plot(1, removed[name], "o", color=color)
-    papers = length(name, points[name])
+    papers = length(name, weights[name])
     right.plot(factors, [length(name, values) / papers for values, _ in points], color=color)
 left.set(xscale="log", ylabel="tokens removed", xlabel="constant, times the paper's")
 right.set(xscale="log", ylabel="length of the gradient", xlabel="constant, times the paper's")
