@@ -34,7 +34,6 @@ import time
 import torch
 
 from shared import claim, drift, maps
-import train
 from plumbing.model.actor import Actor
 from plumbing.engines.samplers import sampling_copy
 from tools.style import BLUE, GREY, ORANGE, label, panels

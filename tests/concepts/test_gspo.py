@@ -255,7 +255,7 @@ def test_mini_batches_are_whole_groups_and_as_many_as_asked_for(monkeypatch, cap
     rewards = iter([i % 4 + 100 * (i // 4) for i in range(24)])         # each group has another level
     monkeypatch.setattr(gspo, "reward", lambda text, answer: float(next(rewards)))
     monkeypatch.setattr(gspo, "group_advantages", lambda rewards, size: rewards - 49)
-    seen, steps = [[]], []
+    seen = [[]]
     loss, step = gspo.gspo_loss, torch.optim.AdamW.step
 
     def counting(logp, old_logp, advantages, mask):

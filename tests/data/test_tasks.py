@@ -4,7 +4,6 @@
 """
 import csv
 import json
-import os
 import random
 import re
 import runpy

@@ -11,7 +11,6 @@ import train
 from losses import policy_loss
 from moe import TinyMoE
 from plumbing.speed import fast
-from tools import view
 from plumbing.run.arguments import parse
 from plumbing.model.cold_start import teacher_rollout, tiny_config
 from plumbing.data.running_sum import builtin_tokenizer

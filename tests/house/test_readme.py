@@ -4,7 +4,6 @@ Figures are those of results/, tables agree with the code, the worked example of
 commands name files and flags that exist, links lead somewhere.
 """
 
-import json
 import re
 import shlex
 import sys

@@ -2,7 +2,6 @@
 python -m pytest -m "slow or not slow" tests/loop/test_distillation.py"""
 
 import json
-import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

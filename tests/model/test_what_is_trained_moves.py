@@ -5,11 +5,9 @@ that loses it trains nothing, without an error. So for every way, from the comma
 nearly all entries that had a gradient have changed; and with given gradients 64 steps add up to those of float32.
 """
 
-import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest

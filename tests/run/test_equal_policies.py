@@ -10,7 +10,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
 import pair_runs
 import train

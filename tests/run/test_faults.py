@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from plumbing.run import checkpoints
-from plumbing.run import folder as checkpoint
 import train
 from plumbing.run.metrics import collapse
 from tiny_run import TINY, differences, metrics

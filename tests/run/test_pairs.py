@@ -21,7 +21,6 @@ import pytest
 import torch
 
 import pair_runs
-import train
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run import metrics as run_metrics
 from tiny_run import TINY, differences, metrics

@@ -16,7 +16,7 @@ from plumbing.speed.caches import has_plain_cache
 
 from plumbing.speed.rollouts import FastRollout
 from plumbing.speed.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
-from rollout import Rollout, left_pad
+from rollout import left_pad
 from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
 
 
