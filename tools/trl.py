@@ -31,23 +31,21 @@ TRL_CONSTANTS = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_t
                  "k_positive": "vespo_k_pos", "lambda_positive": "vespo_lambda_pos",
                  "k_negative": "vespo_k_neg", "lambda_negative": "vespo_lambda_neg"}
 TRL_LEVEL = {"token": "token", "seq": "sequence"}             # level of the mismatch weights
-# flags that the config expresses, or that have no effect in a run that `missing` accepts
-IN_CONFIG = set(
-    "algorithm epsilon epsilon_high objective_constants teacher_model_name_or_path "
-    "self_distillation self_distillation_hint teacher_model_kind teacher_update_rate "
-    "hint_template distillation_coef mask_truncated_completions sync_ref_model "
-    "ref_model_mixup_alpha ref_model_sync_steps top_p top_k length_penalty "
-    "positive_example_nll_weight "
-    "reduction advantage advantage_clip scale_rewards dual_clip off_policy_mask "
-    "entropy_quantile beta kl_estimator entropy_coef dynamic_sampling overlong_cache stage2_step "
-    "old_logp sampler_dtype mismatch mismatch_high mismatch_mask mismatch_mask_bounds "
-    "routing_replay router_aux_loss_coef reward_weights steps prompts_per_step num_generations "
-    "steps_per_generation max_completion_length temperature learning_rate lr_scheduler_type "
-    "warmup_steps max_grad_norm weight_decay gradient_checkpointing bf16 fp16 device "
-    "micro_batch_size "
-    "model_name_or_path dataset_name columns verifier chat_template system_prompt prompt_template "
-    "max_prompt_length output_dir save_steps report_to seed save_tokens print_trl_config "
-    "print_verl_config".split())
+# flags that both exports express, or that have no effect in a run that `missing` accepts
+IN_BOTH = set(
+    "algorithm epsilon epsilon_high objective_constants reduction dual_clip off_policy_mask "
+    "advantage advantage_clip scale_rewards length_penalty overlong_cache dynamic_sampling "
+    "entropy_quantile beta kl_estimator entropy_coef positive_example_nll_weight "
+    "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps mask_truncated_completions "
+    "teacher_model_name_or_path teacher_model_kind teacher_update_rate self_distillation "
+    "self_distillation_hint hint_template distillation_coef old_logp sampler_dtype mismatch "
+    "mismatch_high mismatch_mask mismatch_mask_bounds routing_replay router_aux_loss_coef "
+    "model_name_or_path dataset_name columns verifier system_prompt prompt_template "
+    "max_prompt_length stage2_step steps prompts_per_step num_generations steps_per_generation "
+    "micro_batch_size max_completion_length temperature top_p top_k learning_rate "
+    "lr_scheduler_type warmup_steps max_grad_norm weight_decay gradient_checkpointing bf16 fp16 "
+    "output_dir save_steps save_tokens seed print_trl_config print_verl_config".split())
+IN_CONFIG = IN_BOTH | set("chat_template device report_to reward_weights".split())
 LORA = set("use_peft lora_r lora_alpha lora_target_modules".split())     # GRPOTrainer(peft_config=)
 ENGINE = {"sampler", "vllm_gpu_memory_utilization"}
 

@@ -14,7 +14,7 @@ from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
 from plumbing.data.tasks import with_length_limit
 from plumbing.loop.extras import kl_in_rewards
-from tools.trl import only_here, other_flags
+from tools.trl import IN_BOTH, only_here, other_flags
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL, CORRECTION = "actor_rollout_ref.model", "algorithm.rollout_correction"
@@ -34,23 +34,9 @@ SCHEDULE = {"constant_with_warmup": "constant", "cosine": "cosine"}
 DTYPES = ("float32", "bfloat16", "float16")
 NO_CLIP = 1e9           # verl limits ratios to e^20, so a bound of 1e9 is never reached
 
-# flags that the overrides or the comments express, or that have no effect in a run that `missing`
-# accepts
-EXPRESSED = set(
-    "algorithm epsilon epsilon_high reduction objective_constants advantage scale_rewards "
-    "teacher_model_name_or_path self_distillation self_distillation_hint teacher_model_kind "
-    "teacher_update_rate hint_template distillation_coef dual_clip advantage_clip top_p top_k "
-    "length_penalty positive_example_nll_weight mask_truncated_completions sync_ref_model "
-    "ref_model_mixup_alpha ref_model_sync_steps "
-    "off_policy_mask entropy_quantile beta kl_estimator entropy_coef dynamic_sampling "
-    "overlong_cache stage2_step old_logp sampler_dtype mismatch mismatch_high mismatch_mask "
-    "mismatch_mask_bounds routing_replay router_aux_loss_coef model_name_or_path use_peft lora_r "
-    "lora_alpha lora_target_modules dataset_name test_dataset_name columns verifier system_prompt "
-    "prompt_template steps prompts_per_step num_generations steps_per_generation max_prompt_length "
-    "max_completion_length temperature learning_rate lr_scheduler_type warmup_steps max_grad_norm "
-    "weight_decay "
-    "micro_batch_size gradient_checkpointing bf16 fp16 output_dir save_steps eval_steps "
-    "eval_samples save_tokens seed print_trl_config print_verl_config".split())
+EXPRESSED = IN_BOTH | set(                       # by the overrides or by the comments
+    "test_dataset_name eval_steps eval_samples use_peft lora_r lora_alpha "
+    "lora_target_modules".split())
 
 
 def loss_mode(args):
