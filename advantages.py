@@ -219,8 +219,9 @@ def estimate_advantages(name, rewards, group_size, scale="group", *, clip=None,
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     advantages = row.function(**{x: inputs[x] for x in row.reads})               # [B] or [B, T]
     if advantages.dim() != (1 if row.per == "response" else 2):
+        each = {1: "one per response", 2: "one per token"}.get(advantages.dim(), "neither")
         raise ValueError(f"advantage {name}: its row of advantages.ADVANTAGES says one advantage "
-                         f"per {row.per}, but its function does not return that")
+                         f"per {row.per}, but its function returns {each}: change one of the two")
     if distillation_coef:
         if row.per == "response":
             advantages = advantages[:, None] * inputs["mask"]                    # [B, T]

@@ -21,6 +21,7 @@ from plumbing.speed.experts import on_its_device
 from routes import has_sigmoid, record_routes, replay_routes, routers_of
 
 POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
+SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
@@ -131,7 +132,7 @@ def not_there(name):
     """What to say of a local path that does not exist: the checkpoints near it. "" for a path that
     exists, and for a name that may be a hub id."""
     path = Path(name)
-    local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    local = name.startswith((".", "/", "~", "checkpoints/", "runs/")) or name.count("/") > 1
     if path.exists() or not local:
         return ""
     near = next(parent for parent in path.parents if parent.is_dir())
@@ -139,6 +140,8 @@ def not_there(name):
              for file in near.glob(f"{below}/*.safetensors")]
     there = sorted({str(file.parent) for file in files}, key=by_numbers)
     more = f" and {len(there) - 6} more" if len(there) > 6 else ""
+    if path == SMOLLM2:
+        return "there is no such folder; python tests/make_smollm2.py makes it"
     return (f"there is no such folder; the checkpoints in {near} are {', '.join(there[-6:])}{more}"
             if there else f"there is no such folder, and no checkpoint in {near}")
 

@@ -3,11 +3,14 @@
 `next_steps` makes the list at the end of a run. Every line of it follows from metrics.jsonl.
 """
 
+import sys
+from pathlib import Path
 from statistics import mean
 
 from plumbing.run.arguments import OF_A_CALL, as_words, flags
 from plumbing.run.metrics import collapse
 
+ROOT = Path(__file__).resolve().parents[2]
 TAIL = 5                 # a run is judged by the means over its last TAIL rollout batches
 
 
@@ -24,7 +27,14 @@ def command(args, algorithm=None, **changes):
         given = {"algorithm": algorithm} | given
     words = [as_words(name, value) for name, value in (given | changes).items()
              if name not in OF_A_CALL]
-    return " ".join(["python train.py", *words])
+    return " ".join(["python", script(), *words])
+
+
+def script():
+    """The file that the user runs: train.py, or a file of their own that calls train.main."""
+    file = Path(getattr(sys.modules["__main__"], "__file__", None) or "train.py")
+    own = file.suffix == ".py" and file.resolve().parent in (Path.cwd(), ROOT)
+    return file.name if own else "train.py"
 
 
 def trouble(args, records, limit):

@@ -133,6 +133,8 @@ def check_combinations(args):
          and "scale" in reads,
          "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
          "group: use --overlong_cache 0, or --scale_rewards group or none"),
+        ("scale_rewards", "scale_rewards" in args.given and "scale" not in reads,
+         f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
         ("columns", len(args.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
         ("advantage", "blamed" in reads and (own_data or args.model_name_or_path),
@@ -248,10 +250,11 @@ def check_combinations(args):
 
 
 def check_advantage(args):
-    """Compute the advantages of two groups: a row of ADVANTAGES may not fit its function."""
+    """Compute the advantages of three groups: a row of ADVANTAGES may not fit its function, and a
+    function may not expect a group of equal rewards."""
     G = max(2, args.num_generations)
-    rewards = torch.arange(2 * G) % 2.0                                             # [B]
-    zeros = torch.zeros(2 * G, 3)                                                   # [B, T]
+    rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
+    zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
     try:
         A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
@@ -259,12 +262,18 @@ def check_advantage(args):
             values=zeros, teacher_logp=zeros, blamed=zeros == 0)
     except Exception as error:                               # whatever an own function raises
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"--advantage {args.advantage} fails on two groups of {G} rewards, 0 and "
-                         f"1 in turn: {said}") from error
+        raise ValueError(f"--advantage {args.advantage} fails on three groups of {G} rewards (0 "
+                         f"and 1 in turn, all 0, all 1): {said}") from error
     per = ADVANTAGES[args.advantage].per
-    if A.shape != (rewards if per == "response" else zeros).shape or not A.isfinite().all():
-        refuse(args, "advantage", f"does not return one finite number for every {per}: see its row "
-               "of advantages.ADVANTAGES")
+    if A.shape != (rewards if per == "response" else zeros).shape:
+        refuse(args, "advantage", f"does not return one number for every {per}: mend its function, "
+               "or what its row of advantages.ADVANTAGES says")
+    finite = A.isfinite().view(3, -1).all(1).tolist()                               # per group
+    if not all(finite):
+        where = "where all rewards of a group are equal" if finite[0] else "for rewards of 0 and 1"
+        refuse(args, "advantage", f"returns a number that is not finite {where}: mend its function "
+               "in advantages.py; groups of equal rewards occur in every run, and 0 is their usual "
+               "advantage")
 
 
 def check_loss(args, epsilon):

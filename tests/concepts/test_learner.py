@@ -146,7 +146,7 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
     ('Advantage(mine, "response", ("rewards", "lengths"))', "it reads 'lengths'; known inputs: rewards, "),
     ('Advantage(mine, "answer", ("rewards",))', "it is per 'answer', which must be 'response' or 'token'"),
     ('Advantage(mine, "response", ("rewards", "mask"))', "its inputs do not fit its function"),
-    ('Advantage(mine, "token", ("rewards",))', "says one advantage per token, but its function does not return that")])
+    ('Advantage(mine, "token", ("rewards",))', "says one advantage per token, but its function returns one per response: change one")])
 def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
     code = copied(tmp_path, cold_start)
     with_advantage(code, "def mine(rewards):\n    return rewards", f'"mine": {row},')

@@ -31,7 +31,8 @@ def section(heading):
     """Write the files of a section of docs/data.md; returns its commands of train.py, each a list of words."""
     text = (ROOT / "docs/data.md").read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     for name, body in re.findall(r"`(\S+\.\w+)`[^\n]*[:.]\n\n((?:    .*\n|\n)+)", text):
-        lines = [line for line in body.rstrip("\n").splitlines() if not line.startswith("    python ")]
+        lines = body.rstrip("\n").splitlines()
+        assert not any(line.startswith("    python ") for line in lines), f"{name}: Markdown shows the command as a part of the file"
         Path(name).write_text("".join((line[4:] or "") + "\n" for line in lines).rstrip("\n") + "\n")
     return [shlex.split(line)[2:] for line in re.findall(r"^    (python train\.py .*)$", text, re.M)]
 
@@ -238,7 +239,9 @@ def test_an_optimizer_and_a_tracker_of_ones_own(workplace, monkeypatch, capsys):
 
 
 def test_a_curriculum(workplace, model, capsys):
-    first, second = section("A curriculum")
+    built_in, first, second = section("A curriculum")
+    train.main([*TINY, *built_in, "--steps", "2", "--stage2_step", "1"])
+    assert "problems of the second source join after 1 batches" in capsys.readouterr().out
     for argv in (first, second):
         argv[argv.index("--model_name_or_path") + 1] = model
         train.main([*TINY, "--max_completion_length", "4", *argv, "--steps", "2", *(["--stage2_step", "1"] if argv is first else [])])

@@ -52,10 +52,16 @@ def test_a_statistic_without_an_entry_of_what_it_is_averaged_over(refused, monke
 @pytest.mark.parametrize("function, per, reads, words", [
     (lambda rewards, more: rewards, "response", ("rewards",), "its inputs do not fit its function"),
     (lambda rewards: rewards + nowhere, "response", ("rewards",), "NameError: name 'nowhere' is not defined"),   # noqa: F821
-    (lambda rewards, values: rewards * values, "token", ("rewards", "values"), "fails on two groups of 4 rewards"),
-    (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response", ("rewards", "group_size"), "one finite number for every response"),
-    (lambda rewards: rewards[:, None], "token", ("rewards",), "one finite number for every token"),
-    (lambda rewards: 1 / rewards, "response", ("rewards",), "one finite number for every response")])
+    (lambda rewards, values: rewards * values, "token", ("rewards", "values"), "fails on three groups of 4 rewards"),
+    (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response", ("rewards", "group_size"), "one number for every response: mend"),
+    (lambda rewards: rewards[:, None], "token", ("rewards",), "one number for every token: mend"),
+    (lambda rewards: rewards, "token", ("rewards",), "its function returns one per response: change one of the two"),
+    (lambda rewards, mask: rewards[:, None] * mask, "response", ("rewards", "mask"), "its function returns one per token: change"),
+    (lambda rewards, group_size: (rewards.view(-1, group_size) / rewards.view(-1, group_size).std(-1, keepdim=True)).flatten(), "response",
+     ("rewards", "group_size"), "not finite where all rewards of a group are equal: mend its function in advantages.py; groups of equal"),
+    (lambda rewards, group_size: (rewards.view(-1, group_size).mean(-1, keepdim=True).log() + rewards.view(-1, group_size)).flatten(), "response",
+     ("rewards", "group_size"), "not finite where all rewards of a group are equal"),
+    (lambda rewards: 1 / rewards, "response", ("rewards",), "not finite for rewards of 0 and 1: mend its function")])
 def test_an_advantage_that_does_not_fit_its_row(function, per, reads, words, refused, monkeypatch):
     monkeypatch.setitem(ADVANTAGES, "mine", Advantage(function, per, reads))
     monkeypatch.setitem(OBJECTIVES, "mine", OBJECTIVES["grpo"])
@@ -70,3 +76,14 @@ def test_every_row_is_taken(name, G):
     reads = advantages.ADVANTAGES[name].reads
     parse([*TINY, "--algorithm", "gspo_token", "--advantage", name, "--num_generations", str(G),
            *(["--self_distillation"] if "teacher_logp" in reads else [])])
+
+
+@pytest.mark.parametrize("name, reads_scale", [(name, "scale" in row.reads) for name, row in ADVANTAGES.items() if "teacher_logp" not in row.reads])
+def test_scale_rewards_is_refused_where_the_row_does_not_read_it(name, reads_scale, refused):
+    flags = [*TINY, "--algorithm", "gspo_token", "--advantage", name, "--scale_rewards", "none"]
+    if reads_scale:
+        assert parse(flags).scale_rewards == "none"
+    else:
+        assert f"--scale_rewards none has no effect with --advantage {name}" in refused(*flags[len(TINY):])
+    preset = parse([*TINY, "--algorithm", "dr_grpo", "--advantage", name])     # what a preset fills in, nobody has given
+    assert preset.scale_rewards == "none"

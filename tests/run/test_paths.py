@@ -124,7 +124,8 @@ def test_a_run_that_fails_later_keeps_what_it_has(workplace, monkeypatch):
 @pytest.mark.parametrize("asked, words", [
     ("run/checkpoints/step_50", "the checkpoints in run/checkpoints are run/checkpoints/step_9, run/checkpoints/step_10"),
     ("run/checkpoint/step_50", "the checkpoints in run are run/checkpoints/step_9, run/checkpoints/step_10"),
-    ("./rum/checkpoints/step_9", "run/checkpoints/step_10"), ("nothing/at/all", "and no checkpoint in nothing")])
+    ("./rum/checkpoints/step_9", "run/checkpoints/step_10"), ("nothing/at/all", "and no checkpoint in nothing"),
+    ("checkpoints/SmolLM2-135M-Instruct", "python tests/make_smollm2.py makes it"), ("runs/gspo", "no checkpoint in runs")])
 def test_a_checkpoint_that_does_not_exist_names_those_that_do(asked, words, workplace, capsys):
     Path("nothing").mkdir()
     for step in (9, 10):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 
 import pytest
 
@@ -156,3 +157,24 @@ def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [f"cold start: {step} of 10 supervised steps, {left} s left" for step, left in ((3, 14), (6, 8), (9, 2))]
     assert printed.err == ""
+
+
+def test_the_advice_names_the_users_own_script(tmp_path, monkeypatch):
+    """A file that replaces train.make_optimizer is what the user runs again; a notebook or pytest is not."""
+    monkeypatch.chdir(tmp_path)
+    args = parse(["--use_cpu", "--seed", "3"])
+    assert command(args) == "python train.py --device cpu --seed 3"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "sgd.py"))
+    assert command(args).startswith("python sgd.py ")
+    for elsewhere in (str(tmp_path / "elsewhere/ipykernel_launcher.py"), "/usr/bin/torchrun", None):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", elsewhere)
+        assert command(args).startswith("python train.py ")
+
+
+def test_a_run_that_ends_before_its_second_stage_says_so():
+    from plumbing.data import tasks
+    from plumbing.run import screen
+    late, early = (parse([*TINY, "--max_terms", "4", "--steps", "3", "--stage2_step", n]) for n in ("3", "2"))
+    for args, said in ((late, True), (early, False)):
+        words = screen.plan(args, "runs/x", tasks.from_arguments(args), "cpu")
+        assert ("the second stage begins after batch 3, and this run ends with batch 3" in words) == said
