@@ -235,7 +235,8 @@ def check_row(name):
     that cannot be."""
     if name not in ADVANTAGES:
         raise ValueError(f"advantage {name!r} is unknown; known: {', '.join(ADVANTAGES)}")
-    row, where = ADVANTAGES[name], f"row {name!r} of advantages.ADVANTAGES"
+    row = ADVANTAGES[name]
+    where = f"row {name!r} of advantages.ADVANTAGES"
     if row.per not in ("response", "token"):
         raise ValueError(f"{where}: it is per {row.per!r}, which must be 'response' or 'token'")
     for word in row.reads:

@@ -112,7 +112,9 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
     "truncated", each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
     Several processes share the problems. progress: the label of the progress bar; None: no bar.
     """
-    G, T, own = samples if temperature else 1, task.max_completion_length, share(len(problems))
+    G = samples if temperature else 1
+    T = task.max_completion_length
+    own = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
     answers = {name: [] for name in ("texts", "rewards", "parts", "lengths", "truncated")}

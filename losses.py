@@ -151,15 +151,18 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
         return surrogate.masked_fill(below | above, 0.0), below, above
     if clip == "kl-two-sided":                                  # KPop: both KLs, both signs of A
         change = probability_change(clip, logp, old_logp)       # [B, T]
-        below, above = change < low, change > high
+        below = change < low
+        above = change > high
         surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
         return surrogate.masked_fill(below | above, 0.0), below, above
     if clip == "two-sided":                                     # GLM-5: 0 whatever the sign of A
-        below, above = ratio <= low, ratio >= high
+        below = ratio <= low
+        above = ratio >= high
         return ratio.detach().masked_fill(below | above, 0.0) * A * logp, below, above
     if clip == "tv-two-sided":                                  # IPO: DPPO's mask on both sides
         change = probability_change("tv", logp, old_logp)       # [B, T]
-        below, above = change < low, change > high
+        below = change < low
+        above = change > high
         pull = constants["tau"] * (logp - old_logp).square()    # [B, T] on every token
         return (ratio * A).masked_fill(below | above, 0.0) - pull, below, above
     if clip == "square":                                        # DRO: a pull in place of a clip
@@ -251,7 +254,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
         log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
         stale = (A < 0) & (-log_s > off_policy_mask)                             # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
-        below, above = below | stale, above & ~stale                             # [B, T] each
+        below = below | stale                                                    # [B, T]
+        above = above & ~stale                                                   # [B, T]
 
     if weights is None:
         weights = token_weights(mask, row.reduction, group_size=group_size, max_length=max_length)
@@ -259,7 +263,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
         weights = weights * mismatch.detach()                                    # [B, T]
     loss = -(weights.masked_fill(~mask, 0.0) * surrogate).sum()
     signal = A != 0                                                              # [B, T]
-    below, above = below & signal, above & signal                                # [B, T] each
+    below = below & signal                                                       # [B, T]
+    above = above & signal                                                       # [B, T]
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
@@ -324,7 +329,8 @@ def token_weights(mask, reduction, *, group_size=None, max_length=None):
     choose("reduction", reduction,
            ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
     check_per_token(mask)
-    lengths, N = mask.sum(-1, keepdim=True), len(mask)                           # [B, 1]
+    lengths = mask.sum(-1, keepdim=True)                                         # [B, 1]
+    N = len(mask)
     if reduction == "sequence-mean":
         return mask / (N * lengths).clamp(min=1)                                 # [B, T]
     if reduction == "token-mean":
@@ -354,7 +360,8 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
     if estimator == "k3_is" and old_logp is None:
         raise ValueError("old_logp is missing: k3_is weights k3 by exp(logp - old_logp)")
     d = token_log_ratio(logp, ref_logp, mask)                                    # [B, T]
-    k2, k3 = d**2 / 2, torch.expm1((-d).clamp(max=LARGEST_LOG)) + d              # exact at small d
+    k2 = d**2 / 2
+    k3 = torch.expm1((-d).clamp(max=LARGEST_LOG)) + d                            # exact at small d
     w = 1 if old_logp is None else token_ratio(logp, old_logp, mask)             # [B, T]
     kl = {"k1": d, "k2": k2, "k3": k3, "k3_is": w * k3, "k3_st": k3.detach() + k2 - k2.detach()}
     return kl[choose("estimator", estimator, kl)]                                # [B, T]
@@ -397,7 +404,8 @@ def high_entropy_mask(entropy, mask, quantile):
         return mask                                                              # [B, T]
     ordered = entropy[mask].sort().values                                        # [N]
     rank = quantile * (len(ordered) - 1)     # torch.quantile refuses more than 2^24 values
-    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]           # [] each
+    below = ordered[math.floor(rank)]                                            # []
+    above = ordered[math.ceil(rank)]                                             # []
     return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
 
 
@@ -445,8 +453,10 @@ def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual
 if __name__ == "__main__":
     # Two responses to one prompt: a right one of 4 tokens and a wrong one of 2. w: the token ratios
     w = torch.tensor([[1.00, 1.90, 0.40, 1.25], [1.05, 0.75, 1.00, 1.00]])
-    mask, A = torch.tensor([[True] * 4, [True] * 2 + [False] * 2]), torch.tensor([1.0, -1.0])
-    old_logp, shift = torch.full((2, 4), -1.5), torch.full((2, 4), 0.9)
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    A = torch.tensor([1.0, -1.0])
+    old_logp = torch.full((2, 4), -1.5)
+    shift = torch.full((2, 4), 0.9)
     print("Under each token: -d loss / d log π, how hard an update pushes it up (+) or down (-)\n")
     names = 1 + max(map(len, OBJECTIVES))
     clips = 1 + max(len(row.clip) for row in OBJECTIVES.values())

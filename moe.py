@@ -29,10 +29,14 @@ class Attention(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        D, bias = config.hidden_size, config.attention_bias
-        H, H_kv = config.num_attention_heads, config.num_key_value_heads
+        D = config.hidden_size
+        bias = config.attention_bias
+        H = config.num_attention_heads
+        H_kv = config.num_key_value_heads
         d = getattr(config, "head_dim", None) or D // H
-        self.layer, self.width, self.grouped = layer, d, H != H_kv
+        self.layer = layer
+        self.width = d
+        self.grouped = H != H_kv
         self.q_proj = nn.Linear(D, H * d, bias=bias)
         self.o_proj = nn.Linear(H * d, D, bias=bias)
         self.k_proj = nn.Linear(D, H_kv * d, bias=bias)
@@ -66,7 +70,8 @@ def angles(position_ids, d, theta, dtype):
     """cos and signed sin of the angles position · θ^(-2i/d): [B, S] -> two of [B, S, 1, d]."""
     pair = torch.arange(0, d, 2, device=position_ids.device, dtype=torch.float32)   # [d/2]
     angle = position_ids[:, :, None, None].float() / theta**(pair / d)              # [B, S, 1, d/2]
-    cos, sin = angle.cos(), angle.sin()                                             # [B, S, 1, d/2]
+    cos = angle.cos()                                                               # [B, S, 1, d/2]
+    sin = angle.sin()                                                               # [B, S, 1, d/2]
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
@@ -75,7 +80,8 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        D, M = config.hidden_size, config.intermediate_size
+        D = config.hidden_size
+        M = config.intermediate_size
         self.gate_proj = nn.Linear(D, M, bias=False)
         self.up_proj = nn.Linear(D, M, bias=False)
         self.down_proj = nn.Linear(M, D, bias=False)
@@ -89,7 +95,8 @@ class TopKRouter(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.top_k, self.norm_topk_prob = config.num_experts_per_tok, config.norm_topk_prob
+        self.top_k = config.num_experts_per_tok
+        self.norm_topk_prob = config.norm_topk_prob
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
 
     def forward(self, x):
@@ -105,7 +112,9 @@ class Experts(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        E, D, M = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        E = config.num_experts
+        D = config.hidden_size
+        M = config.moe_intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(E, 2 * M, D))
         self.down_proj = nn.Parameter(torch.empty(E, D, M))
 
@@ -120,7 +129,8 @@ class Experts(nn.Module):
         kind = x.device.type  # autocast does not cover grouped_mm, so cast here
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         rows = x.index_select(0, token).to(dtype)                                   # [N·K, D]
-        up, down = self.gate_up_proj.to(dtype), self.down_proj.to(dtype)
+        up = self.gate_up_proj.to(dtype)
+        down = self.down_proj.to(dtype)
         gate, up = expert_product(rows, up, ends).chunk(2, -1)                      # [N·K, M]
         y = expert_product(F.silu(gate) * up, down, ends)                           # [N·K, D]
         y = y * gates.flatten().index_select(0, order)[:, None]                     # [N·K, D]
@@ -175,14 +185,16 @@ class Backbone(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.gradient_checkpointing = config, False
+        self.config = config
+        self.gradient_checkpointing = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None,
                 use_cache=None):
-        x, cache = self.embed_tokens(input_ids), past_key_values                    # [B, S, D]
+        x = self.embed_tokens(input_ids)                                            # [B, S, D]
+        cache = past_key_values
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         if recompute and cache is not None:
             raise ValueError("TinyMoE: gradient checkpointing would fill past_key_values twice; "
@@ -190,12 +202,14 @@ class Backbone(nn.Module):
         if use_cache and cache is None and not recompute:
             cache = DynamicCache(config=self.config)
 
-        S, past = x.shape[1], 0 if cache is None else cache.get_seq_length()
+        S = x.shape[1]
+        past = 0 if cache is None else cache.get_seq_length()
         steps = torch.arange(S, device=x.device) + past                # [S]  positions in the cache
         if position_ids is None:
             count = steps[None] + 1 if attention_mask is None else attention_mask.long().cumsum(-1)
             position_ids = (count - 1).clamp(min=0)[:, -S:]                         # [B, S]
-        d, theta = self.layers[0].self_attn.width, self.config.rope_parameters["rope_theta"]
+        d = self.layers[0].self_attn.width
+        theta = self.config.rope_parameters["rope_theta"]
         cos, sin = angles(position_ids, d, theta, x.dtype)                          # [B, S, 1, d]
         mask, causal = attention_pattern(steps, attention_mask, cache)      # [B, 1, S, C] or None
 
@@ -232,7 +246,8 @@ class TinyMoE(nn.Module):
     def __init__(self, config):
         super().__init__()
         check_config(config)
-        self.config, self.model = config, Backbone(config)
+        self.config = config
+        self.model = Backbone(config)
         self.generation_config = GenerationConfig.from_model_config(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         for weight in self.parameters():

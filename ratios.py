@@ -93,7 +93,8 @@ def ratio_stats(logp, old_logp, mask):
     over the loss tokens, mean and population variance of log s over the responses with loss tokens,
     the number of these tokens and responses ("answers"), and the largest w."""
     log_w = token_log_ratio(logp, old_logp, mask)                                # [B, T]
-    log_s, answers = mean_over_tokens(log_w, mask), mask.any(-1)                 # [B] each
+    log_s = mean_over_tokens(log_w, mask)                                        # [B]
+    answers = mask.any(-1)                                                       # [B]
     stats = dict(tokens=mask.sum(), answers=answers.sum(),
                  ratio_max=log_w.masked_fill(~mask, -torch.inf).amax().exp())
     for name, x, counted in (("log_w", log_w, mask), ("log_s", log_s, answers)):
@@ -108,8 +109,10 @@ if __name__ == "__main__":
     # One response of 512 tokens. The update changed two of them, to 1.9 and to 0.4 times their old
     # probability.
     log_w = torch.zeros(1, 512, dtype=torch.float64)
-    log_w[0, 137], log_w[0, 400] = math.log(1.9), math.log(0.4)
-    mask, generator = torch.ones(1, 512, dtype=torch.bool), torch.Generator().manual_seed(0)
+    log_w[0, 137] = math.log(1.9)
+    log_w[0, 400] = math.log(0.4)
+    mask = torch.ones(1, 512, dtype=torch.bool)
+    generator = torch.Generator().manual_seed(0)
     old_logp = -4 * torch.rand(1, 512, dtype=torch.float64, generator=generator)
     new_logp = old_logp + log_w
 

@@ -64,7 +64,8 @@ class Rollout:
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and tool output
         included, padding not."""
-        width, device = self.mask.shape[1], self.mask.device
+        width = self.mask.shape[1]
+        device = self.mask.device
         places = torch.arange(1, width + 1, device=device)                          # [T]
         last = (self.mask * places).amax(-1)                                        # [B]
         lengths = torch.where(self.truncated, width, last)      # [B] a tool's output may be the end
@@ -74,7 +75,8 @@ class Rollout:
     def cut(self, prompts, rows, group_size):
         """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
         Rollout."""
-        texts, device = [self.texts[i] for i in rows.tolist()], self.mask.device
+        texts = [self.texts[i] for i in rows.tolist()]
+        device = self.mask.device
         prompts, rows = (x.to(device, non_blocking=True) for x in (prompts, rows))
         of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
         of_rows = {name: getattr(self, name)[rows]
@@ -99,9 +101,14 @@ class Sampler:
 
     def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None,
                  top_p=1.0, top_k=0):
-        self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
-        self.temperature, self.stop, self.tool = temperature, stop, tool
-        self.top_p, self.top_k = top_p, top_k
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.stop = stop
+        self.tool = tool
+        self.top_p = top_p
+        self.top_k = top_k
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None):
         """G responses to each of Q prompts (lists of token ids, or strings) -> Rollout. uniforms
@@ -126,7 +133,10 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     top_p, top_k draw only from the likeliest tokens (see kept_tokens); the Rollout remembers which
     """
     model.eval()
-    device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
+    device = model.device
+    G = group_size
+    T = max_new_tokens
+    pad = pad_token(tokenizer)
     prompt_ids, prompt_mask = left_pad(token_ids(tokenizer, prompts), pad, device)  # [Q, P]
     B = len(prompts) * G
     uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)
@@ -175,7 +185,9 @@ class KeptSets:
     (DeepSeek-V3.2 2512.02556 §3.1). Otherwise each ratio is wrong by the mass that was cut off."""
 
     def __init__(self, top_p, top_k, temperature):
-        self.top_p, self.top_k, self.temperature = top_p, top_k, temperature
+        self.top_p = top_p
+        self.top_k = top_k
+        self.temperature = temperature
         self.on = temperature > 0 and (top_p < 1 or top_k > 0)
         self.steps = []                                      # (rows [b], t, ids [b, K])
 
@@ -298,7 +310,8 @@ def use_tool(tool, tokenizer, response, inserted, ready):
     all responses after every token."""
     if hasattr(tool, "asked"):
         ready = ready & tool.asked(tokenizer, response)                             # [B]
-    start, end = response.shape[1], inserted.shape[1]
+    start = response.shape[1]
+    end = inserted.shape[1]
     for row in ready.nonzero().flatten().tolist():
         said = tool(tokenizer.decode(response[row]))
         if said:
@@ -313,7 +326,8 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
     mask &= inserted[:, :width] < 0
-    response, logp = response[:, :width], logp[:, :width]                           # [B, T]
+    response = response[:, :width]                                                  # [B, T]
+    logp = logp[:, :width]                                                          # [B, T]
     rows = [ids[:n] for ids, n in zip(response.tolist(), lengths.tolist())]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     if stop:
@@ -387,7 +401,8 @@ def response_hidden(model, rollout, seen=None):
     """One forward over prompt and response, one row per response -> [B, T, D], the hidden states
     that predict the response tokens. seen: a function that replaces the attention mask [B, N]
     (fast.py)."""
-    G, T = rollout.group_size, rollout.mask.shape[1]
+    G = rollout.group_size
+    T = rollout.mask.shape[1]
     prompt_mask = rollout.prompt_mask.repeat_interleave(G, 0)                       # [B, P]
     prompt_ids = rollout.prompt_ids.repeat_interleave(G, 0)                         # [B, P]
     ids = torch.cat([prompt_ids, rollout.response_ids[:, :T - 1]], 1)               # [B, P+T-1]
@@ -406,7 +421,8 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
     recomputed in the backward pass. where: the indices [N] of the loss tokens among the B·T
     positions, if they are known."""
-    head, rows = head_of(model), max(1, max_logits // model.config.vocab_size)
+    head = head_of(model)
+    rows = max(1, max_logits // model.config.vocab_size)
     mask = rollout.mask                                                             # [B, T]
     where = mask.flatten().nonzero()[:, 0] if where is None else where              # [N]
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
@@ -428,7 +444,8 @@ def head_of(model):
     """The LM head with the model's own scaling and soft cap of the logits: a function hidden [N, D]
     -> logits [N, V]. It runs in float32 also under bfloat16 autocast: bfloat16 would cause rounding
     errors ten times as large as GSPO's clip range."""
-    linear, named = model.get_output_embeddings(), lambda name: getattr(model.config, name, None)
+    linear = model.get_output_embeddings()
+    named = lambda name: getattr(model.config, name, None)
     scale = (named("logit_scale") or 1) * (named("lm_head_multiplier") or 1)  # Cohere; Falcon-H1
     power = 1 if model.config.model_type == "hyperclovax" else -1
     scale *= (named("logits_scaling") or 1)**power                            # Granite, MiniCPM3

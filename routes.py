@@ -50,7 +50,8 @@ def router_hooks(model, on_router, on_forward):
     model. shape: (B, S) of the current forward; None while gradient checkpointing recomputes a
     layer in the backward pass."""
     number = {router: layer for layer, router in enumerate(routers_of(model))}
-    base, shape = getattr(model, "base_model", model), None
+    base = getattr(model, "base_model", model)
+    shape = None
     if not number:
         raise ValueError(f"{type(model).__name__} has no routers: no class name ends in 'Router'")
 
@@ -61,7 +62,8 @@ def router_hooks(model, on_router, on_forward):
 
     def end(module, args, output):
         nonlocal shape
-        now, shape = shape, None
+        now = shape
+        shape = None
         if output is not None:  # None: the forward raised an error
             on_forward(now)
 
@@ -87,7 +89,8 @@ def record_routes(model):
 
     Nested inside replay_routes it records the forced routes; around replay_routes it records the
     routers' own. Raises ValueError for a model without routers."""
-    routes, now = Routes(), {}
+    routes = Routes()
+    now = {}
 
     def on_router(layer, router, output, shape):
         if shape:
@@ -109,8 +112,11 @@ def replay_routes(model, routes):
     Only the choice of experts is forced. The gates are computed from the current scores, so the
     router still receives a gradient. With gradient checkpointing, call backward() inside the block.
     Raises ValueError for routes that do not fit the model or the forwards."""
-    passes, forwards, many = routes.passes, 0, len(routes.passes) > 1
-    recomputed, due = 0, 0  # layers that a backward recomputed; forwards that require recomputing
+    passes = routes.passes
+    forwards = 0
+    many = len(routes.passes) > 1
+    recomputed = 0          # layers that a backward recomputed
+    due = 0                 # forwards that require recomputing
 
     def on_router(layer, router, output, shape):
         nonlocal recomputed
@@ -227,7 +233,8 @@ if __name__ == "__main__":
     new_policy = copy.deepcopy(old_policy)      # an update moves every weight a little
     for weight in new_policy.parameters():
         weight.data += 0.01 * torch.randn_like(weight)
-    ids, mask = torch.randint(16, (1, 13)), torch.ones(1, 13, dtype=torch.bool)     # [1, S]
+    ids = torch.randint(16, (1, 13))                                                # [1, S]
+    mask = torch.ones(1, 13, dtype=torch.bool)                                      # [1, S]
 
     @torch.no_grad()
     def token_logp(policy):

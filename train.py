@@ -74,7 +74,8 @@ from tools.export import exported
 
 def train(settings, learner, task, recorder, saver):
     """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
-    G, extras = settings.num_generations, learner.extras
+    G = settings.num_generations
+    extras = learner.extras
     step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
         recorder.begin()
@@ -147,7 +148,8 @@ def sample(settings, learner, task, problems, step, attempt=0):
     """π_old samples G responses to each prompt -> Rollout."""
     prompts = task.encode(learner.tokenizer, problems, settings.chat_template,
                           settings.max_prompt_length)
-    B, T = len(prompts) * settings.num_generations, task.max_completion_length
+    B = len(prompts) * settings.num_generations
+    T = task.max_completion_length
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
     rollout = learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
     if rollout.kept is None and (settings.top_p < 1 or settings.top_k):
@@ -340,14 +342,17 @@ class Learner:
     def micro_batches(self, rollout, size=None):
         """(start, stop) of the rows of each forward pass in this process's share of a rollout.
         size: rows per pass; None: as in an update."""
-        size, B = size or self.rows_per_pass(), len(rollout.mask)
-        first, end = self.rank * B // self.world, (self.rank + 1) * B // self.world
+        size = size or self.rows_per_pass()
+        B = len(rollout.mask)
+        first = self.rank * B // self.world
+        end = (self.rank + 1) * B // self.world
         return [(start, min(start + size, end)) for start in range(first, end, size)]
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
         may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
-        settings, G = self.settings, self.settings.num_generations
+        settings = self.settings
+        G = self.settings.num_generations
         rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
         size = settings.micro_batch_size or rows
         while self.half and size > G and rows % size:
@@ -410,7 +415,8 @@ def make_schedule(settings, optimizer):
     """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
     schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
     count."""
-    n, steps = settings.warmup_steps, settings.steps * settings.steps_per_generation
+    n = settings.warmup_steps
+    steps = settings.steps * settings.steps_per_generation
 
     def share(step):
         if step < n:
@@ -434,7 +440,8 @@ def run_script(settings, task=None):
 
 def run_on(device, settings, task):
     """One run on this process's device. settings, task: as for run_script."""
-    began, task = time.perf_counter(), tasks.of_run(settings, task)
+    began = time.perf_counter()
+    task = tasks.of_run(settings, task)
     with run.run_folder(settings) as folder:
         saved = checkpoints.newest_of_all(folder) if settings.resume else None
         screen.say(screen.plan(settings, folder, task, device))

@@ -108,12 +108,14 @@ def attention(together=False, explicit=False, compiled=False):
     cache under torch.compile."""
     def inputs(self, x, cos, sin):
         heads = (*x.shape[:2], -1, self.width)
-        q, k = self.q_norm(self.q_proj(x).view(heads)), self.k_norm(self.k_proj(x).view(heads))
+        q = self.q_norm(self.q_proj(x).view(heads))
+        k = self.k_norm(self.k_proj(x).view(heads))
         if together:
             H = q.shape[2]
             q, k = moe.rotate(torch.cat([q, k], 2), cos, sin).tensor_split([H], 2)
         else:
-            q, k = moe.rotate(q, cos, sin), moe.rotate(k, cos, sin)
+            q = moe.rotate(q, cos, sin)
+            k = moe.rotate(k, cos, sin)
         v = self.v_proj(x).view(heads)
         return [t.transpose(1, 2) for t in (q, k, v)]                               # [B, H, S, d]
     prepared = torch.compile(inputs, dynamic=True) if compiled else inputs

@@ -34,7 +34,8 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
-LOW, HIGH = -3e-4, 4e-4  # GSPO's band, of log s
+LOW = -3e-4              # GSPO's band
+HIGH = 4e-4              # of log s
 PROMPTS = ("Tell me about the sea.\n", "How do I bake bread?\n")
 ARMS = {  # (autocast's dtype, whether the LM head stays in float32)
     "bfloat16": (torch.bfloat16, True), "bfloat16, head in bfloat16": (torch.bfloat16, False),
@@ -60,12 +61,14 @@ def noise(model, tokenizer, tokens):
     for p in model.parameters():  # a tenth of a 4-bit file lies halfway between two
         p.data.copy_(p.data.bfloat16())
     rollout = sample(model, tokenizer, list(PROMPTS), 8, tokens)
-    mask, arms = rollout.mask, {"float32": (torch.float32, True)} | ARMS
+    mask = rollout.mask
+    arms = {"float32": (torch.float32, True)} | ARMS
     before = {name: logp_of(model, rollout, *arm) for name, arm in arms.items()}    # [B, T] each
     logp = plain.response_logp(model, rollout, entropy=False).logp                  # [B, T]
     advantages = torch.tensor([1.0, -1.0]).repeat(len(mask) // 2)                   # [B]
     policy_loss("gspo", logp, logp.detach(), advantages, mask)[0].backward()
-    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0), {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+    found = {}
     for steps in (1, 16):
         start = [p.detach().clone() for p in model.parameters()]
         optimizer.param_groups[0]["lr"] = steps * 1e-6
@@ -109,7 +112,9 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true", help="answers of 4 tokens, one round")
     parser.add_argument("--json", default="results/bfloat16.json", help="where the numbers go")
     args = parser.parse_args(argv)
-    device, tokens, rounds = torch.device("cpu"), 4 if args.quick else 64, 1 if args.quick else 3
+    device = torch.device("cpu")
+    tokens = 4 if args.quick else 64
+    rounds = 1 if args.quick else 3
     few = "".join(f"max({a},{b})={max(a, b)}\n" for a, b in SHOTS)
     max_prompts = [f"{few}max({7 * i + 3},{90 - 5 * i})=" for i in range(8)]
     flags = parse(["--model_name_or_path", SMOLLM2, "--dataset_name", "none", "--use_cpu"])
@@ -120,7 +125,8 @@ def main(argv=None):
         f"SmolLM2, 2 x 8 answers of {tokens}": sampling(
             model, tokenizer, list(PROMPTS), 8, tokens, rounds)}}
     print(result, flush=True)
-    tiny, task = parse(["--use_cpu"]), running_sum.running_sum()
+    tiny = parse(["--use_cpu"])
+    task = running_sum.running_sum()
     policy, characters = load_policy(tiny, task, device)
     prompts = task.encode(characters, task.train[:32], False, 512)
     result["sampling"]["tiny MoE, 32 x 8 answers of 24"] = sampling(

@@ -44,7 +44,8 @@ def serve(program):
 
 
 def timed(function, *args):
-    wall, processor = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    processor = time.process_time()
     function(*args)
     return time.perf_counter() - wall, time.process_time() - processor
 
@@ -81,7 +82,8 @@ def train_batches():
              "--output_dir run --overwrite_output_dir").split()
 
     def measure():
-        clocks, loop = [], train.train
+        clocks = []
+        loop = train.train
 
         def clocked(*args):
             clocks.extend(timed(loop, *args))

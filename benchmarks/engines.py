@@ -92,7 +92,8 @@ def differences(engine, name, updates=10, temperature=0.8):
     policy, tokenizer = policy_of(name)
     sampler = SAMPLERS[engine](policy, tokenizer, tokens, temperature)
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=rate)
-    found, moved = [], []
+    found = []
+    moved = []
     for _ in range(updates + 1):
         rollout = sampler.sample(prompts, 8)
         found.append(difference(policy, rollout, temperature))
@@ -105,7 +106,8 @@ class HeadLeftOut:
     """A policy whose state_dict() has no tied LM head, as named_parameters() has none."""
 
     def __init__(self, policy):
-        self.policy, self.save_pretrained = policy, policy.save_pretrained
+        self.policy = policy
+        self.save_pretrained = policy.save_pretrained
 
     def state_dict(self):
         return dict(self.policy.named_parameters())

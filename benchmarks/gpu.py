@@ -96,8 +96,11 @@ class Bench:
     def __init__(self, cpu, model=None, dataset=None, limit=LIMIT, seeds=1):
         self.own = {"--model_name_or_path": model, "--dataset_name": dataset}
         self.batch_seconds = None                            # of README's first command, once known
-        self.device, self.cpu = torch.device("cpu" if cpu else "cuda"), cpu
-        self.end, self.limit, self.seeds = time.perf_counter() + limit, limit, seeds
+        self.device = torch.device("cpu" if cpu else "cuda")
+        self.cpu = cpu
+        self.end = time.perf_counter() + limit
+        self.limit = limit
+        self.seeds = seeds
         self.Q, self.G, self.P, self.T = SIZES[cpu]
         config = named("Qwen 0.5B")
         if cpu:
@@ -174,7 +177,8 @@ def limits(bench):
 def decode(bench):
     """Tokens per second of sampling, plain and compiled, and the limit that reading all weights at
     every token step sets."""
-    tokenizer, model = builtin_tokenizer(), sampling_copy(bench.model, "bfloat16")
+    tokenizer = builtin_tokenizer()
+    model = sampling_copy(bench.model, "bfloat16")
     prompts = [[3] * (bench.P - 1) + [i % 10] for i in range(bench.Q)]
     tokens = bench.Q * bench.G * bench.T
     model.generation_config.eos_token_id = None
@@ -219,7 +223,8 @@ def update(bench):
 def noise(bench):
     """How far log-probs and log s deviate from float32's, for each arithmetic. GSPO's clip range is
     3e-4."""
-    exact, found = response_logp(bench.model, bench.rollout, entropy=False).logp, {}
+    exact = response_logp(bench.model, bench.rollout, entropy=False).logp
+    found = {}
     for dtype in (torch.bfloat16, torch.float16):
         with bench.autocast(dtype):
             error = response_logp(bench.model, bench.rollout, entropy=False).logp - exact
@@ -233,7 +238,8 @@ def syncs(bench):
     cause it."""
     if bench.cpu:
         return {"skipped": "a CPU never waits; tests/speed/test_gpu.py counts on a pretended GPU"}
-    optimizer, tokenizer = torch.optim.SGD(bench.model.parameters(), 0.0), builtin_tokenizer()
+    optimizer = torch.optim.SGD(bench.model.parameters(), 0.0)
+    tokenizer = builtin_tokenizer()
     work = {"update": lambda: one_update(bench, optimizer),
             "sampling": lambda: sample(bench.model, tokenizer, [[3] * bench.P] * bench.Q, bench.G,
                                        bench.T)}
@@ -503,7 +509,8 @@ class Measured:
     """A sampler that keeps the mean length of the responses of each call."""
 
     def __init__(self, sampler):
-        self.sampler, self.lengths = sampler, []
+        self.sampler = sampler
+        self.lengths = []
 
     def sample(self, *inputs, **options):
         rollout = self.sampler.sample(*inputs, **options)

@@ -15,9 +15,11 @@ def forward_flop(config, Q, P, G, T, prefix=0):
 
     prefix: number of first tokens that all prompts share, which are computed once.
     """
-    D, H = config.hidden_size, config.num_attention_heads
+    D = config.hidden_size
+    H = config.num_attention_heads
     d = getattr(config, "head_dim", None) or D // H
-    E, K = getattr(config, "num_experts", 0), getattr(config, "num_experts_per_tok", 0)
+    E = getattr(config, "num_experts", 0)
+    K = getattr(config, "num_experts_per_tok", 0)
     weights = 2 * D * H * d + 2 * D * config.num_key_value_heads * d  # q and o, k and v
     if E:
         weights += 3 * D * config.moe_intermediate_size * K + D * E

@@ -73,7 +73,8 @@ def random_rollout(V, prompts, group, P, T):
     generator = torch.Generator().manual_seed(0)
     ids = lambda *shape: torch.randint(0, V, shape, generator=generator)
     B = prompts * group
-    seen, mask = torch.ones(prompts, P, dtype=torch.bool), torch.ones(B, T, dtype=torch.bool)
+    seen = torch.ones(prompts, P, dtype=torch.bool)
+    mask = torch.ones(B, T, dtype=torch.bool)
     return Rollout(ids(prompts, P), seen, ids(B, T), mask, torch.zeros(B, T),
                    torch.zeros(B, dtype=torch.bool), [""] * B, group)
 
@@ -174,7 +175,8 @@ def through_the_script(shape=SCRIPT, flags=ONE_GROUP):
 
     Of four updates the first creates AdamW's moments, the next two are timed and the last is
     measured."""
-    found, update = {}, train.update
+    found = {}
+    update = train.update
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         tokenizer = builtin_tokenizer()
         ends = dict(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
@@ -186,7 +188,8 @@ def through_the_script(shape=SCRIPT, flags=ONE_GROUP):
             seen = []
 
             def watched(args, learner, mini):
-                stats, began = [], time.process_time()
+                stats = []
+                began = time.process_time()
 
                 def once():
                     stats.append(update(args, learner, mini))
@@ -313,7 +316,8 @@ def main(argv=None):
     print(f"\n{'against simulated peaks, 8 rows of 512 + 512 tokens':50}{'simulated':>10}"
           f"{'estimated':>11}{'ratio':>7}")
     for r in found:
-        peak, estimate = r["peak"] / GB, r["estimate"] / GB
+        peak = r["peak"] / GB
+        estimate = r["estimate"] / GB
         what = f"{r['model']}, {r['way']}, {r['layers']} layers"
         print(f"  {what:48}{peak:7.2f} GB{estimate:8.2f} GB"
               f"{estimate / peak:7.2f}")

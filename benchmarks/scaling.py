@@ -70,7 +70,8 @@ def side(flags):
     """Our side of versus_trl.py on a fresh tiny MoE: (a function that computes one rollout batch
     and returns its seconds, the number of parameters)."""
     args = parse(f"--use_cpu --max_completion_length 24 {flags}".split())
-    folder, tokenizer = tempfile.mkdtemp(), running_sum.builtin_tokenizer()
+    folder = tempfile.mkdtemp()
+    tokenizer = running_sum.builtin_tokenizer()
     torch.manual_seed(0)
     TinyMoE(tiny_config(args, tokenizer)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -89,12 +90,14 @@ def cost_of_plain(rounds):
     def default_run(flags):
         args = parse(f"--use_cpu --learning_rate 1e-30 {flags}".split())
         return Ours(args, tasks.from_arguments(args), None, torch.device("cpu"))
-    ratios, sides = [], [default_run(flags) for flags in ("", "--plain")]
+    ratios = []
+    sides = [default_run(flags) for flags in ("", "--plain")]
     for step in range(rounds + 1):                           # the first one warms up
         spent = []
         for ours in sides:
             torch.manual_seed(step)                          # the same mini-batches
-            began, n = time.process_time(), ours.args.prompts_per_step
+            began = time.process_time()
+            n = ours.args.prompts_per_step
             ours.batch(list(range(step * n, step * n + n)), step)
             spent.append(time.process_time() - began)
         ratios.append(spent[1] / spent[0])
@@ -106,8 +109,10 @@ def cost_of_plain(rounds):
 
 
 def slope(xs, ys):
-    xs, ys = [math.log(x) for x in xs], [math.log(y) for y in ys]
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    xs = [math.log(x) for x in xs]
+    ys = [math.log(y) for y in ys]
+    x = sum(xs) / len(xs)
+    y = sum(ys) / len(ys)
     covariance = sum((a - x) * (b - y) for a, b in zip(xs, ys))
     return round_to(covariance / sum((a - x) ** 2 for a in xs), 3)
 
@@ -134,7 +139,8 @@ def main(argv=None):
                         help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
-    rounds, result = 2 if args.quick else 3, {"growth": {}, "algorithms": {}}
+    rounds = 2 if args.quick else 3
+    result = {"growth": {}, "algorithms": {}}
     plain = cost_of_plain(2 if args.quick else 12)
     if args.only_plain:
         return write_json(args.json, json.loads(Path(args.json).read_text()) | {"plain": plain})

@@ -148,7 +148,8 @@ TASKS = {
 
 def rows():
     """The rows of the data sets as {file: rows}; the same at every call."""
-    rng, words = random.Random(0), [{"prompt": w, "answer": w[::-1]} for w in WORDS]
+    rng = random.Random(0)
+    words = [{"prompt": w, "answer": w[::-1]} for w in WORDS]
     small = [(a, b) for a in range(1, 30) for b in range(1, 30)]
     large = [(rng.randrange(100, 900), rng.randrange(100, 900)) for _ in range(400)]
     sums = {"triple": "x + x + x", "square": "x * x", "half": "x / 2", "next": "x + 1",

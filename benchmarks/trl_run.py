@@ -32,7 +32,8 @@ class Clock(TrainerCallback):
     """A TrainerCallback that records the seconds between the beginnings of rollout batches."""
 
     def __init__(self, every):
-        self.every, self.times = every, []
+        self.every = every
+        self.times = []
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step % self.every == 0:
@@ -44,7 +45,8 @@ class Clock(TrainerCallback):
 
 def main(argv):
     args = parse(argv)
-    task, cuda = from_arguments(args), kind_of(args) == "cuda"
+    task = from_arguments(args)
+    cuda = kind_of(args) == "cuda"
     tokenizer = AutoTokenizer.from_pretrained(args.model_name_or_path, padding_side="left")
     problems = task.train[:args.steps * args.prompts_per_step]
     encoded = task.encode(tokenizer, problems, args.chat_template, args.max_prompt_length)

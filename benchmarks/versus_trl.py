@@ -87,7 +87,9 @@ class Ours:
     """One rollout batch of the loop in train.py, computed by train.py's own functions."""
 
     def __init__(self, args, task, folder, device):
-        self.args, self.task, self.device = args, task, device
+        self.args = args
+        self.task = task
+        self.device = device
         self.policy, self.tokenizer = load_policy(args, task, device, folder)
         self.learner = learner = train.make_learner(replace(args, beta=0.0), task, self.policy,
                                                     self.tokenizer, device)
@@ -102,7 +104,9 @@ class Ours:
     def batch(self, numbers, step):
         """One batch with the problems of these numbers -> (seconds per phase, completion tokens,
         mean reward). Follows the loop of train.train."""
-        args, learner, clock = self.args, self.learner, Clock(self.device)
+        args = self.args
+        learner = self.learner
+        clock = Clock(self.device)
         learner.stream = SimpleNamespace(next=lambda *_: numbers, resample=False)
         rollout, problems, parts, _ = train.collect(args, learner, self.task, step)
         clock.lap("rollout")
@@ -135,7 +139,9 @@ class Trl:
     def __init__(self, args, task, folder, device):
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
-        self.task, self.device, self.laps = task, device, {}
+        self.task = task
+        self.device = device
+        self.laps = {}
         self.updates = args.steps_per_generation
         ends = {} if natural(task) else {"generation_kwargs": {"eos_token_id": NEVER}}
         fixed = dict(output_dir=tempfile.mkdtemp(), report_to="none", save_strategy="no",
@@ -175,7 +181,9 @@ class Trl:
         return self.rewards
 
     def batch(self, numbers, step):
-        trainer, clock, self.laps = self.trainer, Clock(self.device), {"rollout": 0.0, "logp": 0.0}
+        trainer = self.trainer
+        clock = Clock(self.device)
+        self.laps = {"rollout": 0.0, "logp": 0.0}
         rows = [{"prompt": self.task.train[i].prompt, "number": i} for i in numbers
                 for _ in range(trainer.num_generations)]
         for _ in range(self.updates):
@@ -246,7 +254,9 @@ def prepare(name, case, device, quick, path):
     """-> (args of train.py, task, checkpoint folder, rounds) of a case."""
     kind, prompts, prompt_tokens, G, T, updates, rounds, flags = case
     if quick:
-        prompts, T, rounds = max(updates, prompts // 4), T and min(T, 24), min(rounds, 3)
+        prompts = max(updates, prompts // 4)
+        T = T and min(T, 24)
+        rounds = min(rounds, 3)
     builtin = kind in ("tiny_moe", "tiny_dense", "cold_start")
     flags = (f"--prompts_per_step {prompts} --num_generations {G} "
              f"--steps_per_generation {updates} {flags}").split()
@@ -273,7 +283,9 @@ def run_case(name, case, device, quick, limit, path=None):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     G, sides = args.num_generations, {"trl": Trl(args, task, folder, device),
                                       "ours": Ours(args, task, folder, device)}
-    stream, records, record = PromptStream(task.sizes), {"trl": [], "ours": []}, {}
+    stream = PromptStream(task.sizes)
+    records = {"trl": [], "ours": []}
+    record = {}
     for round in range(rounds + 1):                          # round 0: warm-up and peak memory
         numbers = stream.next(args.prompts_per_step)
         for side in sides:
@@ -313,11 +325,13 @@ def run_case(name, case, device, quick, limit, path=None):
     if not natural(task):
         texts = [p.prompt for p in task.train[:args.prompts_per_step]]
         prompts = sides["ours"].tokenizer(texts)["input_ids"]
-        P, prefix = max(map(len, prompts)), fast.common_prefix(prompts)
+        P = max(map(len, prompts))
+        prefix = fast.common_prefix(prompts)
         passes = 1 + (args.old_logp == "recompute") + 3      # a backward is two forwards
         flop = passes * forward_flop(sides["ours"].policy.config, args.prompts_per_step, P, G,
                                      task.max_completion_length, prefix)
-        record["gflop"], record["work"]["prompt_tokens"] = round_to(flop / 1e9), P
+        record["gflop"] = round_to(flop / 1e9)
+        record["work"]["prompt_tokens"] = P
         for side in sides:
             seconds = record[side]["total"]["median"]
             record[side]["share_of_limit"] = round_to(flop / seconds / limit["flops"])
@@ -338,7 +352,9 @@ ends_of = rollout.end_tokens
 def contributions(ours, rounds):
     """{technique: ratio}: the total seconds of our batch without this technique, divided by those
     with all techniques, on fixed weights."""
-    args, learner, never = ours.args, ours.learner, 10 ** 9
+    args = ours.args
+    learner = ours.learner
+    never = 10 ** 9
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0
     twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
@@ -357,7 +373,8 @@ def contributions(ours, rounds):
         "skipping dead groups": [(batches, "with_gradient", lambda args, batch: batch)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "args", replace(args, old_logp="sampler")), (learner, "has_routes", False)]}
-    seconds, stream = {name: [] for name in off}, PromptStream(ours.task.sizes, seed=1)
+    seconds = {name: [] for name in off}
+    stream = PromptStream(ours.task.sizes, seed=1)
     for step in range(rounds):
         numbers = stream.next(args.prompts_per_step)
         for name, changes in off.items():
@@ -377,7 +394,8 @@ def round_to(x, digits=4):
 
 
 def table_line(name, record):
-    t, o = record["trl"], record["ours"]
+    t = record["trl"]
+    o = record["ours"]
     phases = "  ".join(f"{t[p]['median']:7.3f} {o[p]['median']:7.3f}" for p in PHASES)
     share = "   -    -"
     if "share_of_limit" in t:
@@ -424,7 +442,8 @@ def main(argv=None):
     if unknown:
         parser.exit(2, f"versus_trl.py: --cases {', '.join(sorted(unknown))} unknown here; "
                        f"known: {', '.join(cases)}\n")
-    limit, records = measure_limit(device), {}
+    limit = measure_limit(device)
+    records = {}
     print(f"TRL {trl.__version__} and ours, {device}, {torch.get_num_threads()} thread(s), limit "
           f"{limit['flops'] / 1e9:.0f} GFLOP/s; seconds per rollout batch, medians\n")
     print(f"{'':17} {'rollout':^15}  {'log-probs':^15}  {'update':^15}  {'total':^15}  "

@@ -47,9 +47,12 @@ ARMS = {f"{name}{way}{length}": f"{algorithm}{trust}{verbose}"
         for way, trust in (("", ""), ("_trusted", " --old_logp sampler"))
         for length, verbose in (("", ""), (LONG, " --verbose_answers"))}
 NAMES = stability_map.NAMES
-FLOAT, DOSES = "float32", ("int3", "int4")
-SEEDS, BATCHES = range(25, 41), 16
-BOUND, NOTHING = .05, .03
+FLOAT = "float32"
+DOSES = ("int3", "int4")
+SEEDS = range(25, 41)
+BATCHES = 16
+BOUND = .05
+NOTHING = .03
 FILE = maps.runs_of("band_dose")
 number = claim.counted
 

@@ -43,7 +43,8 @@ BESIDE |= {f"auto_{c}": f"--algorithm gspo --epsilon auto:{c}" for c in (1, 4)}
 NAMES = stability_map.NAMES | {"auto": "GSPO, auto (c = 2)", "auto_1": "GSPO, auto (c = 1)",
                                "auto_4": "GSPO, auto (c = 4)"}
 CELLS = ((2e-4, 4), (4e-4, 4), (6e-4, 4), (8e-4, 8), (8e-4, 16), (16e-4, 2))
-SEEDS, EQUAL = range(17, 25), .03
+SEEDS = range(17, 25)
+EQUAL = .03
 FILE = maps.runs_of("band_law")
 number = claim.counted
 STEPS = [(rate, m) for rate in stability_map.ALL_RATES for m in stability_map.MINIBATCHES]

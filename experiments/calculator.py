@@ -41,7 +41,8 @@ def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2
     """The task: sums of `low` to `high` terms from 1 to 9. A response is right if its last number
     is the sum."""
     def calls(terms):
-        total, text = terms[0], ""
+        total = terms[0]
+        text = ""
         for term in terms[1:]:
             text += f"sum({total},{term})="
             total = calculator(text)
@@ -56,7 +57,8 @@ def task_with_calculator(low=3, high=4, habit=0.6, tool=calculator, train_size=2
         last = re.search(r"(\d+)\.$", response)
         return float(bool(last) and last[1] == re.search(r"(\d+)\.$", problem.answer)[1])
 
-    rng, problems = random.Random(0), {}
+    rng = random.Random(0)
+    problems = {}
     while len(problems) < train_size + test_size:
         terms = rng.choices(range(1, 10), weights=[1] * 8 + [3], k=rng.randint(low, high))
         prompt = "+".join(map(str, terms)) + "="

@@ -62,7 +62,8 @@ def judge(data):
 def draw(data):
     figure, (left, right) = panels(1, 2, sharey=True)
     for name, colour, marker in (("gspo", BLUE, "o"), ("grpo", ORANGE, "s")):
-        steps, minis = data[name]["steps"], data[name]["minibatches"]
+        steps = data[name]["steps"]
+        minis = data[name]["minibatches"]
         band(left, range(1, len(steps[0]) + 1), steps, name.upper(), colour, marker)
         band(right, (2, 3, 4), [row[1:] for row in minis], name.upper(), colour, marker)
     for axes, x in ((left, "rollout batch"), (right, "mini-batch of a rollout batch")):

@@ -72,12 +72,14 @@ ARMS = {"grpo": GRPO, "grpo_replay": " ".join((GRPO, *drift.REPLAY)), "gspo": "-
 NAMES = {"grpo": "GRPO", "grpo_replay": "GRPO + replay", "gspo": "GSPO",
          "gspo_x100": "GSPO, 100× band", "gspo_x10": "GSPO, 10× band", "grpo_r3": "GRPO + R3",
          "gmpo": "GMPO", "dppo": "DPPO"}
-FIRST, OTHERS = tuple(ARMS)[:4], ("grpo", *tuple(ARMS)[4:])
+FIRST = tuple(ARMS)[:4]
+OTHERS = ("grpo", *tuple(ARMS)[4:])
 SHAPE = ("--hidden_size 48 --num_experts 16 --num_experts_per_tok 2 --min_terms 3 --max_terms 5 "
          "--cold_start_steps 500 --cold_start_learning_rate 1e-3 --prompts_per_step 16 "
          "--lr_scheduler_type constant_with_warmup")
 POLICIES = {f"{layers} layers": f"{SHAPE} --num_hidden_layers {layers}" for layers in (4, 16, 48)}
-DEEP, DENSE = "48 layers", "48 layers, dense"
+DEEP = "48 layers"
+DENSE = "48 layers, dense"
 POLICIES[DENSE] = f"{POLICIES[DEEP]} --num_experts 1 --num_experts_per_tok 1"
 RATES = (5e-5, 7e-5, 1e-4, 1.4e-4, 2e-4, 2.8e-4, 4e-4)       # 48 layers, where it breaks: by √2
 MORE_RATES = (*RATES, 5.6e-4, 8e-4, 11e-4, 16e-4)            # for fewer layers and the dense policy
@@ -132,7 +134,8 @@ def has_cold_start(policy, seed):
         return True
     began = time.process_time()
     args = parse(f"--use_cpu --seed {seed} {POLICIES[policy]}".split())
-    task, device = tasks.from_arguments(args), torch.device("cpu")
+    task = tasks.from_arguments(args)
+    device = torch.device("cpu")
     try:
         claim.quietly(lambda flags: cold_start(args, task, device), None)
     except ValueError as error:
@@ -267,7 +270,8 @@ def depths(runs):
                        f"{number(values)}")
     for policy in ("4 layers", DENSE):
         for arm in ("gspo", "grpo_replay"):
-            deep, other = gap(runs, arm), gap(runs, arm, policy=policy)
+            deep = gap(runs, arm)
+            other = gap(runs, arm, policy=policy)
             if min(len(deep), len(other)) > 1:
                 middle, low, high = welch(deep, other)
                 least = min(len(deep), len(other))
@@ -280,7 +284,8 @@ def depths(runs):
 
 def at_best(runs):
     """Each arm at its best rate on fresh starts, minus GRPO at its best."""
-    seeds, best = range(BEST, BEST + 100), {arm: best_rate(runs, arm) for arm in ARMS}
+    seeds = range(BEST, BEST + 100)
+    best = {arm: best_rate(runs, arm) for arm in ARMS}
     for arm, rate in best.items():
         if rate and best["grpo"]:
             values = claim.differences(ends(runs, arm, rate, seeds),

@@ -57,7 +57,8 @@ def follow(lab, count):
     found = dict(first=[], flips=[], native=[], replayed=[])
     for step in range(1, count + 1):
         minis = list(lab.minibatches(step, lab.rollout(step, routes=True)))
-        mini, mask = minis[-1], minis[-1].rollout.mask                              # [B, T]
+        mini = minis[-1]
+        mask = minis[-1].rollout.mask                                               # [B, T]
         for k, one in enumerate(minis, 1):
             lab.update(one)
             if k in (1, len(minis)):

@@ -47,7 +47,8 @@ TEACHERS = ("sdpo_live", "sdpo")
 NAMES = {"self": "self-distillation (reference answer)", "sdpo_live": "SDPO (policy as teacher)",
          "sdpo": "SDPO (average as teacher)", "sdpo_group": "SDPO + group advantages",
          "grpo": "GRPO"}
-CUT, REFERENCE = "--max_completion_length 20", "--beta 0.05"
+CUT = "--max_completion_length 20"
+REFERENCE = "--beta 0.05"
 MOVING = "--sync_ref_model --ref_model_mixup_alpha 0.6 --ref_model_sync_steps 2"
 FLAGS = {               # arm: (what both runs have, the flag, the sampler's number format)
     "masked": (CUT, "--mask_truncated_completions", "float32"),
@@ -64,7 +65,9 @@ FLAGS = {               # arm: (what both runs have, the flag, the sampler's num
 POLICIES = {"moe": "",
             "SmolLM2": pretrained.POLICIES[pretrained.MAX].replace("step 16", "step 8")}
 HINT = "--hint_template {prompt}{answer}\\n{prompt}"         # one worked line more
-SEEDS, FEW, SMOLLM2 = range(1, 9), range(1, 4), range(2)
+SEEDS = range(1, 9)
+FEW = range(1, 4)
+SMOLLM2 = range(2)
 BATCHES = {"moe": 10, "SmolLM2": 5}
 CURVES = ("length", "truncated", "kl", "teacher_kl", "mismatch_kl")
 FILE = maps.runs_of("family_flags")
@@ -159,7 +162,8 @@ def judge(runs):
                   for arm, values in found.items() if values]
     parts += [f"{row['flags']}: {row['minus']} pass@1 ({row['seeds']}) against the same without it"
               for row in table(runs)]
-    reference, teachers = gains(runs, "self"), [gains(runs, arm) for arm in TEACHERS]
+    reference = gains(runs, "self")
+    teachers = [gains(runs, arm) for arm in TEACHERS]
     seeds = min(map(len, (reference, *teachers)))
     form = lambda values: claim.number(values, "{:+.3f}")
     number = (f"gain {' and '.join(map(form, teachers))} by SDPO with the policy and with an "
@@ -173,7 +177,8 @@ def table(runs):
     rows = []
     for name, (common, flag, bits) in FLAGS.items():
         beside, words = plain(common, bits)
-        one, other = ends(runs, name), ends(runs, beside)
+        one = ends(runs, name)
+        other = ends(runs, beside)
         both = sorted(one.keys() & other.keys())
         if both:
             before = ends(runs, name, name="before")

@@ -25,7 +25,8 @@ from tools.style import BLUE, GREY, ORANGE, band, label, panels
 
 ROW = dict(claim="GSPO learns faster than GRPO at equal budget and one shared learning rate",
            source="GSPO §5.1", reported="higher reward at the same compute (curves only)")
-GSPO, GRPO = "GSPO", "GRPO"
+GSPO = "GSPO"
+GRPO = "GRPO"
 FAMILY = {GSPO: ["gspo"], GRPO: list(drift.GRPO[1:]),
           "GRPO + replay": [*drift.GRPO[1:], *drift.REPLAY], "GMPO": ["gmpo"], "RSPO": ["rspo"],
           "DAPO": ["dapo"], "Dr. GRPO": ["dr_grpo"], "CISPO": ["cispo"], "SAPO": ["sapo"],

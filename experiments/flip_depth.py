@@ -41,9 +41,14 @@ ROW = dict(claim="Deeper mixtures flip more experts, and flips make their token 
            reported="about 10 % of experts per update in 48 layers, more in deeper models",
            regime="width 64, 4 to 24 layers of 16 experts, about 20 tokens, 6 rollout batches "
                   "of 128 answers")
-LAYERS, RATES = (4, 16, 24), (1e-4, 3e-4, 6e-4)
-GATE, FRESH = range(2), range(2, 10)
-OFTEN, MOST, BATCHES, TAUGHT = .05, .5, 6, 120
+LAYERS = (4, 16, 24)
+RATES = (1e-4, 3e-4, 6e-4)
+GATE = range(2)
+FRESH = range(2, 10)
+OFTEN = .05
+MOST = .5
+BATCHES = 6
+TAUGHT = 120
 SHAPE = ("--hidden_size 64 --num_experts 16 --prompts_per_step 16 "
          "--min_terms 8 --max_terms 12 --max_completion_length 32 "
          "--lr_scheduler_type constant_with_warmup --steps 6").split()
@@ -62,10 +67,12 @@ def grid(full):
 
 
 def make(c):
-    began, layers = time.perf_counter(), c["arm"].split()[0]
+    began = time.perf_counter()
+    layers = c["arm"].split()[0]
     flags = [*SHAPE, "--num_hidden_layers", layers, "--learning_rate", f"{c['rate']:g}"]
     args = parse(["--seed", str(c["seed"]), *flags])
-    task, tokenizer = tasks.from_arguments(args), running_sum.builtin_tokenizer()
+    task = tasks.from_arguments(args)
+    tokenizer = running_sum.builtin_tokenizer()
     task.verify = drift.share_right
     lab = drift.Lab(c["seed"], *flags, loaded=(task, taught(args, task, tokenizer), tokenizer))
     found = expert_flips.follow(lab, BATCHES)

@@ -57,7 +57,8 @@ def gradients(policy, rollout, batch):
 
 
 def measure(seeds, quick):
-    rows, weights = [], None
+    rows = []
+    weights = None
     for seed in seeds:
         _, new, answers = drift.lengths(seed)
         for n, (rollout, batch) in answers.items():
@@ -124,7 +125,8 @@ def token_strip(rollout, batch):
 
 def draw(data):
     figure, (left, right) = panels(1, 2, width=9)
-    w, s = data["weights"]["w"], data["weights"]["s"]
+    w = data["weights"]["w"]
+    s = data["weights"]["s"]
     left.vlines(range(len(w)), 1, [0 if x > 1.27 else x for x in w], color=ORANGE, linewidth=1.4)
     left.plot(range(len(w)), [0 if x > 1.27 else x for x in w], "o", color=ORANGE, markersize=3,
               label="GRPO: w, 0 where clipped")

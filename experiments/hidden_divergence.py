@@ -34,14 +34,17 @@ LENGTHS = (7, 13, 25, 49, 97, 193, 259, 997)                 # the longest that 
 
 
 def measure(seeds, quick):
-    rows, inside = [], lambda x: (x >= BAND[0]) & (x <= BAND[1])
+    rows = []
+    inside = lambda x: (x >= BAND[0]) & (x <= BAND[1])
     for seed in seeds:
         _, _, answers = drift.lengths(seed, longest=True)
         for rollout, batch in answers.values():
             log_w = token_log_ratio(batch["new_logp"], batch["old_logp"], rollout.mask)     # [B, T]
             log_s = sequence_log_ratio(batch["new_logp"], batch["old_logp"], rollout.mask)     # [B]
-            lengths, calm = rollout.mask.sum(-1), inside(log_s)                                # [B]
-            outlier, count = log_w.abs().amax(-1) > math.log(1.27), int(calm.sum())            # [B]
+            lengths = rollout.mask.sum(-1)                                                     # [B]
+            calm = inside(log_s)                                                               # [B]
+            outlier = log_w.abs().amax(-1) > math.log(1.27)                                    # [B]
+            count = int(calm.sum())
             share = lambda chosen: (chosen & calm).sum().item() / max(count, 1)
             rows.append(dict(seed=seed, length=lengths.float().mean().item(), calm=count,
                              one=share(inside(log_s + 3 / lengths)), hidden=share(outlier),

@@ -37,7 +37,8 @@ ARMS = {"back": "back to the best checkpoint, half the rate",
 
 
 def measure(seeds, quick):
-    steps, data = 3 if quick else 16, dict(first=[], back=[], on=[], best=[])
+    steps = 3 if quick else 16
+    data = dict(first=[], back=[], on=[], best=[])
     for seed in seeds:
         records, summary, end = run(seed, "first", steps, 6e-4)
         rates = [r["pass_rate"] for r in records]
@@ -79,9 +80,12 @@ def gains(data, places):
 
 
 def judge(data):
-    first, everyone = data["first"], range(len(data["first"]))
+    first = data["first"]
+    everyone = range(len(data["first"]))
     collapsed = [i for i in everyone if collapsed_at(first[i]["rates"])]
-    places, whole, lost = counted(data), gains(data, everyone), gains(data, collapsed)
+    places = counted(data)
+    whole = gains(data, everyone)
+    lost = gains(data, collapsed)
     early = sum(best == 1 for best in data["best"])
     measured = (f"{len(collapsed)} of {len(first)} runs collapsed, "
                 f"{len(places)} of them from a checkpoint that had learned something; in {early} "

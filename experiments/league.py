@@ -47,8 +47,13 @@ OMITTED = {"gspo_token"}
 MORE = {"srpo": "--stage2_step 5"}
 MEMBERS = ["gspo", "grpo", *(name for name in ALGORITHMS if name not in OMITTED | {"gspo", "grpo"})]
 RATES = (2e-4, 4e-4, 6e-4, 8e-4, 12e-4)
-FRESH, BATCHES, GOAL = range(600, 616), 10, .9
-LEAST_MEMBERS, FIFTH, NEAR, DRAWS = 10, 5, .03, 2000
+FRESH = range(600, 616)
+BATCHES = 10
+GOAL = .9
+LEAST_MEMBERS = 10
+FIFTH = 5
+NEAR = .03
+DRAWS = 2000
 FILE = maps.runs_of("league")
 
 
@@ -150,7 +155,9 @@ def entered(runs):
 def rank_intervals(found, seed=0):
     """{member: (rank, low, high)}: the rank of its mean, and its 95 % interval under resampled
     starts."""
-    rng, starts, drawn = random.Random(seed), list(FRESH), {name: [] for name in found}
+    rng = random.Random(seed)
+    starts = list(FRESH)
+    drawn = {name: [] for name in found}
 
     def ranks(of):
         means = {name: claim.mean(values[s] for s in of) for name, values in found.items()}
@@ -180,7 +187,8 @@ def to_goal(runs, chosen):
 
 def table(runs):
     """A row per entered member, the best first."""
-    found, rows = entered(runs), []
+    found = entered(runs)
+    rows = []
     places = rank_intervals(found) if found else {}
     for name in sorted(found, key=lambda name: places[name][0]):
         chosen, rate = best(runs, name)
@@ -200,7 +208,8 @@ def apart(found, name, other):
 
 
 def judge(runs):
-    found, rows = entered(runs), table(runs)
+    found = entered(runs)
+    rows = table(runs)
     parts = [f"{row['member']} {row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}], rank "
              f"{row['rank'][0]} [{row['rank'][1]}, {row['rank'][2]}]" for row in rows]
     waiting = [name for name in MEMBERS if name not in found]
@@ -208,7 +217,8 @@ def judge(runs):
     if len(rows) < LEAST_MEMBERS:
         number = f"{len(rows)} of {len(MEMBERS)} members entered"
         return "; ".join(parts), number, claim.undecided(0), 0
-    first, fifth = rows[0]["member"], rows[FIFTH - 1]["member"]
+    first = rows[0]["member"]
+    fifth = rows[FIFTH - 1]["member"]
     gap = claim.differences(found[first], found[fifth])
     answer = claim.verdict(gap, held=(-math.inf, NEAR), refuted=(NEAR, math.inf),
                            least=len(FRESH))
@@ -226,7 +236,8 @@ def takeaway(runs):
 
 def draw(runs):
     """All fresh starts of every member, with mean and interval, the best on top."""
-    rows, found = table(runs), entered(runs)
+    rows = table(runs)
+    found = entered(runs)
     figure, axes = panels(1, 1, height=max(2.4, .3 * len(rows) + 1.2), width=7)
     axes = getattr(axes, "flat", [axes])[0]
     for place, row in enumerate(reversed(rows)):

@@ -45,7 +45,8 @@ def clipped(log_s, advantages, width):
 def width_for(log_s, advantages, scale, share):
     """The width at which the clip range, multiplied by scale [B], clips this share of the answers.
     Found by bisection."""
-    low, high = 0.0, 10.0
+    low = 0.0
+    high = 10.0
     for _ in range(60):
         middle = (low + high) / 2
         too_many = clipped(log_s, advantages, middle * scale).float().mean() > share
@@ -57,7 +58,10 @@ def measure(seeds, quick):
     data = dict(lengths=None, seeds=[], slopes=[], widths=[])
     for seed in seeds:
         _, _, answers = drift.lengths(seed)
-        log_s, A, L, kind = [], [], [], []
+        log_s = []
+        A = []
+        L = []
+        kind = []
         for place, (rollout, batch) in enumerate(answers.values()):
             signal = batch["advantages"] != 0                                        # [B]
             lengths = rollout.mask.sum(-1).float()                                   # [B]

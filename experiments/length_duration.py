@@ -47,8 +47,13 @@ POLICIES = {"20 tokens": "", "60 tokens": "--verbose_answers",
             "260 tokens": f"{VERBOSE} --min_terms 41 --max_terms 43",
             "duration": "--min_terms 10 --max_terms 14"}
 LENGTHS = {name: int(name.split()[0]) for name in POLICIES if name.endswith("tokens")}
-FRESH, LONG_RUNS, BATCHES, RATE, EQUAL = range(700, 708), range(700, 704), 16, 4e-4, .03
-DURATIONS, DURATION_ARMS = (10, 100), ("grpo", "gspo_x1", "gspo_x100")
+FRESH = range(700, 708)
+LONG_RUNS = range(700, 704)
+BATCHES = 16
+RATE = 4e-4
+EQUAL = .03
+DURATIONS = (10, 100)
+DURATION_ARMS = ("grpo", "gspo_x1", "gspo_x100")
 FILE = maps.runs_of("length_duration")
 number = claim.counted
 

@@ -48,9 +48,15 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.checkpoints import Saver  # noqa: E402
 from plumbing.run.metrics import Recorder  # noqa: E402
 
-RUNS, RESULT = Path("results/moe_stability_runs.jsonl"), Path("results/moe_stability.json")
+RUNS = Path("results/moe_stability_runs.jsonl")
+RESULT = Path("results/moe_stability.json")
 FIGURE = Path("docs/figures/moe_stability.png")
-BATCHES, PATIENCE, LR, LOWER, SPIKE_LR, SPIKE_SEED = 16, 4, 6e-4, 3e-4, 0.5, 4
+BATCHES = 16
+PATIENCE = 4
+LR = 6e-4
+LOWER = 3e-4
+SPIKE_LR = 0.5
+SPIKE_SEED = 4
 BASE = "--use_cpu --prompts_per_step 16 --plain --eval_prompts 128 --eval_samples 2"
 JUDGED, COLD_STARTS = ("grpo", "gspo", "grpo_replay"), 8      # the others' seeds share four
 ONE = "--num_experts_per_tok 1"
@@ -104,7 +110,9 @@ def watched(seen, optim):
     """train.py's update and loss, which also record what train.py does not log: the largest |log
     w|, the largest w of a token with A < 0, and the length of the step. optim "sgd" replaces AdamW
     by plain gradient descent."""
-    update, loss, optimizer = train.update, train.policy_loss, train.make_optimizer
+    update = train.update
+    loss = train.policy_loss
+    optimizer = train.make_optimizer
 
     def watched_loss(name, logp, old_logp, advantages, mask, **options):
         log_w = (logp.detach() - old_logp)[mask]                                     # [loss tokens]
@@ -124,19 +132,25 @@ def watched(seen, optim):
     def descent(args, actor):
         return torch.optim.SGD(actor.parameters(), args.learning_rate)
 
-    train.update, train.policy_loss = watched_update, watched_loss
+    train.update = watched_update
+    train.policy_loss = watched_loss
     train.make_optimizer = descent if optim == "sgd" else optimizer
     try:
         yield
     finally:
-        train.update, train.policy_loss, train.make_optimizer = update, loss, optimizer
+        train.update = update
+        train.policy_loss = loss
+        train.make_optimizer = optimizer
 
 
 def one_run(c, done, batches=BATCHES):
     """Take the cold start from the cache, train, evaluate -> one record with its curves.
 
     done: the finished runs, which the arm grpo_matched needs."""
-    began, lr, cold, seen = time.perf_counter(), c["lr"], cold_start(c), []
+    began = time.perf_counter()
+    lr = c["lr"]
+    cold = cold_start(c)
+    seen = []
     shape = f"{BASE} {POLICIES[c['policy']]} {ANSWERS[c['answers']]}"
     if c["arm"] == "grpo_matched":                           # Adam's steps grow with its rate
         same = [r for r in done if key(r | {"arm": 0}) == key(c | {"arm": 0})]
@@ -147,7 +161,8 @@ def one_run(c, done, batches=BATCHES):
                  f"--lr_scheduler_type constant_with_warmup {ARMS[c['arm']][1]} "
                  f"--max_grad_norm {0 if c['optim'] == 'sgd' else 1.0}".split())
     run = Path("runs/moe_stability") / "-".join(map(str, c.values()))
-    task, device = tasks.from_arguments(args), torch.device("cpu")
+    task = tasks.from_arguments(args)
+    device = torch.device("cpu")
     if c["answers"] == "long":                               # a habit of 0.6 would leave few right
         task = running_sum.running_sum(args.min_terms, args.max_terms, args.verbose_answers,
                                        habit=0.2)
@@ -223,7 +238,8 @@ def interval(k, n):
 def table(runs):
     """One row per arm and setting: the number of collapses with its interval, the values of all
     seeds, and means and extremes over the seeds."""
-    names, rows = [name for name in cell(0, 0) if name != "seed"], {}
+    names = [name for name in cell(0, 0) if name != "seed"]
+    rows = {}
     for r in runs:
         rows.setdefault(tuple(r[name] for name in names), []).append(r)
     result = []
@@ -266,7 +282,8 @@ def gains(rows):
     def gain(arm, policy="top2"):
         return claim.paired(ends[policy, arm], ends[policy, "grpo"])
 
-    moe, dense = gain("gspo"), gain("gspo", "dense")
+    moe = gain("gspo")
+    dense = gain("gspo", "dense")
     return {"GSPO prevents it": list(moe.values()),
             "replay repairs it": list(gain("grpo_replay").values()),
             "flips cause it": claim.differences(moe, dense)}
@@ -329,7 +346,8 @@ def write():
     shown = [f"{sentence}: {claim.number(values, '{:+.2f}')} pass@1, {answers[sentence]}"
              for sentence, values in found.items()]
     print("\n" + "\n".join(shown))
-    verdict, pooled = claim.all_of(*answers.values()), over_rates(rows)
+    verdict = claim.all_of(*answers.values())
+    pooled = over_rates(rows)
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     shown.append(f"GSPO minus GRPO, mean of the rates {rates} per cold start: "
                  f"{claim.number(pooled, '{:+.2f}')} ({len(pooled)} cold starts)")

@@ -107,7 +107,8 @@ def draw_member(figure, place, name, title, size=7, **options):
     is too narrow to see is drawn larger, and so is the surrogate, around its value at ratio 1.
     size: of the smallest text. Returns both axes."""
     inner = place.subgridspec(2, 1, hspace=0.12, height_ratios=(1.25, 1))
-    top, bottom = figure.add_subplot(inner[0]), figure.add_subplot(inner[1])
+    top = figure.add_subplot(inner[0])
+    bottom = figure.add_subplot(inner[1])
     factor = zoom(name)
     ratio = ratios(factor)
     low, high = kept(name, **options)
@@ -219,10 +220,12 @@ def ratio_units(T=240, spread=0.1):
     logp, old = answer(T, spread)
     prefix = torch.ones(T, T).tril().bool()                                           # [n, T]
     both = logp.expand(T, T), old.expand(T, T), prefix
-    w, s = token_ratio(logp, old, prefix[-1:])[0], sequence_ratio(*both)              # [T]
+    w = token_ratio(logp, old, prefix[-1:])[0]                                        # [T]
+    s = sequence_ratio(*both)                                                         # [T]
     product = product_ratio(*both)                                                    # [T]
     figure, axes = style.panels(3, 1, height=6.6, sharex=True)
-    token, sequence = OBJECTIVES["grpo"], OBJECTIVES["gspo"]
+    token = OBJECTIVES["grpo"]
+    sequence = OBJECTIVES["gspo"]
     rows = ((w, token, style.colour("grpo"), f"a token: {T} ratios w_t, each with its own noise"),
             (s, sequence, style.colour("gspo"), "the answer: one ratio s = exp(mean log w), "
              "steadier the longer the answer"),
@@ -326,7 +329,8 @@ def timeline():
     last = {}                                                # lane: (place of its last paper, side)
     labels = {}                                              # (lane, side): its last place
     for name, (number, row) in sorted(PAPERS.items(), key=lambda paper: paper[1][0]):
-        at, y = when(number), lane(row)
+        at = when(number)
+        y = lane(row)
         before, side = last.get(y, (-99, 1))
         side = -side if at - before < 3 else 1               # neighbours take turns above and below
         last[y] = at, side

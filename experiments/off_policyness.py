@@ -24,7 +24,8 @@ BANDS = {"log_s": (math.log(1 - 3e-4), math.log(1 + 4e-4)), "log_w": (math.log(.
 
 
 def measure(seeds, quick):
-    batches, data = 4 if quick else 12, {"log_w_var": [], "log_s_var": []}
+    batches = 4 if quick else 12
+    data = {"log_w_var": [], "log_s_var": []}
     outside = {name: [] for name in BANDS}
     for seed in seeds:
         records = drift.journey(seed, batches)

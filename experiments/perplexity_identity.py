@@ -36,12 +36,15 @@ def errors(new, old, mask):
     or over batches."""
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
-        n, o = new.to(dtype), old.to(dtype)
+        n = new.to(dtype)
+        o = old.to(dtype)
         quotient = perplexity(o, mask) / perplexity(n, mask)                         # [B]
         found[name] = (sequence_ratio(n, o, mask) - quotient).abs().tolist()
     h_new, h_old = (cross_entropy(x, mask).bfloat16() for x in (new, old))           # [B]
     found["bfloat16"] = ((h_old - h_new).exp() - h_old.exp() / h_new.exp()).abs().tolist()
-    s, p_new, p_old = sequence_ratio(new, old, mask), perplexity(new, mask), perplexity(old, mask)
+    s = sequence_ratio(new, old, mask)
+    p_new = perplexity(new, mask)
+    p_old = perplexity(old, mask)
     delta_h = cross_entropy(old, mask) - cross_entropy(new, mask)                    # [B]
     found["batch"] = [(s.mean() - p_old.mean() / p_new.mean()).abs().item()]
     found["batch_h"] = [(s.mean() - delta_h.mean().exp()).abs().item()]
@@ -51,7 +54,8 @@ def errors(new, old, mask):
 def measure(seeds, quick):
     data = {name: {"mean": [], "max": []} for name in NAMES}
     for seed in seeds:
-        lab, differences = drift.Lab(seed, "--steps", "12"), {name: [] for name in NAMES}
+        lab = drift.Lab(seed, "--steps", "12")
+        differences = {name: [] for name in NAMES}
         for step in range(1, 3 if quick else 7):
             batch = lab.rollout(step)
             for mini in lab.minibatches(step, batch):
@@ -80,8 +84,11 @@ def judge(data):
 def draw(data):
     figure, axes = panels(1, 1, height=3.0)
     for place, name in enumerate(reversed(NAMES)):
-        average, largest = claim.mean(data[name]["mean"]), max(data[name]["max"])
-        average, largest, named = max(average, 1e-18), max(largest, 1e-18), place == 0
+        average = claim.mean(data[name]["mean"])
+        largest = max(data[name]["max"])
+        average = max(average, 1e-18)
+        largest = max(largest, 1e-18)
+        named = place == 0
         axes.plot([average, largest], [place, place], color=GREY, linewidth=1)
         axes.plot(average, place, "o", color=BLACK, label="mean" if named else None)
         axes.plot(largest, place, "D", color=GREY, label="largest" if named else None)

@@ -49,7 +49,8 @@ ARMS["icepop"] = "--algorithm icepop"
 NAMES = stability_map.NAMES | {"icepop": "IcePop"}
 SHAPE = ("--model_name_or_path checkpoints/SmolLM2-135M-Instruct --no_chat_template --stop \\n "
          "--max_completion_length 5 --lr_scheduler_type constant_with_warmup --prompts_per_step 16")
-MAX, CHAIN = "larger of two", "chain_sum"
+MAX = "larger of two"
+CHAIN = "chain_sum"
 SHOTS = "runs/maps/chain_sum.txt"
 POLICIES = {MAX: f"{SHAPE} --dataset_name data/max_of_two_train.jsonl --test_dataset_name "
                  "data/max_of_two_test.jsonl --verifier exact",
@@ -57,8 +58,12 @@ POLICIES = {MAX: f"{SHAPE} --dataset_name data/max_of_two_train.jsonl --test_dat
                    f"size=3000 --prompt_template @{SHOTS}"}
 FORMATS = {"float32": "--bf16 false --fp16 false", "bfloat16": "--bf16 true",
            "float16": "--fp16 true"}
-RATES, CHOOSE, FRESH, BATCHES = (7.5e-6, 1.5e-5, 3e-5, 6e-5), range(2), range(100, 108), 20
-BOUND, NOTHING = .05, .02
+RATES = (7.5e-6, 1.5e-5, 3e-5, 6e-5)
+CHOOSE = range(2)
+FRESH = range(100, 108)
+BATCHES = 20
+BOUND = .05
+NOTHING = .02
 FILE = maps.runs_of("pretrained")
 number = claim.counted
 
@@ -142,7 +147,8 @@ def judge(runs):
                     parts.append(f"{task}, {bits}: {NAMES[arm]} minus GSPO {number(values)}")
     done = len([r for r in runs if r["seed"] in FRESH])
     parts.append(f"{len(runs)} runs made, {done} of them on fresh seeds")
-    paper, wide = loss(runs, "gspo"), loss(runs, "gspo_x100")
+    paper = loss(runs, "gspo")
+    wide = loss(runs, "gspo_x100")
     if min(len(paper), len(wide)) < 2:
         return "; ".join(parts), f"{done} runs on fresh seeds", claim.undecided(0), 0
     return ("; ".join(parts), f"bfloat16 costs the paper's band {claim.number(paper, '{:+.3f}')}, "

@@ -30,13 +30,15 @@ ROW = dict(claim="Clipping tokens leaves the product of ratios unbounded; clippi
            reported="product anywhere in [0.8^n, 1.2^n]; s directly bounded, Var[s] ≤ ε²",
            regime="slopes: width 64, 2 layers, answers of 7 to 259 tokens; shares: 1 M parameters, "
                   "4 layers, about 20 tokens, 12 rollout batches")
-S_BAND, W_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4)), (math.log(.8), math.log(1.27))
+S_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4))
+W_BAND = (math.log(.8), math.log(1.27))
 OUTSIDE = {"s": ("gspo", "log_s", S_BAND), "w": ("gspo", "log_w", W_BAND),
            "w_grpo": ("grpo", "log_w", W_BAND)}
 
 
 def measure(seeds, quick):
-    rows, outside = [], {"s": [], "w": [], "w_grpo": []}
+    rows = []
+    outside = {"s": [], "w": [], "w_grpo": []}
     for seed in seeds:
         _, _, answers = drift.lengths(seed)
         for rollout, batch in answers.values():
@@ -58,7 +60,8 @@ def measure(seeds, quick):
 
 
 def judge(data):
-    slopes, outside = data["slopes"], data["outside"]
+    slopes = data["slopes"]
+    outside = data["outside"]
     product = claim.all_of(claim.verdict(slopes["clipped"], held=(.25, math.inf)),
                            claim.verdict(slopes["s"], held=(-math.inf, -.25)))
     bounded = claim.verdict(outside["s"], held=(-math.inf, .01), refuted=(.05, math.inf))
@@ -95,7 +98,8 @@ def draw(data):
     names = ["s, GSPO's run\n(band 3e-4, 4e-4)", "w, GSPO's run\n(0.2, 0.27)",
              "w, GRPO's run\n(0.2, 0.27)"]
     for place, key in enumerate(("s", "w", "w_grpo")):
-        share, ink = data["outside"][key], (BLUE, BLUE, ORANGE)[place]
+        share = data["outside"][key]
+        ink = (BLUE, BLUE, ORANGE)[place]
         right.plot([place] * len(share), share, ".", color=GREY, markersize=5)
         right.plot(place, claim.mean(share), "os"[key != "s"], color=ink, markersize=8)
         right.text(place, max(share) * 1.35, f"{claim.mean(share):.2%}", ha="center", fontsize=9)

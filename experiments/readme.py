@@ -361,7 +361,8 @@ CASES = {"tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed", 2),
 
 def speed():
     found = load("versus_trl")["cpu"]
-    rows, machine = [], found["machine"]
+    rows = []
+    machine = found["machine"]
     for name, (what, target) in CASES.items():
         r = found[name]
         share = [f"{r[s]['share_of_limit']:.0%}" if "share_of_limit" in r[s] else "–"
@@ -431,7 +432,8 @@ def lora():
 def bfloat16():
     """What bfloat16 does to log s, and to the speed of sampling on a CPU."""
     found = load("bfloat16")
-    steps, rows = found["noise"]["steps"], []
+    steps = found["noise"]["steps"]
+    rows = []
     for name, error in found["noise"]["log_prob_error"].items():
         cells = [(f"{s['arms'][name]['error_rms']:.1e}", f"{s['arms'][name]['correlation']:.2f}",
                   f"{s['arms'][name]['outside']:.0%}") for s in steps.values()]
@@ -452,7 +454,8 @@ def bfloat16():
 
 def engines():
     """What benchmarks/engines.py measured: agreement, speed, and runs that learned."""
-    found, parts = load("engines"), []
+    found = load("engines")
+    parts = []
     agree = [(f"`--sampler {engine}`, {policy}", f"{r['loaded']:.0e}", f"{max(r['after']):.0e}",
               f"{min(r['moved']):.2f} to {max(r['moved']):.2f}")
              for engine, policies in found.get("differences", {}).items()

@@ -30,7 +30,8 @@ sys.path.insert(0, str(ROOT))
 from plumbing.run.checkpoints import write_text  # noqa: E402
 from tools.style import BLUE, GREY, band, label, panels, save  # noqa: E402
 
-RESULT, FIGURE = Path("results/reference_runs.json"), Path("docs/figures/reference_runs.png")
+RESULT = Path("results/reference_runs.json")
+FIGURE = Path("docs/figures/reference_runs.png")
 SMOLLM2 = ("python train.py --model_name_or_path checkpoints/SmolLM2-135M-Instruct "
            "--dataset_name data/max_of_two_train.jsonl "
            "--test_dataset_name data/max_of_two_test.jsonl --no_chat_template --stop '\\n' "

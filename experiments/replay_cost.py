@@ -55,7 +55,8 @@ def measure(seeds, quick):
     for seed in seeds:
         lab = drift.Lab(seed)
         batch = lab.rollout(1)
-        config, tokens = lab.policy.config, int(batch.rollout.mask.sum())
+        config = lab.policy.config
+        tokens = int(batch.rollout.mask.sum())
         ratios = []
         for turn in range(3 if quick else 5):
             seconds = {}
@@ -87,7 +88,8 @@ def judge(data):
 def draw(data):
     figure, (left, right) = panels(1, 2, width=8.2)
     for place, name in enumerate(data["logp"]):
-        logp, update = claim.median(data["logp"][name]), claim.median(data["update"][name])
+        logp = claim.median(data["logp"][name])
+        update = claim.median(data["update"][name])
         ink = (BLUE, ORANGE)[place]
         left.bar(place, logp, color=ink, alpha=.5)
         left.bar(place, update, bottom=logp, color=ink)

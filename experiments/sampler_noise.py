@@ -43,13 +43,16 @@ ROW = dict(claim="GSPO tolerates the sampler's numerics, so old log-probs need n
            source="GSPO §5.4", reported="no figure",
            regime="1 M parameters, 4 layers, answers of about 20 tokens, 16 rollout batches, "
                   "rate 4e-4")
-GRPO, GSPO = " ".join(drift.GRPO), "--algorithm gspo"
+GRPO = " ".join(drift.GRPO)
+GSPO = "--algorithm gspo"
 WAYS = {"_trusted": "--old_logp sampler", "": "", "_tis": " ".join(drift.TIS),
         "_r3": "--routing_replay rollout", "_r2": " ".join(drift.REPLAY)}
 ARMS = {f"{name}{way}": f"{algorithm} {flags}" for way, flags in WAYS.items()
         for name, algorithm in (("grpo", GRPO), ("gspo", GSPO))}
 DOSES = ("int3", "int4", "int5", "int6", "float8", "bfloat16", "float32")
-SEEDS, BATCHES, LOSS = range(8), 16, .05
+SEEDS = range(8)
+BATCHES = 16
+LOSS = .05
 FILE = maps.runs_of("sampler_noise")
 
 
@@ -83,10 +86,12 @@ def make(c):
 def measure_dose(c):
     """How much the log-probs and the experts of the sampler differ from the trainer's, on the first
     rollout batch of a cold start."""
-    began, shape = time.perf_counter(), maps.POLICIES[c["policy"]].split()
+    began = time.perf_counter()
+    shape = maps.POLICIES[c["policy"]].split()
     lab = drift.Lab(c["seed"], "--sampler_dtype", c["bits"], *shape)
     batch = lab.rollout(1, routes=True)
-    rollout, mask = batch.rollout, batch.rollout.mask                                # [B, T]
+    rollout = batch.rollout
+    mask = batch.rollout.mask                                                        # [B, T]
     error = (batch.old_logp - rollout.sampler_logp)[mask]                            # [loss tokens]
     copied = Actor(sampling_copy(lab.policy, c["bits"]).float(), lab.args)
     theirs = lab.learner.score(rollout, scorer=copied).routes

@@ -51,10 +51,14 @@ NAMES = {"grpo": "GRPO", "gspo": "GSPO", "gspo_x10": "GSPO, 10× band",
 SHORT = {"grpo": "GRPO", "grpo_replay": "replay", "gspo": "GSPO", "gspo_x10": "10×",
          "gspo_x100": "100×"}
 RATES = (2e-4, 4e-4, 8e-4, 16e-4)                            # of the first look; then all of them
-ALL_RATES, MINIBATCHES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4), (2, 4, 8, 16)
-MAIN, PAIR, BANDS = tuple(ARMS)[:5], ("grpo", "gspo"), ("gspo", "gspo_x10", "gspo_x100")
+ALL_RATES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4)
+MINIBATCHES = (2, 4, 8, 16)
+MAIN = tuple(ARMS)[:5]
+PAIR = ("grpo", "gspo")
+BANDS = ("gspo", "gspo_x10", "gspo_x100")
 BASELINES = ("grpo", "grpo_replay")
-FILE, EQUAL = maps.runs_of("stability_map"), .03
+FILE = maps.runs_of("stability_map")
+EQUAL = .03
 number = claim.counted
 
 

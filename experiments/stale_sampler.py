@@ -36,13 +36,15 @@ ROW = dict(claim="A ratio per sequence tolerates samples of an older policy bett
                  "per token",
            source="GSPO §3 and §4.1", reported="no figure",
            regime="1 M parameters, 4 layers, answers of about 20 tokens, 16 rollout batches")
-LAGS, JUDGED = (0, 1, 2, 4, 8), (2, 8)                       # k: all, and those of the verdict
+LAGS = (0, 1, 2, 4, 8)                                       # k: all
+JUDGED = (2, 8)                                              # and those of the verdict
 ALGORITHMS = {name: stability_map.ARMS[name] + " --old_logp sampler"
               for name in ("grpo", "gspo", "gspo_x100")}
 BESIDE = {"dppo": "--algorithm dppo", "minirl": "--algorithm minirl"}
 NAMES = stability_map.NAMES | {"minirl": "MiniRL"}
 BANDS = ("gspo", "gspo_x100")
-SEEDS, BATCHES = range(41, 49), 16
+SEEDS = range(41, 49)
+BATCHES = 16
 FILE = maps.runs_of("stale_sampler")
 number = claim.counted
 

@@ -19,7 +19,8 @@ from tools.style import BLUE, SKY, band, label, panels
 
 ROW = dict(claim="Advantages per token help where the verifier knows the first wrong step",
            source="GSPO §4.3; blog critique", reported="no figure")
-PLAIN, CREDIT = "GSPO", "GSPO-token, first error blamed"
+PLAIN = "GSPO"
+CREDIT = "GSPO-token, first error blamed"
 ARMS = {PLAIN: ["--algorithm", "gspo"], CREDIT: ["--algorithm", "gspo_token",
                "--advantage", "token_credit"]}
 

@@ -45,8 +45,10 @@ def measure(seeds, quick):
 
 
 def judge(data):
-    rows, slopes = data["rows"], data["slopes"]
-    lengths, excess = [r["length"] for r in rows], sorted(r["factor"] * r["length"] for r in rows)
+    rows = data["rows"]
+    slopes = data["slopes"]
+    lengths = [r["length"] for r in rows]
+    excess = sorted(r["factor"] * r["length"] for r in rows)
     measured = (f"slope {claim.mean(slopes):.2f} over {min(lengths):.0f} to {max(lengths):.0f} "
                 f"tokens; factor times L between {excess[0]:.2f} and {excess[-1]:.2f}, median "
                 f"{claim.median(excess):.2f} (1 if tokens were independent)")

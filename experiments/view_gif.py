@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs/figures/view.gif"
 WIDTH, HEIGHT, SCALE = 1180, 825, 0.8     # the window, and how much smaller the picture is
 STEPS = 12                         # rollout batches of each run
-SHOWN, READ, TOKEN = 700, 2000, 450     # milliseconds of a batch, of a picture to read, of a token
+SHOWN = 700                             # milliseconds of a batch
+READ = 2000                             # of a picture to read
+TOKEN = 450                             # of a token
 
 
 def trained(folder):

@@ -75,7 +75,8 @@ def runs_and_output(command, argv):
 
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
-    names, section = {*TRAINING_FLAGS}, None
+    names = {*TRAINING_FLAGS}
+    section = None
     for f in flags():
         section = f.metadata.get("section", section)
         names |= {f.name} if section in TRAINING else set()

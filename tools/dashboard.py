@@ -110,7 +110,8 @@ def named(metric):
 def fill(place, runs, metrics, log):
     """Draw the curves of one panel. A logarithmic axis is linear below the smallest positive value,
     so that 0 can be drawn."""
-    values, labelled = [], set()
+    values = []
+    labelled = set()
     present = [m for m in metrics if any(curve(records, m) for records in runs.values())]
     dotted = [m for m in present if m.endswith("/0") or m.startswith("held_out")]
     lines = [m for m in present if m not in dotted]

@@ -258,7 +258,8 @@ def recorded():
     policy = gspo.tiny_policy(tokenizer)
     gspo.cold_start(policy, tokenizer, COLD_START)
     problems = [gspo.running_sum() for _ in range(PROMPTS)]
-    prompts, G = [tokenizer.encode(prompt) for prompt, _ in problems], gspo.NUM_GENERATIONS
+    prompts = [tokenizer.encode(prompt) for prompt, _ in problems]
+    G = gspo.NUM_GENERATIONS
     rollout = gspo.sample(policy, tokenizer, prompts, G, gspo.MAX_NEW_TOKENS)
     mask = rollout.mask                                                             # [B, T]
     texts = [tokenizer.decode(ids[m].tolist()) for ids, m in zip(rollout.response_ids, mask)]

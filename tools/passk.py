@@ -31,8 +31,10 @@ def majority(texts, rewards):
 def scores(answers, ks, pass_at_k):
     """{score: one number per problem}: pass@k for every k, majority@n, and means over the n
     samples."""
-    texts, rewards = answers["texts"], answers["rewards"]
-    right, n = [sum(r >= 1 for r in row) for row in rewards], len(rewards[0])
+    texts = answers["texts"]
+    rewards = answers["rewards"]
+    right = [sum(r >= 1 for r in row) for row in rewards]
+    n = len(rewards[0])
     columns = {f"pass@{k}": [pass_at_k(n, c, k) for c in right] for k in dict.fromkeys([1, *ks])}
     columns[f"majority@{n}"] = [majority(t, r) for t, r in zip(texts, rewards)]
     columns["reward"] = answers["mean_rewards"]
@@ -43,7 +45,8 @@ def scores(answers, ks, pass_at_k):
 def that_fit(args, task, tokenizer, problems, most):
     """(the first `most` problems whose prompts encode_prompt accepts, a note about those that it
     refused, ""). Raises ValueError if no prompt is left."""
-    kept, refused = [], []
+    kept = []
+    refused = []
     for problem in problems:
         if len(kept) == most:
             break
@@ -64,14 +67,18 @@ def compare(own, args, evaluate, pass_at_k, with_interval):
     """Evaluate each checkpoint, print the scores and save them. evaluate, pass_at_k, with_interval:
     the functions of eval.py."""
     logging.disable_progress_bar()
-    task, device = from_arguments(args), torch.device(kind_of(args))
-    problems, most, rated = task.test, own.problems, []
+    task = from_arguments(args)
+    device = torch.device(kind_of(args))
+    problems = task.test
+    most = own.problems
+    rated = []
     report = {"dataset": task.name, "n": own.n, "temperature": args.temperature,
               "seed": args.seed, "checkpoints": []}
     print(f"{task.name}: {own.n} samples for each held-out problem at temperature "
           f"{args.temperature:g}")
     for name in own.model_name_or_path:
-        began, title = time.perf_counter(), str(name or "cold start")
+        began = time.perf_counter()
+        title = str(name or "cold start")
         policy, tokenizer = load_policy(args, task, device, name)
         problems, note = that_fit(args, task, tokenizer, problems, most)
         if note:

@@ -7,8 +7,15 @@ marker or line style. An algorithm has the same color everywhere: GSPO is blue a
 from functools import lru_cache
 from pathlib import Path
 
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
-PINK, SKY, YELLOW, GREY, BLACK = "#CC79A7", "#56B4E9", "#F0E442", "#666666", "#000000"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+PINK = "#CC79A7"
+SKY = "#56B4E9"
+YELLOW = "#F0E442"
+GREY = "#666666"
+BLACK = "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
 LINES = ["-", "--", "-.", ":"]
 GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # for a layer, a seed or a mean

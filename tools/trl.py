@@ -113,9 +113,12 @@ def vllm_options(args):
     level, _, _ = (args.mismatch or "").partition("_")
     if level not in TRL_LEVEL or OBJECTIVES[args.objective].clip == "gamma":
         return {}                                            # TRL's enters VESPO's own weight
-    mode, low, high = f"{TRL_LEVEL[level]}_truncate", None, args.mismatch_high
+    mode = f"{TRL_LEVEL[level]}_truncate"
+    low = None
+    high = args.mismatch_high
     if args.mismatch_mask:                                   # TRL: the weight, 0 out of bounds
-        mode, (low, high) = f"{TRL_LEVEL[level]}_mask", args.mismatch_mask_bounds
+        mode = f"{TRL_LEVEL[level]}_mask"
+        low, high = args.mismatch_mask_bounds
         if args.mismatch_mask != level or high > args.mismatch_high:
             return {}
     prefix = "vllm_importance_sampling"
@@ -242,7 +245,8 @@ def batch_rows(args):
 def differences(args):
     """Lines about what TRL does otherwise under these settings, without an error."""
     loss_type, _ = trl_loss(OBJECTIVES[args.objective], args.reduction)
-    accumulated, notes = batch_rows(args)[1], []
+    accumulated = batch_rows(args)[1]
+    notes = []
     if args.scale_rewards != "none":
         notes.append("TRL divides by the standard deviation with G - 1: its advantages are smaller")
     averaged = loss_type in ("cispo", "vespo") or loss_type == "dapo" and accumulated > 1
@@ -339,7 +343,8 @@ def trl_script(args):
     imports, data, functions = from_task(args) if from_project(args) else from_file(args)
     where = repr(args.model_name_or_path)
     if not args.model_name_or_path:
-        imports, where = ["import sys", *imports], "sys.argv[1]"
+        imports = ["import sys", *imports]
+        where = "sys.argv[1]"
     trainer = {"reward_funcs": Code(f"[{', '.join(functions)}]"), "args": Code("config"),
                "train_dataset": Code("dataset"), "processing_class": Code("tokenizer")}
     if args.use_peft:
@@ -407,7 +412,9 @@ def from_file(args):
         template=repr(text_or_file(args, "prompt_template") or "{prompt}"),
         system=repr(text_or_file(args, "system_prompt")),
         chat="tokenizer.chat_template" if args.chat_template else False)
-    imports, functions, bodies = ["from datasets import load_dataset"], [], []
+    imports = ["from datasets import load_dataset"]
+    functions = []
+    bodies = []
     for verifier in args.verifier or ["math"]:
         path, _, name = verifier.rpartition(":")
         if verifier == "math":

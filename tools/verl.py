@@ -16,8 +16,10 @@ from plumbing.data.tasks import with_length_limit
 from plumbing.loop.extras import kl_in_rewards
 from tools.trl import IN_BOTH, only_here, other_flags
 
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MODEL, CORRECTION = "actor_rollout_ref.model", "algorithm.rollout_correction"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+CORRECTION = "algorithm.rollout_correction"
 
 LOSS_MODE = {  # (ratio, clip) of a row of losses.OBJECTIVES: verl's loss_mode
     ("none", "none"): "gpg", ("token", "min"): "vanilla", ("sequence", "min"): "gspo",
@@ -109,7 +111,8 @@ def correction(args):
 def overrides(args):
     """{key: value} for verl's configuration; a key that begins with + is one that verl reads and
     that its configuration does not list."""
-    mode, prompts = loss_mode(args), args.prompts_per_step // args.steps_per_generation
+    mode = loss_mode(args)
+    prompts = args.prompts_per_step // args.steps_per_generation
     clip_c = args.constants.get("cap", args.dual_clip or NO_CLIP)
     megatron = args.routing_replay != "none"
     config = {
@@ -240,7 +243,8 @@ def data_notes(args):
 
 def differences(args):
     """Lines about what verl does otherwise under these overrides, without an error."""
-    mode, notes = loss_mode(args), []
+    mode = loss_mode(args)
+    notes = []
     if args.advantage == "group" and args.scale_rewards == "group":
         notes.append("verl divides by the standard deviation with G - 1: rewards 1,0,1,0 give "
                      "advantages of 0.866, here 1")

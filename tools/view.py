@@ -34,7 +34,8 @@ def read_run(folder):
     """The data of a run for the page. Raises ValueError if the run saved no tokens."""
     records = read_metrics(folder)
     curves = [{name: m.get(name) for name in ("step", *CURVES)} for m in records]
-    file, groups = folder / "tokens.jsonl", []
+    file = folder / "tokens.jsonl"
+    groups = []
     if not file.is_file():
         raise ValueError(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
                          "default for the built-in task")

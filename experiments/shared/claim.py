@@ -46,7 +46,9 @@ from tools import style
 
 from . import ROOT
 
-HELD, REFUTED, CANNOT = "held", "refuted", "cannot be tested here"
+HELD = "held"
+REFUTED = "refuted"
+CANNOT = "cannot be tested here"
 LEAST = 8                                                    # cold starts a verdict needs
 EVAL = "--eval_prompts 128 --eval_samples 4"                 # a standard error of 0.01 to 0.02
 FIELDS = ("claim", "source", "reported", "regime", "measured", "number", "seeds", "verdict", "p",
@@ -103,7 +105,8 @@ def p_outside(values, bounds):
 def p_beyond(values, bound, side):
     """Twice the one-sided p of "the mean is above (side 1) or below (-1) the bound", at most 1: it
     is below 0.05 where the 95 % interval clears the bound."""
-    n, middle = len(values), mean(values)
+    n = len(values)
+    middle = mean(values)
     error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
     if error == 0:
         return 0.0 if side * (middle - bound) > 0 else 1.0
@@ -144,7 +147,8 @@ def is_verdict(text):
 def interval(values):
     """(mean, low, high): 95 % t interval of a mean; of one value, which has none: that value."""
     values = list(values)
-    middle, n = mean(values), len(values)
+    middle = mean(values)
+    n = len(values)
     if n == 1:
         return middle, middle, middle
     t = T95.get(n - 1) or stats.t.ppf(.975, n - 1)
@@ -187,9 +191,12 @@ def main(file, row, measure, judge, draw, seeds=LEAST):
     try:
         if args.draw:
             found = read_result(result_file)
-            data, count, seconds = found["data"], found["seeds"], found["seconds"]
+            data = found["data"]
+            count = found["seeds"]
+            seconds = found["seconds"]
         else:
-            count, began = args.seeds or (1 if args.quick else seeds), time.perf_counter()
+            count = args.seeds or (1 if args.quick else seeds)
+            began = time.perf_counter()
             data = rounded(measure(list(range(count)), args.quick))
             seconds = round(time.perf_counter() - began)
         write(name, row, judge(data), count, seconds, data, draw, args.quick)
@@ -244,7 +251,8 @@ def trained(flags, seed, steps, folder=None):
     words = " ".join(["--steps", str(steps), "--seed", str(seed), *EVAL.split(), *flags])
     run = folder or RUNS / re.sub(r"[^\w.]+", "_", words).strip("_")
     if not (run / "summary.json").is_file():
-        began, code = time.perf_counter(), None
+        began = time.perf_counter()
+        code = None
         begun = (run / "config.json").is_file()
         for mode in (["--resume"], ["--overwrite_output_dir"]) if begun else ([],):
             code, printed = quietly(train.main, [*words.split(), "--output_dir", str(run), *mode])
@@ -302,7 +310,8 @@ def differences(a, b):
 
 def slope(x, y):
     """Least-squares slope of log y against log x: the exponent of a power law."""
-    x, y = [math.log(v) for v in x], [math.log(v) for v in y]
+    x = [math.log(v) for v in x]
+    y = [math.log(v) for v in y]
     across = sum((a - mean(x)) ** 2 for a in x)
     return sum((a - mean(x)) * (b - mean(y)) for a, b in zip(x, y)) / across
 

@@ -72,7 +72,8 @@ class Lab:
         other.args = parse([*self.flags, *flags])
         other.policy = copy.deepcopy(self.policy)
         other.start()
-        mine, theirs = self.learner, other.learner
+        mine = self.learner
+        theirs = other.learner
         theirs.optimizer.load_state_dict(copy.deepcopy(mine.optimizer.state_dict()))
         theirs.schedule.load_state_dict(mine.schedule.state_dict())
         return other
@@ -119,7 +120,8 @@ def journey(seed, batches):
     file = RUNS / f"journey-{batches}-{seed}.json"
     if file.is_file():
         return json.loads(file.read_text())
-    lab, records = Lab(seed, "--steps", str(batches)), []
+    lab = Lab(seed, "--steps", str(batches))
+    records = []
     for step in range(1, batches + 1):
         batch = lab.rollout(step)
         labs = {"grpo": lab.twin(*GRPO), "gspo": lab}
@@ -172,7 +174,8 @@ def with_texts(tensors):
 @torch.enable_grad()                     # whoever asks may be measuring without gradients
 def make_lengths(seed, folder):
     args = parse(["--seed", str(seed), "--cold_start_steps", "150", *LONG])
-    task, tokenizer = tasks.from_arguments(args), running_sum.builtin_tokenizer()
+    task = tasks.from_arguments(args)
+    tokenizer = running_sum.builtin_tokenizer()
     terms = lambda problem: sum(c.isdigit() for c in problem.prompt)
     by_length = {n: [p for p in task.train if terms(p) == n] for n in TERMS}
     task.train = [p for found in by_length.values() for p in (found * 200)[:200]]    # each as often
@@ -180,7 +183,8 @@ def make_lengths(seed, folder):
     task.sizes = (len(task.train),)
     torch.manual_seed(seed)
     cold = TinyMoE(cold_start.tiny_config(args, tokenizer))
-    before, cold_start.BATCH = cold_start.BATCH, 8
+    before = cold_start.BATCH
+    cold_start.BATCH = 8
     cold_start.supervise(cold, tokenizer, task, args)
     cold_start.BATCH = before
     say(f"seed {seed}: a policy for long answers")
@@ -231,6 +235,7 @@ def share_right(response, problem):
 def variances(batch, mask):
     """(Var log w over the loss tokens, Var log s over the answers, mean of 1/L) of a rollout."""
     log_w = batch["new_logp"] - batch["old_logp"]                                    # [B, T]
-    log_s, lengths = log_w.sum(-1) / mask.sum(-1), mask.sum(-1)                      # [B]
+    log_s = log_w.sum(-1) / mask.sum(-1)                                             # [B]
+    lengths = mask.sum(-1)                                                           # [B]
     variances = (x.var(unbiased=False).item() for x in (log_w[mask], log_s))
     return *variances, (1 / lengths).mean().item()

@@ -27,7 +27,8 @@ import train
 KEY = ("arm", "policy", "bits", "rate", "minibatches", "batches", "seed")
 POLICIES = {"moe": "",                                       # dense: equal active size
             "dense": "--num_experts 1 --num_experts_per_tok 1"}
-CHOOSE, REPORT = range(4), range(4, 12)      # cold starts to choose on, and fresh ones to report
+CHOOSE = range(4)                            # cold starts to choose on
+REPORT = range(4, 12)                        # and fresh ones to report
 
 
 def cell(arm, seed, policy="moe", bits="float32", rate=4e-4, minibatches=4, batches=10):
@@ -90,7 +91,8 @@ def one_run(c, flags, policies=POLICIES, curves=()):
     A run that train.py stopped, as its updates were not finite, counts with its last pass rate.
     """
     folder = Path("runs/maps") / f"{os.getpid()}"
-    began, core = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    core = time.process_time()
     words = (f"--use_cpu --steps {c['batches']} --seed {c['seed']} --learning_rate {c['rate']:g} "
              f"--steps_per_generation {c['minibatches']} --sampler_dtype {c['bits']} {claim.EVAL} "
              f"{policies[c['policy']]} {flags}").split()
@@ -151,7 +153,8 @@ def main(file, row, grid, make, judge, takeaway, draw, data=lambda runs: {}):
     parser.add_argument("--draw", action="store_true", help="make no runs")
     options = parser.parse_args()
     os.chdir(claim.ROOT)
-    runs_file, part = runs_of(name), tuple(map(int, options.part.split("/")))
+    runs_file = runs_of(name)
+    part = tuple(map(int, options.part.split("/")))
     if not options.draw:
         run_all(runs_file, grid(options.full), make, part, options.most)
     if part[1] > 1:

@@ -110,7 +110,9 @@ def run_experiments(pending, args, finished):
     threads = max(1, (os.cpu_count() or 1) // args.jobs)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}
     flags = ["--quick"] * args.quick + (["--seeds", str(args.seeds)] if args.seeds else [])
-    pending, running, failed = list(pending), {}, []
+    pending = list(pending)
+    running = {}
+    failed = []
     bar = tqdm(total=len(pending), disable=None, unit="claim")
     try:
         while pending or running:
@@ -159,7 +161,8 @@ def holm(ps):
     """Holm's p of each of several tests, None where there is none: how likely a p as small as this
     is for any of the rows that are not smaller, if nothing were there."""
     places = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])
-    found, worst = [None] * len(ps), 0.0
+    found = [None] * len(ps)
+    worst = 0.0
     for rank, i in enumerate(places):
         worst = max(worst, min(1.0, (len(places) - rank) * ps[i]))
         found[i] = worst
@@ -168,7 +171,8 @@ def holm(ps):
 
 def tabulate(folder):
     """Print each claim and its verdict; returns the rows of claims.json, in the table's order."""
-    rows, missing = [], []
+    rows = []
+    missing = []
     for name in (name for _, names in GROUPS.values() for name in names):
         file = (Path("results") if name in MAPS else folder) / f"{name}.json"
         if file.is_file():

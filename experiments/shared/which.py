@@ -90,7 +90,8 @@ ALL_RUN = "{} cold starts show no difference between GSPO, GRPO and GRPO with re
 def depth_answer():
     """What the deciding cell of experiments/depth.py says, in one sentence without figures."""
     verdict = json.loads((RESULTS / "depth.json").read_text())["verdict"]
-    run, planned = n("starts, 48 layers"), n("planned starts, 48 layers")
+    run = n("starts, 48 layers")
+    planned = n("planned starts, 48 layers")
     unsure = SO_FAR.format(run, planned) if int(run) < int(planned) else ALL_RUN.format(run)
     return DEEP_ANSWERS.get(verdict, unsure)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
-PROMPT_COLUMNS, ANSWER_COLUMNS = ("prompt", "question", "problem"), ("answer", "solution")
+PROMPT_COLUMNS = ("prompt", "question", "problem")
+ANSWER_COLUMNS = ("answer", "solution")
 
 
 class Problem(NamedTuple):
@@ -42,17 +43,20 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
     ValueError or FileNotFoundError that names the file and the line.
     """
     if name.startswith("reasoning_gym:"):
-        rows, own_test = gym_rows(gym_generators(name, size, seed)), []
+        rows = gym_rows(gym_generators(name, size, seed))
+        own_test = []
         prompt_column = answer_column = None
     else:
         rows, own_test = file_or_hub_rows(name, config)
     if test_name:
         train_rows, test_rows = file_or_hub_rows(test_name, config)
         own_test = test_rows or train_rows
-    train, test = problems_of(rows, name, prompt_column, answer_column), {}
+    train = problems_of(rows, name, prompt_column, answer_column)
+    test = {}
     if own_test or test_name:
         test = problems_of(own_test, test_name or name, prompt_column, answer_column)
-    notes, total = [], len(rows) + len(own_test)
+    notes = []
+    total = len(rows) + len(own_test)
     train = {prompt: pair for prompt, pair in train.items() if prompt not in test}
     if len(train) + len(test) < total:
         left_out = total - len(train) - len(test)
@@ -106,7 +110,8 @@ def read_rows(path):
 
     Raises FileNotFoundError or ValueError.
     """
-    path, kind = Path(path), Path(path).suffix.lower()
+    path = Path(path)
+    kind = path.suffix.lower()
     if not path.is_file():
         what = "is a folder, not a data file" if path.is_dir() else "there is no such data file"
         raise FileNotFoundError(f"{path}: {what}")
@@ -120,7 +125,9 @@ def read_rows(path):
         raise ValueError(f"{path}: not UTF-8 text from byte {error.start} on")
     if kind == ".csv":
         return csv_rows(path, text)
-    number, is_list, rows = 1, text.lstrip().startswith("["), []
+    number = 1
+    is_list = text.lstrip().startswith("[")
+    rows = []
     try:
         if is_list:                                          # one JSON list of objects
             return [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
@@ -136,7 +143,8 @@ def read_rows(path):
 
 def csv_rows(path, text):
     csv.field_size_limit(2 ** 31 - 1)
-    reader, rows = csv.DictReader(io.StringIO(text, newline=""), strict=True), []
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows = []
     try:
         for row in reader:
             if None in row:
@@ -183,7 +191,8 @@ def gym_generators(text, size, seed):
         import reasoning_gym
     except ImportError:
         raise ValueError(f"dataset {text}: the package is not installed: pip install reasoning-gym")
-    known, datasets = reasoning_gym.factory.DATASETS, []
+    known = reasoning_gym.factory.DATASETS
+    datasets = []
     for one in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
         name, _, given = one.strip().removeprefix("reasoning_gym:").partition("?")
         if name not in known:
@@ -241,7 +250,8 @@ def checked_rows(rows, source, prompt_column=None, answer_column=None):
     for where, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: not an object with named columns but {type(row).__name__}")
-    there, columns = list(rows[0][1]), []
+    there = list(rows[0][1])
+    columns = []
     for part, wanted, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
                                 ("answer", answer_column, ANSWER_COLUMNS)):
         names = [wanted] if wanted else usual
@@ -249,9 +259,11 @@ def checked_rows(rows, source, prompt_column=None, answer_column=None):
         if not set(names) & set(there):
             raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has "
                              f"{', '.join(there) or 'none'}")
-    problems, (asks, answers) = [], columns
+    problems = []
+    asks, answers = columns
     for where, row in rows:
-        prompt, earlier = row.get(asks), None
+        prompt = row.get(asks)
+        earlier = None
         if isinstance(prompt, list):
             *earlier, (role, prompt) = checked_messages(where, prompt, asks)
             if role != "user":

@@ -73,10 +73,14 @@ class RewardFunction:
     whole = True
 
     def __init__(self, kind, time_limit=None, columns=()):
-        self.kind, self.time_limit = kind, time_limit
+        self.kind = kind
+        self.time_limit = time_limit
         self.name = kind.rpartition(":")[2]
-        self.names, self.errors = [self.name], Counter()
-        self.complaint, self.complained, self.own = None, False, True
+        self.names = [self.name]
+        self.errors = Counter()
+        self.complaint = None
+        self.complained = False
+        self.own = True
         self.columns = [name for name in columns if name not in (*OURS, "prompt", "completion")]
         try:
             self.function = load_here(kind)

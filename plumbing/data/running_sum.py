@@ -31,9 +31,11 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     width = 6 if verbose else 2                              # characters of a step and separator
 
     def solution(terms, add=lambda total, term: (total + term) % 10):
-        steps, total = [], 0
+        steps = []
+        total = 0
         for term in terms:
-            before, total = total, add(total, term)
+            before = total
+            total = add(total, term)
             steps.append(f"{before}+{term}={total}" if verbose else str(total))
         return ",".join(steps) + "."
 
@@ -57,7 +59,10 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
             return rng.randrange(10) if rng.random() < slip else (total + term) % 10
         return solution([int(c) for c in problem.prompt if c.isdigit()], add)
 
-    rng, seen, train, test = random.Random(seed), set(), [], []
+    rng = random.Random(seed)
+    seen = set()
+    train = []
+    test = []
     while len(train) < train_size or len(test) < test_size:
         before = len(seen)
         for _ in range(4096):
@@ -116,7 +121,8 @@ def longest_answer(task):
 
 
 if __name__ == "__main__":
-    task, rng = running_sum(), random.Random(4)
+    task = running_sum()
+    rng = random.Random(4)
     problem = task.train[0]
     answers = (task.teacher(problem, rng) for _ in range(1000))
     wrong = next(answer for answer in answers if answer != problem.answer)

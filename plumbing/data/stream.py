@@ -20,11 +20,15 @@ class PromptStream:
             raise ValueError(f"sizes {sizes}: every source needs at least one problem")
         if stage2_step and len(sizes) < 2:
             raise ValueError(f"stage2_step {stage2_step} needs two sources; sizes are {sizes}")
-        self.sizes, self.seed, self.stage2_step = list(sizes), seed, stage2_step
-        self.resample, self.say = resample, say
+        self.sizes = list(sizes)
+        self.seed = seed
+        self.stage2_step = stage2_step
+        self.resample = resample
+        self.say = say
         self.epoch = self.position = 0
         self.stage = 1 if stage2_step else 2
-        self.solved, self.dropped = set(), set()
+        self.solved = set()
+        self.dropped = set()
         self.shuffle()
 
     def shuffle(self):
@@ -33,11 +37,13 @@ class PromptStream:
         if not self.order:
             self.say(f"epoch {self.epoch}: all responses to all problems were correct; history "
                      "resampling starts again with all")
-            self.dropped, self.order = set(), list(everything)
+            self.dropped = set()
+            self.order = list(everything)
         random.Random(f"{self.seed} {self.epoch}").shuffle(self.order)
 
     def new_epoch(self):
-        self.epoch, self.position = self.epoch + 1, 0
+        self.epoch += 1
+        self.position = 0
         if self.resample:
             self.dropped |= self.solved
             self.solved = set()
@@ -76,7 +82,8 @@ class PromptStream:
             raise ValueError(f"the saved data position is of sizes {state['sizes']}, seed "
                              f"{state['seed']}; this task has sizes {self.sizes}, seed {self.seed}")
         self.epoch, self.position, self.stage = (state[k] for k in ("epoch", "position", "stage"))
-        self.solved, self.dropped = set(state["solved"]), set(state["dropped"])
+        self.solved = set(state["solved"])
+        self.dropped = set(state["dropped"])
         self.shuffle()
 
 

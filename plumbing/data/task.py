@@ -52,7 +52,8 @@ class Task:
 
     def new_errors(self):
         """The number of verifier errors since the last call, in this process."""
-        before, self.reported = self.reported, sum(self.verifier_errors.values())
+        before = self.reported
+        self.reported = sum(self.verifier_errors.values())
         return self.reported - before
 
     @property
@@ -73,7 +74,8 @@ class Task:
             raise ValueError(f"--reward_weights holds {len(self.reward_weights)} numbers, but how "
                              f"many parts the reward has is not known: verifier {unknown[0]} has "
                              "not judged an answer yet")
-        names, weights = self.part_names, self.reward_weights or [1.0] * len(self.part_names)
+        names = self.part_names
+        weights = self.reward_weights or [1.0] * len(self.part_names)
         if len(weights) != len(names):
             raise ValueError(f"--reward_weights holds {len(weights)} numbers, but the reward has "
                              f"{len(names)} parts: {', '.join(names)}")
@@ -136,7 +138,8 @@ class Task:
         """The token ids of problems; each problem is tokenized once. Raises ValueError as
         encode_prompt does."""
         if self.tokenizer is not tokenizer:
-            self.tokenizer, self.ids = tokenizer, {}
+            self.tokenizer = tokenizer
+            self.ids = {}
         for problem in problems:
             if problem not in self.ids:
                 self.ids[problem] = encode_prompt(tokenizer, problem, chat, max_prompt_length,
@@ -169,7 +172,8 @@ class Task:
         sources = [kept(self.train[end - size:end], "train") for size, end in zip(self.sizes, ends)]
         total = len(self.train) + len(self.test)
         self.test = self.train if self.test is self.train else kept(self.test, "test")
-        self.train, self.sizes = sum(sources, []), tuple(map(len, sources))
+        self.train = sum(sources, [])
+        self.sizes = tuple(map(len, sources))
         if self.trial:
             self.trial(tokenizer)
         note = f"{len(refused)} of {total} prompts left out; {refused[0]}\n" if refused else ""

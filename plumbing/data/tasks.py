@@ -50,7 +50,8 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
     verifiers = tuple(RewardFunction(kind, time_limit, columns) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
     single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
-    first, rows = train[:8], [row_of[p] for p in train[:8]]
+    first = train[:8]
+    rows = [row_of[p] for p in train[:8]]
 
     def parts_of_one(response, problem):
         scores = [v.parts(response, problem.answer, row_of[problem]) for v in single]

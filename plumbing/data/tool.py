@@ -36,14 +36,17 @@ class Tool:
         except BaseException as error:                       # a user's file may call sys.exit()
             raise ValueError(f"--tool {kind} does not load as a function of the text: "
                              f"{type(error).__name__}: {error}")
-        self.kind, self.stop, self.complained = kind, stop, False
+        self.kind = kind
+        self.stop = stop
+        self.complained = False
         self.tokenizer = self.closes = None
 
     def asked(self, tokenizer, response):
         """Token ids of the responses so far [B, t] -> [B] bool: whether the last token completes
         `stop`."""
         if self.tokenizer is not tokenizer:
-            self.tokenizer, self.closes = tokenizer, StopStrings(tokenizer, [self.stop])
+            self.tokenizer = tokenizer
+            self.closes = StopStrings(tokenizer, [self.stop])
         return self.closes(response, None)                                          # [B]
 
     def __call__(self, text):

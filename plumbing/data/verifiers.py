@@ -50,16 +50,22 @@ class Verifier:
             raise ValueError(f"time_limit {time_limit} is not a number of seconds above 0")
         path, _, function = kind.rpartition(":")
         if kind in ("exact", "math") or kind.startswith("reasoning_gym:"):
-            self.name, self.names = kind.split(":")[0], [kind.split(":")[0]]
+            self.name = kind.split(":")[0]
+            self.names = [kind.split(":")[0]]
         elif not (path.endswith(".py") and function.isidentifier()):
             raise ValueError(f"verifier {kind!r} is not known: use math, exact or file.py:function")
         elif not Path(path).is_file():
             raise FileNotFoundError(f"verifier {kind!r}: there is no file {path}")
         else:
-            self.name, self.names = function, None           # names: set by the first reply
-        self.kind, self.time_limit, self.errors = kind, time_limit, Counter()
-        self.own, self.wants_problem = path.endswith(".py"), False
-        self.complaint, self.complained = None, False        # what first went wrong; is it said
+            self.name = function
+            self.names = None                                # set by the first reply
+        self.kind = kind
+        self.time_limit = time_limit
+        self.errors = Counter()
+        self.own = path.endswith(".py")
+        self.wants_problem = False
+        self.complaint = None                                # what first went wrong
+        self.complained = False                              # whether it is said
         self.idle = [] if kind == "exact" else [self.start()]        # workers without an answer
 
     def __call__(self, response, answer, problem=None):
@@ -70,7 +76,8 @@ class Verifier:
         response."""
         if self.kind == "exact":
             return {"exact": float(response.strip() == answer.strip())}
-        worker, began = self.worker(), time.monotonic()
+        worker = self.worker()
+        began = time.monotonic()
         row = problem if self.wants_problem else None
         line = self.ask(worker, [response, answer, row], self.time_limit)
         late = time.monotonic() - began >= self.time_limit
@@ -239,7 +246,8 @@ def guard_rail(event, arguments):
 
 def verifier_worker(kind, time_limit):
     """The worker: reads JSON lines [response, answer, problem], writes rewards or error texts."""
-    questions, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    questions = os.fdopen(os.dup(0))
+    replies = os.fdopen(os.dup(1), "w")
     # a verifier that reads or prints, or a program it starts, must not touch questions and replies
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -29,8 +29,11 @@ class ContinuousSampler:
     """Samples by transformers' continuous batching, with the same arguments as rollout.Sampler."""
 
     def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
-        self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
-        self.temperature, self.stop = temperature, stop
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.stop = stop
         self.ends = ending_tokens(policy, tokenizer, stop)
         self.compared = False        # the first responses are compared with the policy's log-probs
 
@@ -76,7 +79,8 @@ def generate(model, rows, generation, config):
     first forward: generate_batch queues them beside a running one, and which rows share a forward,
     and hence a seed's random numbers, would depend on the clock."""
     log = logging.getLogger("ContinuousBatchingLogger")
-    before, log.disabled = log.disabled, True                # it prints tracebacks of other threads
+    before = log.disabled
+    log.disabled = True                                      # it prints tracebacks of other threads
     with fork_rng():                                         # it seeds torch's global generator
         gc.freeze()     # at its end it collects garbage twice: only of objects that it made itself
         try:

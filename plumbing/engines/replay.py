@@ -50,7 +50,9 @@ def at_their_places(rollout, prefix, rest, fill):
 
 def sampler_routes(args, policy, rollout):
     """The sampler's routes, arranged for the forwards that will score this rollout."""
-    (prompts, responses), G, prefix = rollout.sampled.passes, rollout.group_size, rollout.prefix
+    prompts, responses = rollout.sampled.passes
+    G = rollout.group_size
+    prefix = rollout.prefix
     alone = G == 1 and not prefix or not copies_rows(policy.config)
     if args.plain or args.gradient_checkpointing or alone:          # one forward for both
         return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)

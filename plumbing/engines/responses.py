@@ -19,7 +19,8 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     log-prob (nats, at the temperature of sampling) for each token; the responses of a prompt are
     adjacent. A response without an end is truncated. Raises ValueError if the lists do not fit
     together or a log-prob is not a finite number."""
-    device, pad = policy.device, pad_token(tokenizer)
+    device = policy.device
+    pad = pad_token(tokenizer)
     if len(responses) != len(logps) or len(responses) != len(prompts) * group_size:
         raise ValueError(f"the engine returned {len(responses)} responses and {len(logps)} lists "
                          f"of log-probs; {len(prompts)} prompts x {group_size} were asked for")
@@ -40,7 +41,8 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
         lengths = torch.where(ends, t + 1, lengths)                                 # [B]
         ended |= ends
     after = torch.arange(width, device=device) >= lengths[:, None]                  # [B, T]
-    response, logp = response.masked_fill(after, pad), logp.masked_fill(after, 0.0)
+    response = response.masked_fill(after, pad)
+    logp = logp.masked_fill(after, 0.0)
     if not logp.isfinite().all():
         raise ValueError("the engine returned a log-prob that is not a finite number")
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,

@@ -93,7 +93,8 @@ class Wrapper:
     """A sampler around another one."""
 
     def __init__(self, sampler):
-        self.sampler, self.tokenizer = sampler, sampler.tokenizer
+        self.sampler = sampler
+        self.tokenizer = sampler.tokenizer
 
     policy = property(lambda self: self.sampler.policy,
                       lambda self, policy: setattr(self.sampler, "policy", policy))
@@ -114,7 +115,8 @@ class RoundedSampler(Wrapper):
 
     def __init__(self, sampler, dtype, keep):
         super().__init__(sampler)
-        self.dtype, self.keep = dtype, keep
+        self.dtype = dtype
+        self.keep = keep
 
     def sample(self, *inputs, **options):
         policy = self.sampler.policy

@@ -52,8 +52,12 @@ class VllmSampler:
 
     def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None, *,
                  dtype="float32", prompt_tokens=1024, memory_share=None):
-        self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
-        self.temperature, self.stop, self.dtype = temperature, stop, getattr(torch, dtype)
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.stop = stop
+        self.dtype = getattr(torch, dtype)
         self.ends = ending_tokens(policy, tokenizer, stop)
         self.engine = engine_for(policy, tokenizer, dtype, prompt_tokens + max_new_tokens,
                                  memory_share)
@@ -210,7 +214,8 @@ def errors_in_one_line(what):
 @contextmanager
 def random_states_kept():
     """vLLM seeds the global generators of Python, NumPy and torch."""
-    python, arrays = random.getstate(), numpy.random.get_state()
+    python = random.getstate()
+    arrays = numpy.random.get_state()
     try:
         with fork_rng():
             yield

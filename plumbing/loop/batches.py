@@ -17,12 +17,14 @@ def with_gradient(learner, batch):
     with loss tokens if there is one, so that there is a forward. In 16 bits the last forward is
     filled up with such groups: one with fewer rows may round otherwise than the forward of the old
     log-probs, by more than GSPO's clip range."""
-    args, pull = learner.settings, OBJECTIVES[learner.objective].kind.pulls
+    args = learner.settings
+    pull = OBJECTIVES[learner.objective].kind.pulls
     others = (args.beta or args.entropy_coef or args.router_aux_loss_coef
               or args.positive_example_nll_weight)
     others = others or pull and learner.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
-    mask, G = batch.rollout.mask, args.num_generations
+    mask = batch.rollout.mask
+    G = args.num_generations
     signal = batch.advantages.reshape(len(mask), -1).ne(0).any(-1)                  # [B]
     # The only GPU synchronization before the end of an update: for these two tensors.
     signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each

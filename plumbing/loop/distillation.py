@@ -56,7 +56,8 @@ def teacher_of(args, task, device, tokenizer):
 
 def check_one_tokenizer(name, own, other):
     """Raises ValueError unless every token of one tokenizer has the same number in the other."""
-    mine, theirs = own.get_vocab(), other.get_vocab()
+    mine = own.get_vocab()
+    theirs = other.get_vocab()
     differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
     if differ:
         raise ValueError(f"--teacher_model_name_or_path {name} has another tokenizer than the "

@@ -61,8 +61,11 @@ class Extras:
     --teacher_model_name_or_path."""
 
     def __init__(self, args, task, policy, reference, teacher=None):
-        self.args, self.task, self.policy = args, task, policy
-        self.reference, self.teacher = reference, teacher
+        self.args = args
+        self.task = task
+        self.policy = policy
+        self.reference = reference
+        self.teacher = teacher
         self.rounding = Rounding(args) if measures_rounding(args) else None
         bonus = args.entropy_coef > 0
         routed = args.router_shift or args.router_aux_loss_coef > 0
@@ -71,7 +74,9 @@ class Extras:
     def before_updates(self, learner, batch, old):
         """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
         further arguments of advantages.estimate_advantages."""
-        args, rollout, mask = self.args, batch.rollout, batch.rollout.mask               # [B, T]
+        args = self.args
+        rollout = batch.rollout
+        mask = batch.rollout.mask                                                        # [B, T]
         if self.rounding:
             self.rounding.before_updates(learner, batch)
         limit = self.task.max_completion_length
@@ -85,7 +90,8 @@ class Extras:
         if args.routing_replay != "none":
             batch.passes = getattr(old, "passes", None)
         if free := getattr(old, "free", None):
-            batch.free_logp, batch.free_routes = free.logp, free.routes
+            batch.free_logp = free.logp
+            batch.free_routes = free.routes
         self.move_reference(learner, batch.step)
         if args.beta:                   # with π_old's routes, so that equal policies differ by 0
             batch.ref_logp = learner.score(rollout, replay=True, passes=batch.passes,
@@ -116,9 +122,11 @@ class Extras:
         --ref_model_mixup_alpha every --ref_model_sync_steps batches, or, as the teacher of
         --teacher_model_kind ema, by --teacher_update_rate every batch."""
         args = self.args
-        share, every = args.ref_model_mixup_alpha, args.ref_model_sync_steps
+        share = args.ref_model_mixup_alpha
+        every = args.ref_model_sync_steps
         if args.teacher_model_kind == "ema":
-            share, every = args.teacher_update_rate, 1
+            share = args.teacher_update_rate
+            every = 1
         elif not args.sync_ref_model:
             return
         if step > 1 and (step - 1) % every == 0:
@@ -158,7 +166,9 @@ class Extras:
     def inside_loss(self, part, new, mini):
         """For a micro-batch `part` of the mini-batch `mini` with its Scores `new`: (arguments for
         policy_loss, further loss terms by name: KL, entropy bonus, critic, load balancing)."""
-        args, mask, terms = self.args, part.rollout.mask, {}                        # [B, T]
+        args = self.args
+        mask = part.rollout.mask                                                    # [B, T]
+        terms = {}
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
         if args.beta and not kl_in_rewards(args):
             kl = kl_penalty(new.logp, part.ref_logp, mask, args.kl_estimator, part.old_logp)
@@ -174,7 +184,8 @@ class Extras:
             share = right[0] / right[1].sum().clamp(min=1)                          # [b, T]
             terms["likelihood"] = -args.positive_example_nll_weight * (share * new.logp).sum()
         if args.router_aux_loss_coef:  # the experts' shares are the old policy's
-            logits, tokens = new.routes.logits, mini.rollout.mask                   # [L, B, T, E]
+            logits = new.routes.logits                                              # [L, B, T, E]
+            tokens = mini.rollout.mask                                              # [B, T]
             share = expert_share(mini.routes.indices, tokens, logits.shape[-1])     # [L, E]
             balance = load_balancing_loss(logits, mask, share, tokens.sum(),
                                           has_sigmoid(self.policy))
@@ -223,7 +234,8 @@ def mismatch_correction(args, old_logp, rollout):
     difference between the sampler's and the policy's log-probs; None without both flags."""
     if not args.mismatch and not args.mismatch_mask:
         return None
-    mask, sampler = rollout.mask, rollout.sampler_logp                              # [B, T]
+    mask = rollout.mask                                                             # [B, T]
+    sampler = rollout.sampler_logp                                                  # [B, T]
     weights = mask.float()                                                          # [B, T]
     if args.mismatch:
         weights = mismatch_weight(old_logp, sampler, mask, args.mismatch, 0.0, args.mismatch_high)
@@ -235,7 +247,8 @@ def mismatch_correction(args, old_logp, rollout):
 
 def blamed(task, batch):
     """[B, T] bool: the response tokens (one per character) at or after the first wrong step."""
-    rollout, G = batch.rollout, batch.rollout.group_size
+    rollout = batch.rollout
+    G = batch.rollout.group_size
     errors = [task.first_error(text, batch.problems[i // G])
               for i, text in enumerate(rollout.texts)]
     first = torch.tensor([0 if e is None else e for e in errors], device=rollout.mask.device)

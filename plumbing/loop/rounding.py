@@ -20,12 +20,15 @@ class Rounding:
     random numbers and changes nothing."""
 
     def __init__(self, args):
-        self.args, self.rows, self.old = args, None, None
+        self.args = args
+        self.rows = None
+        self.old = None
 
     def before_updates(self, learner, batch):
         """Score the rows under the old policy, in both arithmetics. Later calls do nothing."""
         if self.rows is None:
-            args, count = self.args, len(batch.old_logp)
+            args = self.args
+            count = len(batch.old_logp)
             micro = args.micro_batch_size or count // args.steps_per_generation
             few = min(ROWS, args.num_generations, max(micro // 2, 1))
             self.rows = batch.rollout.rows(0, few)
@@ -36,7 +39,8 @@ class Rounding:
         None before before_updates and after the first call."""
         if self.old is None:
             return None
-        new, mask = self.scores(learner), self.rows.mask                            # [R, T] each
+        new = self.scores(learner)                                                  # [R, T]
+        mask = self.rows.mask                                                       # [R, T]
         half, exact = (sequence_log_ratio(a, b, mask) for a, b in zip(new, self.old))    # [R] each
         self.old = None
         return (half - exact).square().mean().sqrt().item()
@@ -53,7 +57,8 @@ class Rounding:
 @contextmanager
 def in_float32(actor):
     """Inside the block, the actor computes without autocast. Its weights are float32."""
-    half, actor.half = actor.half, None
+    half = actor.half
+    actor.half = None
     try:
         yield
     finally:

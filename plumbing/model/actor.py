@@ -35,7 +35,8 @@ class Actor(Scorer):
 
     def __init__(self, policy, args):
         super().__init__(policy)
-        self.half, self.plain = args.half, args.plain
+        self.half = args.half
+        self.plain = args.plain
         self.critic = ValueHead(policy.config.hidden_size) if has_critic(args) else None
         self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
 

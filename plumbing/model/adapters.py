@@ -22,7 +22,8 @@ from torch import nn
 from torch.random import fork_rng, manual_seed
 from transformers.pytorch_utils import Conv1D
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 LINEAR = (nn.Linear, Conv1D)     # layers that can carry an adapter
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                  bnb_4bit_use_double_quant=True)     # the format of fourbit.py
@@ -86,7 +87,8 @@ def check_continues(policy, args, folder):
     asked = new_config(policy, args)
     for flag, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
                        ("lora_target_modules", "target_modules")):
-        theirs, now = spelled(saved[name]), spelled(getattr(asked, name))
+        theirs = spelled(saved[name])
+        now = spelled(getattr(asked, name))
         if theirs != now:
             raise ValueError(f"--{flag} {now}: the adapters of {folder}, which this run would go "
                              f"on training, have {theirs}; give --{flag} {theirs}, or start from "
@@ -129,7 +131,8 @@ def named_adapters(policy):
 def load_adapters(policy, folder):
     """Copy the adapters of a checkpoint into the policy's."""
     try:
-        saved, own = load_file(Path(folder) / WEIGHTS), named_adapters(policy)
+        saved = load_file(Path(folder) / WEIGHTS)
+        own = named_adapters(policy)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}/{WEIGHTS} cannot be read: {error}") from None
     if {n: p.shape for n, p in saved.items()} != {n: p.shape for n, p in own.items()}:

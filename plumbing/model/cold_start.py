@@ -32,7 +32,8 @@ from routes import expert_share, load_balancing_loss
 
 
 CACHE = Path("runs/cold_start")
-BATCH, WARMUP = 32, 30  # rows per supervised step, warm-up steps
+BATCH = 32              # rows per supervised step
+WARMUP = 30             # warm-up steps
 BALANCE = 0.01          # load-balancing coefficient of the cold start
 INIT_STD = 0.08         # standard deviation of the random weights
 EVERY = 5               # seconds between two progress lines if there is no terminal
@@ -121,7 +122,8 @@ def digest(value):
 
 def share_right(policy, tokenizer, task, samples=4):
     """The share of right responses to up to 128 held-out problems."""
-    problems, width = task.test[:128], running_sum.longest_answer(task)
+    problems = task.test[:128]
+    width = running_sum.longest_answer(task)
     generator = torch.Generator().manual_seed(0)
     uniforms = torch.rand(len(problems) * samples, width, generator=generator)      # [B, T]
     sampler = FastSampler(policy, tokenizer, width, tool=task.tool)
@@ -133,7 +135,8 @@ def share_right(policy, tokenizer, task, samples=4):
 def supervise(policy, tokenizer, task, args):
     """Train on the teacher's answers by next-token cross-entropy; prompt tokens are not in the
     loss."""
-    rng, steps = random.Random(args.seed), args.cold_start_steps
+    rng = random.Random(args.seed)
+    steps = args.cold_start_steps
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.cold_start_learning_rate,
                                   betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -145,7 +148,8 @@ def supervise(policy, tokenizer, task, args):
         answers = [task.teacher(p, rng) for p in problems]
         batch = teacher_rollout(policy, tokenizer, problems, answers, task.tool)
         scores = scorer(batch, record=True)
-        logp, (indices, logits) = scores.logp, scores.routes                        # [L, B, T, ·]
+        logp = scores.logp                                                          # [B, T]
+        indices, logits = scores.routes                                             # [L, B, T, ·]
         share = expert_share(indices, batch.mask, logits.shape[-1])                 # [L, E]
         balance = load_balancing_loss(logits, batch.mask, share)
         loss = -logp.sum() / batch.mask.sum() + BALANCE * balance
@@ -167,7 +171,8 @@ def with_progress(steps):
         yield step
         now = time.perf_counter()
         if now - last >= EVERY and step < steps:
-            left, last = (now - began) / step * (steps - step), now
+            left = (now - began) / step * (steps - step)
+            last = now
             print(f"cold start: {step} of {steps} supervised steps, {left:.0f} s left", flush=True)
 
 
@@ -182,7 +187,9 @@ def teacher_rollout(policy, tokenizer, problems, answers, tool=None):
     a loss token; tokens inserted by the tool are not."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
     ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
-    width, pad, device = max(map(len, ids)), tokenizer.pad_token_id, policy.device
+    width = max(map(len, ids))
+    pad = tokenizer.pad_token_id
+    device = policy.device
     response = torch.tensor([i + [pad] * (width - len(i)) for i in ids], device=device)  # [B, T]
     lengths = torch.tensor([len(i) for i in ids], device=device)                    # [B]
     mask = torch.arange(width, device=device) < lengths[:, None]                    # [B, T]

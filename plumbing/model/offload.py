@@ -63,21 +63,24 @@ class HostAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters, **options):
         parameters = list(parameters)
-        self.served, self.bytes_moved = [p for p in parameters if p.requires_grad], 0
+        self.served = [p for p in parameters if p.requires_grad]
+        self.bytes_moved = 0
         self.masters = [nn.Parameter(on_host(getattr(p, "master", p))) for p in self.served]
         super().__init__(self.masters, **options)
         for parameter, master in zip(self.served, self.masters):
             parameter.register_post_accumulate_grad_hook(partial(self.fetch, master))
 
     def fetch(self, master, parameter):
-        grad, parameter.grad = parameter.grad, None
+        grad = parameter.grad
+        parameter.grad = None
         self.bytes_moved += grad.nbytes
         grad = grad.cpu().float()
         master.grad = grad if master.grad is None else master.grad.add_(grad)
 
     def moved(self):
         """The bytes copied between host and device since the last call."""
-        moved, self.bytes_moved = self.bytes_moved, 0
+        moved = self.bytes_moved
+        self.bytes_moved = 0
         return moved
 
     def step(self):

@@ -233,7 +233,8 @@ def check_log_probs(policy, tokenizer):
 def own_logp(model, rollout):
     """Log-probs [B, T] of the response tokens from the model's own logits, one forward per
     response."""
-    logp, G = torch.zeros_like(rollout.sampler_logp), rollout.group_size            # [B, T]
+    logp = torch.zeros_like(rollout.sampler_logp)                                   # [B, T]
+    G = rollout.group_size
     for row, mask in enumerate(rollout.mask):
         prompt = rollout.prompt_ids[row // G][rollout.prompt_mask[row // G]]        # [p]
         ids = torch.cat([prompt, rollout.response_ids[row][mask]])                  # [p+t]

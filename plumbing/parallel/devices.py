@@ -35,7 +35,9 @@ def arithmetic(args):
 
     Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
     """
-    gpu, bf16, fp16 = kind_of(args) == "cuda", args.bf16, args.fp16
+    gpu = kind_of(args) == "cuda"
+    bf16 = args.bf16
+    fp16 = args.fp16
     if bf16 and fp16:
         raise ValueError("--bf16 true and --fp16 true: autocast uses only one format")
     if bf16 and gpu and not has_bfloat16():

@@ -32,7 +32,8 @@ def start(args):
     Raises ValueError if the device does not exist or the batch does not divide evenly over the
     processes.
     """
-    kind, local = devices.kind_of(args), int(os.environ.get("LOCAL_RANK", 0))
+    kind = devices.kind_of(args)
+    local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():
         raise ValueError(f"process {local} has no GPU of its own ({torch.cuda.device_count()} "
@@ -71,7 +72,8 @@ def gather(part):
     """An object of each process, tensors and all -> the list of them by rank, on this device."""
     if world() == 1:
         return [part]
-    parts, buffer = [None] * world(), io.BytesIO()
+    parts = [None] * world()
+    buffer = io.BytesIO()
     torch.save(part, buffer)
     dist.all_gather_object(parts, buffer.getvalue())
     nccl = dist.get_backend() == "nccl"
@@ -84,7 +86,8 @@ def divided(judge):
     """A Task.judge that shares the groups among the processes; every process gets the whole
     result."""
     def shared(texts, problems, ids=None):
-        own, G = share(len(problems)), len(texts) // len(problems)
+        own = share(len(problems))
+        G = len(texts) // len(problems)
         rows = slice(own.start * G, own.stop * G)
         parts = judge(texts[rows], problems[own], ids and ids[rows])
         return torch.cat(gather(parts))                                             # [B, K]

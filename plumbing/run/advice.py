@@ -18,7 +18,8 @@ def command(args, algorithm=None, **changes):
     """The command line that repeats a run with some flags changed: the flags that it was given and
     the changes. With another `algorithm`, those of the section "the algorithm" (clip range,
     advantage, ...) are left out."""
-    given, section = {}, None
+    given = {}
+    section = None
     for f in flags():
         section = f.metadata.get("section", section)
         if f.name in args.given and not (algorithm and section == "the algorithm"):
@@ -39,14 +40,16 @@ def script():
 
 def trouble(args, records, limit):
     """[(command, reason)] for each problem in the last batches of a run, the worst first."""
-    last, ideas = records[-TAIL:], []
+    last = records[-TAIL:]
+    ideas = []
 
     def average(name):
         return mean(record[name] for record in last)
 
     best = max(record["pass_rate"] for record in records)
     clipped = average("clip_low") + average("clip_high")
-    dead, passed = average("dead_groups"), average("pass_rate")
+    dead = average("dead_groups")
+    passed = average("pass_rate")
     smaller = command(args, learning_rate=float(f"{args.learning_rate / 3:.2g}"))
     if word := collapse(records[-1], best):
         ideas.append((smaller, f"the run collapsed ({word.split('? ')[1]}): try a third of the "

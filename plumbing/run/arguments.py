@@ -446,7 +446,8 @@ def resolved(settings):
     epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
     high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
     constants = row.constants | settings.constants
-    tokens, bounds = settings.save_tokens, settings.mismatch_mask_bounds
+    tokens = settings.save_tokens
+    bounds = settings.mismatch_mask_bounds
     usual = [1e-4, 100.0] if settings.mismatch_mask == "outlier" else [0.5, 5.0]
     settings = replace(settings, **devices.arithmetic(settings))
     return replace(

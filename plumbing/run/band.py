@@ -25,7 +25,9 @@ import statistics
 
 from losses import OBJECTIVES
 
-SCALE, BATCHES, WIDEST = 2.0, 4, 0.2
+SCALE = 2.0
+BATCHES = 4
+WIDEST = 0.2
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 NARROWEST = math.sqrt(ROUNDING)
 
@@ -56,7 +58,8 @@ class AutoBand:
 
     def __init__(self, args, progress):
         """progress: the dict of the run that holds the state."""
-        self.args, self.progress = args, progress
+        self.args = args
+        self.progress = progress
 
     @property
     def epsilon(self):
@@ -70,7 +73,8 @@ class AutoBand:
 
     def edges(self):
         """(epsilon, epsilon_high) of the next rollout batch."""
-        row, epsilon = OBJECTIVES[self.args.objective], self.epsilon
+        row = OBJECTIVES[self.args.objective]
+        epsilon = self.epsilon
         return (row.epsilon, row.epsilon_high) if epsilon is None else (epsilon, epsilon)
 
     def update(self, log_w_var, log_s_var, noise=0.0):

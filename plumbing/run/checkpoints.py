@@ -75,8 +75,12 @@ class Saver:
     def __init__(self, args, folder, learner, progress):
         """learner, progress: the objects that are saved. Together with the random states they are
         all that the rest of the run depends on."""
-        self.folder, self.shard, self.marked, self.step = folder, args.shard, None, 0
-        self.learner, self.progress = learner, progress
+        self.folder = folder
+        self.shard = args.shard
+        self.marked = None
+        self.step = 0
+        self.learner = learner
+        self.progress = progress
         self.stop = stop_on_signals(learner)
 
     def mark(self, step):
@@ -92,7 +96,8 @@ class Saver:
     def save(self):
         """Write the checkpoint of the marked batch. All processes must call this; only the first
         one writes."""
-        marked, self.marked = self.marked, None              # a write that fails is not tried again
+        marked = self.marked
+        self.marked = None                                   # a write that fails is not tried again
         if self.alone():
             return self.write(marked, marked | self.state())
         state = marked | self.state()
@@ -110,7 +115,8 @@ class Saver:
 
     def state(self):
         """The optimizer's state, and the critic's weights by name ({} without a critic)."""
-        actor, optimizer = self.learner.actor, self.learner.optimizer
+        actor = self.learner.actor
+        optimizer = self.learner.optimizer
         if not self.alone():
             return processes.whole_state(actor, optimizer, self.shard)
         critic = {name: weight for name, weight in actor.state_dict().items()
@@ -166,7 +172,8 @@ class Saver:
         not finite. The weights are the current ones and include the updates of the failed batch; a
         resumed run repeats that batch. With --shard nothing can be saved, because the shards of the
         other processes are out of reach."""
-        step, lost = self.marked["step"], self.shard and processes.world() > 1
+        step = self.marked["step"]
+        lost = self.shard and processes.world() > 1
         finite = all(weight.isfinite().all() for weight in self.learner.actor.parameters())
         if processes.rank() or lost or not finite or step in dict(whole(self.folder)):
             return
@@ -181,7 +188,8 @@ def on_schedule(optimizer, schedule, settings, step):
     had these --steps from the beginning. Returns a note about the change, "" if there is none."""
     note = ""
     for group, top, share in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas):
-        was, group["lr"] = group["lr"], top * share(schedule.last_epoch)
+        was = group["lr"]
+        group["lr"] = top * share(schedule.last_epoch)
         if group["lr"] != was:
             note = (f"--steps {settings.steps}: from batch {step + 1} on, the learning rate is "
                     f"that of a {settings.lr_scheduler_type} schedule over {settings.steps} "
@@ -211,7 +219,8 @@ def save(run, step, policy, tokenizer, state):
     """Write checkpoints/step_N and delete all but the newest KEEP. state: plain data and
     tensors."""
     folder = run / "checkpoints" / f"step_{step}"
-    partial, kept = folder.with_name(f".partial-{folder.name}"), [old for _, old in whole(run)]
+    partial = folder.with_name(f".partial-{folder.name}")
+    kept = [old for _, old in whole(run)]
     last = kept[-1].name if kept else "none"
     try:
         with naming(f"{folder} (the last complete checkpoint is {last})"):
@@ -241,7 +250,8 @@ def save(run, step, policy, tokenizer, state):
 def seal(folder):
     """Write the checksums of all files of a folder (model/checksums.py compares them) and give all
     files the permissions of a newly created one: safetensors gives its own to their owner alone."""
-    sums, lines = folder / checksums.NAME, []
+    sums = folder / checksums.NAME
+    lines = []
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != sums]
     for file in files:
         with open(file, "rb") as data:

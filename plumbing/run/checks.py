@@ -38,7 +38,8 @@ def check_values(args, flags):
     """Refuse a value that is out of range, whatever the other flags are. flags: the fields of
     Settings that are flags."""
     for f in flags:
-        value, limits = getattr(args, f.name), f.metadata
+        value = getattr(args, f.name)
+        limits = f.metadata
         if isinstance(value, float) and not math.isfinite(value):
             refuse(args, f.name, "is not a finite number")
         if value is None:
@@ -75,18 +76,24 @@ def check_combinations(args):
     """Refuse flags that contradict each other or have no effect together, before anything is
     written."""
     trackers.check(args.report_to)
-    objective, advantage = OBJECTIVES[args.objective], check_row(args.advantage)
-    per_token, reads = advantage.per == "token", advantage.reads
-    G, micro, minibatches = args.num_generations, args.micro_batch_size, args.steps_per_generation
+    objective = OBJECTIVES[args.objective]
+    advantage = check_row(args.advantage)
+    per_token = advantage.per == "token"
+    reads = advantage.reads
+    G = args.num_generations
+    micro = args.micro_batch_size
+    minibatches = args.steps_per_generation
     distills = "teacher_logp" in reads
     teacher = args.teacher_model_name_or_path or args.self_distillation
     not_used = teacher and not distills and not args.distillation_coef
     use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
     hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
-    auto, ema = band.is_auto(args), args.teacher_model_kind == "ema"
+    auto = band.is_auto(args)
+    ema = args.teacher_model_kind == "ema"
     takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
-    own_data, sampler = bool(args.dataset_name), args.old_logp == "sampler"
+    own_data = bool(args.dataset_name)
+    sampler = args.old_logp == "sampler"
     for name, wrong, must in (
         ("num_generations", G < 2 and "group_size" in reads,
          f"is too few: --advantage {args.advantage} compares the responses of a group and needs at "
@@ -279,7 +286,8 @@ def check_advantage(args):
 def check_loss(args, epsilon):
     """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
     and a row, a clip or a statistic of one's own may not fit the rest."""
-    logp, one = torch.full((2, 3), -1.0, requires_grad=True), torch.ones(2, 3)
+    logp = torch.full((2, 3), -1.0, requires_grad=True)
+    one = torch.ones(2, 3)
     try:
         (loss, stats), (dead, _) = (policy_loss(
             args.objective, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,

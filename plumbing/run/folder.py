@@ -36,7 +36,8 @@ LOCK = ".lock"
 def run_folder(args):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
     block fails before the first rollout batch is complete, so that the next run gets its name."""
-    folder, locks = processes.on_first(lambda: open_run(args)), []
+    folder = processes.on_first(lambda: open_run(args))
+    locks = []
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder

@@ -64,12 +64,15 @@ def footprint(config, parameters, work):
     config: a transformers config. parameters: how many the policy has.
     """
     D, H, d, H_kv, F = shape(config)
-    L, V, size = config.num_hidden_layers, config.vocab_size, 2 if work.bf16 else 4
+    L = config.num_hidden_layers
+    V = config.vocab_size
+    size = 2 if work.bf16 else 4
     head = V * D                                             # trained in float32, as embeddings are
     matrices = parameters - head * (1 if config.tie_word_embeddings else 2)
     held, cast = (2, 0) if work.bf16 and work.state != "full" else (4, 2 if work.bf16 else 0)
     if work.four_bit:
-        held, cast = FOUR_BIT, 0
+        held = FOUR_BIT
+        cast = 0
     decode = (4 + size) * D * F if work.four_bit else 0      # of one matrix at a time
     weights = held * matrices + 4 * (parameters - matrices)
     lora = L * work.lora_r * (2 * D + 2 * H * d + 2 * D + 2 * H_kv * d + 3 * (D + F))
@@ -77,7 +80,9 @@ def footprint(config, parameters, work):
     reference = 4 * parameters if work.reference and work.state != "lora" else 0
     state = weights + 12 * trained + (4 * lora if work.state == "lora" else 0) + reference
 
-    B, P, T = work.prompts * work.group_size, work.prompt_tokens, work.new_tokens
+    B = work.prompts * work.group_size
+    P = work.prompt_tokens
+    T = work.new_tokens
     cache = 2 * L * H_kv * d * B * (P + T) * size
     copy = 2 * parameters if work.bf16 and not work.four_bit else 0     # each rounded by itself
     sampling = copy + decode + cache * (1 + 2 / L) + 4 * B * V * 4
@@ -111,8 +116,10 @@ def footprint(config, parameters, work):
 def layer_bytes(config, work, tokens, response, alone):
     """The bytes that one layer keeps of `tokens` tokens for backward."""
     D, H, d, H_kv, F = shape(config)
-    size, frozen = 2 if work.bf16 else 4, work.state == "lora"
-    E, K = getattr(config, "num_experts", 0) or 0, getattr(config, "num_experts_per_tok", 0) or 0
+    size = 2 if work.bf16 else 4
+    frozen = work.state == "lora"
+    E = getattr(config, "num_experts", 0) or 0
+    K = getattr(config, "num_experts_per_tok", 0) or 0
     norms = 2 * (4 + (0 if frozen else 4)) * D  # float32 also under autocast: input, normed
     inputs = 5 * 2 * D if work.bf16 else 2 * 4 * D  # of linear layers; autocast casts each again
     attention = 2 * H * d * size                             # queries, outputs
@@ -132,7 +139,8 @@ def layer_bytes(config, work, tokens, response, alone):
 
 def shape(config):
     """(hidden size, heads, head size, key-value heads, feed-forward size)"""
-    D, H = config.hidden_size, widest_layer(config, "num_attention_heads")
+    D = config.hidden_size
+    H = widest_layer(config, "num_attention_heads")
     d = widest_layer(config, "head_dim") or D // H
     H_kv = widest_layer(config, "num_key_value_heads") or H
     F = widest_layer(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * D    # not in GPT-2
@@ -245,7 +253,8 @@ def needed(config, parameters, work, capacity):
 
 def remedies(args, config, parameters, work, capacity):
     """What to try: a smaller share for vLLM, batches that should fit, and LoRA."""
-    shares, state = [], footprint(config, parameters, work)["state"]
+    shares = []
+    state = footprint(config, parameters, work)["state"]
     if work.engine and not work.engine_stays and state + work.engine > ROOM * capacity:
         share = int(100 * (ROOM - state / capacity)) / 100
         if share * capacity > 1.2 * parameters * getattr(torch, args.sampler_dtype).itemsize:
@@ -278,12 +287,15 @@ def smaller_batches(args, config, parameters, work, capacity):
         return next((n for n in sizes if within(
             config, parameters, replace(work, **least | {name: n}), capacity)), None)
 
-    need, room, tries = footprint(config, parameters, work), ROOM * capacity, []
+    need = footprint(config, parameters, work)
+    room = ROOM * capacity
+    tries = []
     if not largest("rows", [1]):
         return []
     fitting = need["peak"] <= room
     if fitting or need["state"] + need["updating"] > room:
-        G, most = work.group_size, max(1, work.rows // 2) if fitting else work.rows
+        G = work.group_size
+        most = max(1, work.rows // 2) if fitting else work.rows
         sizes = [n for n in range(most, 0, -1) if n % G == 0 or G % n == 0]
         rows = largest("rows", sizes, work.gradient_checkpointing)
         flag = "" if rows else " --gradient_checkpointing"

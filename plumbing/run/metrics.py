@@ -32,11 +32,15 @@ class Clock:
     number of the last batch of this run."""
 
     def __init__(self, device, start=0, steps=1):
-        self.device, self.start, self.steps, self.born = device, start, steps, time.perf_counter()
+        self.device = device
+        self.start = start
+        self.steps = steps
+        self.born = time.perf_counter()
         self.begin()
 
     def begin(self):
-        self.laps, self.last = {}, time.perf_counter()
+        self.laps = {}
+        self.last = time.perf_counter()
 
     def seconds_left(self, step):
         """Estimated seconds until the end of the run, at the end of batch `step`."""
@@ -46,7 +50,8 @@ class Clock:
         if self.device.type != "cpu":
             devices.wait(self.device)
         now = time.perf_counter()
-        self.laps[name], self.last = now - self.last, now
+        self.laps[name] = now - self.last
+        self.last = now
 
 
 def part_means(parts):
@@ -60,7 +65,8 @@ def part_means(parts):
 def rollout_metrics(args, batch, task):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
     --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
-    sampled, G = batch.sampled or [(batch.rollout, batch.parts)], batch.group_size
+    sampled = batch.sampled or [(batch.rollout, batch.parts)]
+    G = batch.group_size
     shaping = [name for name, flag in SHAPING.items() if getattr(args, flag)]
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts, G)                                                  # [n]
@@ -85,7 +91,8 @@ def update_metrics(updates):
     names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
     over = {name: max if STATISTICS.get(name) == "max" else mean for name in names}
     record = {name: over[name]([u[name] for u in updates]) for name in names}
-    per_update, first = ("clip_low", "clip_high", "grad_norm"), updates[0]
+    per_update = ("clip_low", "clip_high", "grad_norm")
+    first = updates[0]
     return record | {
         # before the first update the two policies are the same: log s is what rounding makes of 0
         "log_s_noise": math.sqrt(first["log_s_var"] + first["log_s_mean"] ** 2),
@@ -98,7 +105,8 @@ def update_metrics(updates):
 def policy_metrics(old_logp, new_logp, mask):
     """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
     are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
-    old, new = perplexity(old_logp, mask), perplexity(new_logp, mask)               # [B]
+    old = perplexity(old_logp, mask)                                                # [B]
+    new = perplexity(new_logp, mask)                                                # [B]
     delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)         # [B]
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
@@ -132,7 +140,8 @@ def weight_stats(weights, mask):
     """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
     (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
     For weights with mean 1, ess = 1 / (1 + chi2)."""
-    n, w = mask.sum().clamp(min=1), weights.masked_fill(~mask, 0.0)                 # [B, T]
+    n = mask.sum().clamp(min=1)
+    w = weights.masked_fill(~mask, 0.0)                                             # [B, T]
     return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
             "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
 
@@ -148,7 +157,10 @@ def own_routes(mini, new):
 def batch_record(args, step, task, batch, mini, new, updates):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step."""
-    rollout, mask, flips, route_cost = batch.rollout, batch.rollout.mask, None, None
+    rollout = batch.rollout
+    mask = batch.rollout.mask
+    flips = None
+    route_cost = None
     own = own_routes(mini, new)
     if own is not None:
         flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
@@ -178,9 +190,14 @@ class Recorder:
     def __init__(self, args, folder, task, learner, progress, device, start=0):
         """progress: the run's counters, which this object updates; start: number of the last batch
         before this run."""
-        self.args, self.folder, self.task, self.learner = args, folder, task, learner
-        self.progress, self.clock = progress, Clock(device, start, args.steps)
-        self.begin, self.lap = self.clock.begin, self.clock.lap
+        self.args = args
+        self.folder = folder
+        self.task = task
+        self.learner = learner
+        self.progress = progress
+        self.clock = Clock(device, start, args.steps)
+        self.begin = self.clock.begin
+        self.lap = self.clock.lap
         self.clips_s = OBJECTIVES[args.objective].clips_s
         before = progress.get("before")
         if before and start == 0 and learner.rank == 0:
@@ -203,7 +220,10 @@ class Recorder:
 
     def log(self, step, batch, mini, new, updates, held=None):
         """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
-        args, learner, progress, clock = self.args, self.learner, self.progress, self.clock
+        args = self.args
+        learner = self.learner
+        progress = self.progress
+        clock = self.clock
         record = batch_record(args, step, self.task, batch, mini, new, updates)
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         record["log_s_noise"] = self.noise(record["log_s_noise"])
@@ -227,7 +247,8 @@ class Recorder:
 
     def write(self, step, record, batch, mini, new):
         """Write the record, the samples and the tokens to the run's files, and print the line."""
-        args, G = self.args, batch.rollout.group_size
+        args = self.args
+        G = batch.rollout.group_size
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": batch.rewards[i * G].item()}
                   for i, problem in enumerate(batch.problems[:2])]
@@ -250,7 +271,8 @@ class Recorder:
         """The error of log s in nats: `first`, what two forwards of one policy differ by, or the
         rounding error of 16 bits, whichever is larger. The latter is measured in the first rollout
         batch and kept."""
-        extras, progress = self.learner.extras, self.progress
+        extras = self.learner.extras
+        progress = self.progress
         measured = extras.rounding.measure(self.learner) if extras and extras.rounding else None
         if measured is not None and "log_s_rounding" not in progress:
             progress["log_s_rounding"] = measured
@@ -264,7 +286,8 @@ class Recorder:
             return {}
         auto = self.learner.band
         edges = auto.edges() if auto else (self.args.epsilon, self.args.epsilon_high)
-        epsilon, std = sum(edges) / 2, math.sqrt(log_s_var)
+        epsilon = sum(edges) / 2
+        std = math.sqrt(log_s_var)
         measured = std > 0 and log_w_var > band.ROUNDING
         return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if measured else None}
 
@@ -334,9 +357,11 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
     def small(x):
         return f"{x:.1e}".replace("e-0", "e-")
 
-    parts, flips = record["reward_parts"], record["flip_rate"]
+    parts = record["reward_parts"]
+    flips = record["flip_rate"]
     named = "  ".join(f"{name} {short(mean)}" for name, mean in parts.items())
-    low, high = record["clip_low"], record["clip_high"]
+    low = record["clip_low"]
+    high = record["clip_high"]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
     width = record.get("epsilon_over_std")
     words = [
@@ -359,7 +384,8 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
 def group_record(step, mini, new, tokenizer, task):
     """A line of tokens.jsonl: the first group of a mini-batch in which not all advantages are 0.
     new: the mini-batch's Scores under the policy after the updates; nothing is computed again."""
-    G, more = mini.rollout.group_size, {}
+    G = mini.rollout.group_size
+    more = {}
     live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
     group = int(live.int().argmax())                         # the first such group, or group 0
     rows = slice(group * G, (group + 1) * G)
@@ -407,7 +433,8 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     cut = lambda table: [row[:end] for row, end in zip(table, ends)]
     per_token = lambda x: [rounded(row) for row in cut(x.tolist())]
     experts = lambda x: [x[:, i, :end].tolist() for i, end in enumerate(ends)]
-    ids, prompt = cut(rollout.response_ids.tolist()), rollout.prompt_ids[rollout.prompt_mask]
+    ids = cut(rollout.response_ids.tolist())
+    prompt = rollout.prompt_ids[rollout.prompt_mask]
     per_answer = advantages.dim() == 1
     record = {
         "step": step, "prompt": tokenizer.decode(prompt.tolist()), "ids": ids,
@@ -450,7 +477,8 @@ def read_metrics(folder):
     if not file.is_file():
         raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
                          "run has not completed its first rollout batch")
-    records, skipped = [], []
+    records = []
+    skipped = []
     for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
         try:
             record = json.loads(text)

@@ -21,7 +21,8 @@ def say(text):
 
 def plan(args, folder, task, device):
     """A description of what this run will do, in a few lines."""
-    model, after = args.model_name_or_path, ""
+    model = args.model_name_or_path
+    after = ""
     if not model:
         model = (f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} "
                  f"experts, top-{args.num_experts_per_tok})")
@@ -71,7 +72,8 @@ def with_limits(score, sign=""):
 
 def scores(answers):
     """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
-    sampled, (greedy, _, _) = answers["sampled"], answers["greedy"]["pass_at_1"]
+    sampled = answers["sampled"]
+    greedy, _, _ = answers["greedy"]["pass_at_1"]
     text = f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}"
     if "reward" in sampled:                                  # older runs did not save it
         text += f", mean reward {with_limits(sampled['reward'])}"
@@ -104,7 +106,8 @@ def report(args, folder, task, before, after, seconds):
     summary.json."""
     if rank():
         return
-    summary, both = {"seconds": seconds, "steps": args.steps}, {"before": before, "after": after}
+    summary = {"seconds": seconds, "steps": args.steps}
+    both = {"before": before, "after": after}
     if after:
         for when, answers in both.items():
             summary |= summary_of(when, answers)

@@ -37,7 +37,8 @@ class GrowingLayer(DynamicLayer):
     layer; the short responses of the default run gain nothing."""
 
     def update(self, keys, values, *args, **kwargs):
-        old, more = self.get_seq_length(), keys.shape[2]
+        old = self.get_seq_length()
+        more = keys.shape[2]
         if not old:
             self.lazy_initialization(keys, values)
             self.room = [keys[:, :, :0], values[:, :, :0]]
@@ -56,7 +57,8 @@ class GrowingLayer(DynamicLayer):
         self.change_rows(lambda x: x.index_select(0, indices))
 
     def change_rows(self, change):
-        length, self.room = self.get_seq_length(), [change(x) for x in self.room]
+        length = self.get_seq_length()
+        self.room = [change(x) for x in self.room]
         self.keys, self.values = (x[:, :, :length] for x in self.room)
 
 

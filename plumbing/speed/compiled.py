@@ -54,7 +54,8 @@ class Decoder:
                              "custom positions and masks with a static KV cache; leave out the "
                              "flag")
         mode = "reduce-overhead" if model.device.type == "cuda" else None
-        self.model, self.caches = model, {}
+        self.model = model
+        self.caches = {}
         leave_out_experts()
         self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
 
@@ -68,13 +69,16 @@ class Decoder:
         each."""
         width = -(-ids.shape[1] // BUCKET) * BUCKET
         ids, mask = (F.pad(x, (width - ids.shape[1], 0)) for x in (ids, mask))      # [Q, W]
-        prompts, config = DynamicCache(config=self.model.config), self.model.config
+        prompts = DynamicCache(config=self.model.config)
+        config = self.model.config
         inputs = prompt_inputs(self.model, ids, mask, 0, prompts)
         logits = self.model(**inputs, logits_to_keep=1).logits[:, -1]               # [Q, V]
         self.logits = logits.repeat_interleave(group_size, 0)                       # [B, V]
         self.position = mask.sum(-1).repeat_interleave(group_size)[:, None]         # [B, 1]
-        B, length = len(self.logits), width + new_tokens
-        self.of, self.place = torch.arange(B, device=ids.device), width
+        B = len(self.logits)
+        length = width + new_tokens
+        self.of = torch.arange(B, device=ids.device)
+        self.place = width
         if (B, length) not in self.caches:
             self.caches[B, length] = StaticCache(config=config, max_cache_len=length)
             torch._dynamo.config.recompile_limit = max(8, 2 * len(self.caches))
@@ -98,7 +102,8 @@ class Decoder:
             out = self.forward(input_ids=token[:, None], attention_mask=self.mask, use_cache=True,
                                position_ids=self.position, past_key_values=self.cache)
         self.logits = out.logits[:, -1]                                             # [B, V]
-        self.position, self.place = self.position + 1, self.place + 1
+        self.position = self.position + 1
+        self.place = self.place + 1
 
     def drop(self, keep, token):
         raise ValueError("rows cannot be dropped under --torch_compile: a new number of rows would "

@@ -15,7 +15,8 @@ class AllExperts(Experts):
 
     def __init__(self, experts):
         nn.Module.__init__(self)
-        self.gate_up_proj, self.down_proj = experts.gate_up_proj, experts.down_proj
+        self.gate_up_proj = experts.gate_up_proj
+        self.down_proj = experts.down_proj
 
     def forward(self, x, gates, indices):
         if len(x) * self.gate_up_proj.shape[:2].numel() > MOST_AT_ONCE:             # N·E·2M

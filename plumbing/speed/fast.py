@@ -57,7 +57,10 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
                                            temperature, uniforms, stop, tool, top_p, top_k))
     model.eval()
-    device, G, T, pad = model.device, group_size, max_new_tokens, pad_token(tokenizer)
+    device = model.device
+    G = group_size
+    T = max_new_tokens
+    pad = pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
     prefix = common_prefix(prompts) if shares_prefix(model.config) else 0
     prompts = left_pad(prompts, pad, device)                                        # [Q, P] each
@@ -81,7 +84,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     for t in range(T):
         logits = sets.leave(rows.logits[rows.of], t, live)                          # [b, V]
         token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
-        over, own = ended[live], inserted[live, t] < 0                              # [b]
+        over = ended[live]                                                          # [b]
+        own = inserted[live, t] < 0                                                 # [b]
         token = torch.where(own, token, inserted[live, t]).masked_fill(over, pad)   # [b]
         response[live, t] = token
         logp[live, t] = chosen.masked_fill(over | ~own, 0.0)
@@ -97,7 +101,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
             if len(keep) == 0:
                 break
             if not decoder:
-                live, token = live[keep], token[keep]                               # [b]
+                live = live[keep]                                                   # [b]
+                token = token[keep]                                                 # [b]
                 rows.drop(keep, token)
         if reads is not None:
             reads.append((live, rows.of))
@@ -114,7 +119,8 @@ class Rows:
         """share: responses that are equal so far read the same row; otherwise each has its own."""
         copies = 1 if share else group_size
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
-        self.cache, self.share = growing_cache(model.config), share
+        self.cache = growing_cache(model.config)
+        self.share = share
         inputs = prompt_inputs(model, ids, mask, prefix, self.cache)
         logits = model(**inputs, logits_to_keep=1).logits[:, -1]                    # [Q, V]
         self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
@@ -133,11 +139,13 @@ class Rows:
             parent, child = equal_so_far(self.of, token)                            # [n], [b]
             self.share = 2 * len(parent) <= len(keep)  # else most differ by now
         if not self.share:
-            parent, child = self.of, torch.arange(len(keep), device=keep.device)    # [b] each
+            parent = self.of                                                        # [b]
+            child = torch.arange(len(keep), device=keep.device)                     # [b]
         grows = not self.own and len(parent) > len(parent.unique())
         if grows or len(parent) <= 0.9 * len(self.position):  # fewer do not pay for the copy
             self.cache.batch_select_indices(parent)
-            self.of, self.position = child, self.position[parent]                   # [b], [n]
+            self.of = child                                                         # [b]
+            self.position = self.position[parent]                                   # [n]
             self.own = not self.share
             self.attention = None if self.attention is None else self.attention[parent]
 
@@ -162,7 +170,8 @@ def equal_so_far(row, token):
 def common_prefix(prompts):
     """The number of first tokens that all prompts (lists of ids) share, leaving each prompt at
     least one token of its own; 0 if sharing is not worthwhile."""
-    first, last = min(prompts), max(prompts)  # in list order; all others are between these two
+    first = min(prompts)                      # in the order of lists, all others are between
+    last = max(prompts)                       # these two
     shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
     shared = min(shared, min(map(len, prompts)) - 1)
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
@@ -236,7 +245,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
     rows = replayed or keeps_rows(model) or rollout.kept is not None     # each has sets of its own
     small, where = (rollout, slice(None)) if rows else distinct(rollout)
-    width, T = rollout.mask.shape[1], rollout.mask.shape[1]
+    width = rollout.mask.shape[1]
+    T = rollout.mask.shape[1]
     fixed = record or rows  # the shape of a forward must not follow from what was sampled
     if not fixed:
         used = small.mask.any(0).nonzero()
@@ -252,7 +262,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
         last = passes.passes[-1].indices.shape[1]
         if last != len(rollout.prompt_ids):  # equal responses have shared a row
             passes = route_rows(passes, [slice(None)] * (len(passes.passes) - 1) + [where])
-        scores.passes, scores.routes = passes, response_routes(passes, rollout)     # [L, B, T, ·]
+        scores.passes = passes
+        scores.routes = response_routes(passes, rollout)                            # [L, B, T, ·]
     return scores
 
 
@@ -283,7 +294,8 @@ def distinct(rollout):
     the group with the most different responses needs, at least two."""
     G = rollout.group_size
     number = torch.arange(len(rollout.mask), device=rollout.mask.device)            # [B]
-    ids, mask = rollout.response_ids, rollout.mask                                  # [B, T]
+    ids = rollout.response_ids                                                      # [B, T]
+    mask = rollout.mask                                                             # [B, T]
     over = mask.flip(-1).cumsum(-1).flip(-1) == 0             # [B, T] after the last loss token
     tokens = torch.where(mask, ids, -2 - ids).masked_fill(over, -1)                 # [B, T]
     rows = torch.cat([number[:, None] // G, tokens], 1)                             # [B, 1+T]
@@ -316,7 +328,9 @@ def response_hidden(model, rollout, fixed):
 def shared_hidden(model, rollout):
     """One forward over the prompts [Q, P], then one over the responses [B, T-1] that reads the
     prompts' keys and values -> [B, T, D]."""
-    G, T, prompt_mask = rollout.group_size, rollout.mask.shape[1], rollout.prompt_mask
+    G = rollout.group_size
+    T = rollout.mask.shape[1]
+    prompt_mask = rollout.prompt_mask
     cache = DynamicCache(config=model.config)
     inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, prefix_of(rollout), cache)
     first = model.base_model(**inputs).last_hidden_state[:, -1:]                    # [Q, 1, D]
@@ -341,7 +355,8 @@ def shared_hidden(model, rollout):
 def groups_per_row(config, rollout):
     """The number of groups in a packed row. 0: not even one group is short enough, or the model
     does not accept custom positions and masks."""
-    (Q, P), T = rollout.prompt_ids.shape, rollout.mask.shape[1]
+    Q, P = rollout.prompt_ids.shape
+    T = rollout.mask.shape[1]
     each = P - prefix_of(rollout) + rollout.group_size * (T - 1)
     fit = [k for k in range(1, Q + 1) if Q % k == 0 and prefix_of(rollout) + k * each <= MAX_PACKED]
     return max(fit, default=0) if takes_any_mask(config) else 0
@@ -353,9 +368,13 @@ def packed_hidden(model, rollout, groups):
 
         prefix | prompt 1 | response 1 | response 2 ... | prompt 2 | response 1 | response 2 ...
     """
-    (Q, P), G, T = rollout.prompt_ids.shape, rollout.group_size, rollout.mask.shape[1]
-    prefix, device = prefix_of(rollout), rollout.mask.device
-    ids, mask = rollout.prompt_ids, rollout.prompt_mask                             # [Q, P]
+    Q, P = rollout.prompt_ids.shape
+    G = rollout.group_size
+    T = rollout.mask.shape[1]
+    prefix = prefix_of(rollout)
+    device = rollout.mask.device
+    ids = rollout.prompt_ids                                                        # [Q, P]
+    mask = rollout.prompt_mask                                                      # [Q, P]
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
         ids, mask, position = shared_prefix_first(ids, mask, position, prefix)

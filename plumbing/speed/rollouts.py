@@ -129,7 +129,8 @@ def response_routes(routes, rollout):
     """The routes of the positions that predict the response tokens (token t is predicted at
     position P - 1 + t): Pass(indices [L, B, T, K], logits). The routes come from forwards over
     [the shared prefix,] the prompts and the responses, or from one forward over all."""
-    start, passes = rollout.prompt_ids.shape[1] - 1, list(routes.passes)
+    start = rollout.prompt_ids.shape[1] - 1
+    passes = list(routes.passes)
     while start >= passes[0].indices.shape[2]:
         start -= passes.pop(0).indices.shape[2]
     share = len(rollout.mask) // passes[0].indices.shape[1]  # responses that read a row

@@ -146,6 +146,17 @@ def test_a_file_is_not_wide(module):
     hold(not wide, f"{module}: lines {wide} are over {WIDTH} columns", f"size of {module}")
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_a_line_makes_one_assignment(module):
+    """`a, b = b, a` exchanges two values and stays; `a, b = 1, 2` is two lines."""
+    double = []
+    for node in ast.walk(ast.parse(source(module))):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
+            names = {n.id for n in ast.walk(node.targets[0]) if isinstance(n, ast.Name)}
+            double += [] if names & {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)} else [node.lineno]
+    assert not double, f"{module}: lines {double} make two assignments at once"
+
+
 @pytest.mark.parametrize("file", sorted([*(ROOT / "experiments").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]), ids=lambda file: file.stem)
 def test_an_experiment_or_a_benchmark_is_not_wide(file):
     assert not [n for n, line in enumerate(file.read_text().splitlines(), 1) if len(line) > WIDTH]
