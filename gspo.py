@@ -221,8 +221,7 @@ if __name__ == "__main__":
         MICRO_BATCH = 8
         MAX_NEW_TOKENS = 256
         LEARNING_RATE = 1e-6
-        model = sys.argv[1]
-        file = sys.argv[2:]
+        model, *file = sys.argv[1:]
         tokenizer = AutoTokenizer.from_pretrained(model)
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         policy.to("cuda" if torch.cuda.is_available() else "cpu")
