@@ -117,6 +117,10 @@ def deep():
         yield (f"{arm} - {other}, 48 layers",
                entry(depth.gap(runs, arm, other), f"{NAMES[arm]} minus {NAMES[other]}, 48 layers "
                      f"at {depth.RATE:g}", "depth"))
+    for arm in depth.OTHERS[1:]:
+        yield (f"{arm} - grpo, 48 layers",
+               entry(depth.others_gap(runs, arm), f"{NAMES[arm]} minus GRPO, 48 layers at "
+                     f"{depth.RATE:g}", "depth"))
     yield ("starts, 48 layers", dict(of="cold starts of the deciding cell so far",
                                      mean=len(depth.gap(runs, "gspo")), result="depth"))
     yield "planned starts, 48 layers", dict(of="cold starts that the rule asks for",

@@ -181,8 +181,10 @@ def rows():
             depth_answer(),
             f"GSPO with the paper's clip range minus GRPO: {n('gspo - grpo, 48 layers')} pass@1.",
             ("gspo - grpo, 48 layers", "grpo_replay - grpo, 48 layers",
-             "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers"),
-            "more batches, other rates, other clip ranges: `python experiments/depth.py` runs them "
+             "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers",
+             "gspo_x10 - grpo, 48 layers", "grpo_r3 - grpo, 48 layers", "gmpo - grpo, 48 layers",
+             "dppo - grpo, 48 layers"),
+            "more batches, each arm at its best rate: `python experiments/depth.py` runs them "
             "next and goes on where the map stopped; its rules were written first",
             f"At 48 layers, where runs break: {depth_answer()}"),
     ], PRETRAINED: [
@@ -208,8 +210,8 @@ OTHERS = (
 
 NOT_TESTED = (
     "the paper's setting: answers of thousands of tokens, hundreds of rollout batches",
-    "48 layers: the best rate of each arm, 4 and 16 layers, the dense control, GSPO with 10 times "
-    "the band, R3, GMPO and DPPO (`experiments/depth.py` has the rules and goes on)",
+    "48 layers: the best rate of each arm, 4 and 16 layers, the dense control, 60 batches "
+    "(`experiments/depth.py` has the rules and goes on)",
     "SmolLM2 over bands in float32, bfloat16 and float16 (`experiments/pretrained.py` has the "
     "rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
