@@ -4,6 +4,7 @@ import functools
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")                # the tensors are tiny; scripts that tests start, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")                 # no test waits for the hub: a missing checkpoint fails at once
@@ -12,6 +13,7 @@ import pytest  # noqa: E402
 
 from tiny_run import TINY  # noqa: E402
 
+ROOT = Path(__file__).parents[1]
 os.fsync = lambda number: None                               # no test pulls the plug: it would only wait for the disk
 
 
@@ -72,5 +74,6 @@ def workplace(cold_start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
+    os.chdir(ROOT)                                           # pytest.ini: pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
         signal.signal(number, handler)

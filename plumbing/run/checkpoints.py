@@ -42,13 +42,16 @@ def append(path, record):
 
 
 @contextmanager
-def naming(path):
-    """Turn an error while writing (disk full, no permission) into one OSError that names the
-    file."""
+def naming(path, more=""):
+    """Turn an error while writing (disk full, no permission) into one OSError that names the file
+    and the free space: of a full disk torch.save says only "unexpected pos"."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise OSError(f"{path} could not be written: {' '.join(str(error).split())}") from error
+        there = next(folder for folder in path.parents if folder.exists())
+        free = f"{shutil.disk_usage(there).free / 1e6:,.0f} MB are free there"
+        told = " ".join(str(error).split())
+        raise OSError(f"{path}{more} could not be written: {told} ({free})") from error
 
 
 def keep_lines(path, step):
@@ -223,7 +226,7 @@ def save(run, step, policy, tokenizer, state):
     kept = [old for _, old in whole(run)]
     last = kept[-1].name if kept else "none"
     try:
-        with naming(f"{folder} (the last complete checkpoint is {last})"):
+        with naming(folder, f" (the last complete checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             if hasattr(policy, "adapters"):

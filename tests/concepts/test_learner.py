@@ -14,7 +14,8 @@ from tiny_run import TINY, metrics
 
 ROOT = Path(__file__).parent
 ROOT = next(folder for folder in ROOT.parents if (folder / "losses.py").exists())
-LEFT_OUT = shutil.ignore_patterns(".git", "runs", "checkpoints", "__pycache__", ".pytest_cache", "*.png")
+# .ci holds an environment of 1.5 GB, checkpoints a pretrained model
+LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__", ".pytest_cache", "*.png")
 
 ROW = '''OBJECTIVES = {
     "mine": Objective("token", "hard", 0.001, 0.001, "sequence-mean", constants=dict(slope=1.0)),

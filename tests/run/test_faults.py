@@ -175,6 +175,7 @@ def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, whole,
         monkeypatch.undo()
     os.chdir(workplace)
     assert [w for w in words if w not in err] == [], err
+    assert "MB are free there)" in err
     assert sorted(os.listdir("run/checkpoints")) == ["step_1", "step_2"]
     train.main([*argv, "--output_dir", "run", "--resume"])
     assert differences(alone, "run", 4) == []
