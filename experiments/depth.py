@@ -85,7 +85,9 @@ RATES = (5e-5, 7e-5, 1e-4, 1.4e-4, 2e-4, 2.8e-4, 4e-4)       # 48 layers, where 
 MORE_RATES = (*RATES, 5.6e-4, 8e-4, 11e-4, 16e-4)            # for fewer layers and the dense policy
 RATE, BATCHES, EQUAL = 2.8e-4, 16, .03                       # of the deciding cell
 STARTS, ELSEWHERE = 32, claim.LEAST                          # cold starts a verdict needs
-DECIDE, REST, BEST, DEPTH = 200, 300, 400, 500               # first seeds of the fresh starts
+CHOOSE, DECIDE, REST, BEST, DEPTH = 0, 200, 300, 400, 500    # first seeds of the cold starts
+CHOICES = 4                                                  # cold starts to choose on
+CHOOSING = range(CHOOSE, CHOOSE + 100)
 FILE = maps.runs_of("depth")
 number = claim.counted
 
@@ -106,18 +108,20 @@ def grid(full):
 
     yield from one_by_one(cells, FIRST, fresh(DEEP, DECIDE, STARTS))
     yield from one_by_one(cells, OTHERS, fresh(DEEP, REST, ELSEWHERE))
-    yield from one_by_one(cells, ARMS, maps.CHOOSE, rates=RATES)
+    yield from one_by_one(cells, ARMS, fresh(DEEP, CHOOSE, CHOICES), rates=RATES)
     for seed in fresh(DEEP, BEST, ELSEWHERE):
         for arm in ARMS:
             if rate := best_rate(maps.read(FILE), arm):
                 yield from cells([arm], [seed], (rate,))
     for policy in ("4 layers", "16 layers", DENSE):
-        yield from one_by_one(cells, FIRST, maps.CHOOSE, rates=MORE_RATES, policy=policy)
+        yield from one_by_one(cells, FIRST, fresh(policy, CHOOSE, CHOICES), rates=MORE_RATES,
+                              policy=policy)
         if rate := edge(maps.read(FILE), policy):
             yield from one_by_one(cells, FIRST, fresh(policy, DEPTH, ELSEWHERE), rates=(rate,),
                                   policy=policy)
     if full:
-        yield from one_by_one(cells, FIRST, maps.CHOOSE, rates=RATES, minibatches=16)
+        yield from one_by_one(cells, FIRST, fresh(DEEP, CHOOSE, CHOICES), rates=RATES,
+                              minibatches=16)
         yield from one_by_one(cells, FIRST, fresh(DEEP, DECIDE, ELSEWHERE), batches=60)
 
 
@@ -169,14 +173,14 @@ def gap(runs, arm, other="grpo", policy=DEEP):
 
 def gain(runs, arm, rate, policy=DEEP):
     """What an arm gained from its start on each of the choosing starts."""
-    where = (runs, arm, rate, maps.CHOOSE, policy)
+    where = (runs, arm, rate, CHOOSING, policy)
     return claim.differences(ends(*where), ends(*where, name="before"))
 
 
 def best_rate(runs, arm):
     """The rate with the highest mean over the choosing starts, or None before all are run."""
-    means = {rate: ends(runs, arm, rate, maps.CHOOSE) for rate in RATES}
-    if any(len(found) < len(maps.CHOOSE) for found in means.values()):
+    means = {rate: ends(runs, arm, rate, CHOOSING) for rate in RATES}
+    if any(len(found) < CHOICES for found in means.values()):
         return None
     return max(RATES, key=lambda rate: claim.mean(means[rate].values()))
 
@@ -186,7 +190,7 @@ def edge(runs, policy, arms=FIRST):
     starts; None before all are run."""
     rates = RATES if policy == DEEP else MORE_RATES
     gains = {rate: [gain(runs, arm, rate, policy) for arm in arms] for rate in rates}
-    if any(len(values) < len(maps.CHOOSE) for of_arms in gains.values() for values in of_arms):
+    if any(len(values) < CHOICES for of_arms in gains.values() for values in of_arms):
         return None
     above = [rate for rate in rates if claim.mean(sum(gains[rate], [])) > 0]
     return max(above, default=rates[0])
@@ -282,17 +286,24 @@ def depths(runs):
                        f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]: {told}")
 
 
+def best_gap(runs, arm):
+    """pass@1 of an arm at its best rate on fresh starts, minus that of GRPO at its best; [] before
+    both rates are known."""
+    rate = best_rate(runs, arm)
+    of_grpo = best_rate(runs, "grpo")
+    if not (rate and of_grpo):
+        return []
+    seeds = range(BEST, BEST + 100)
+    return claim.differences(ends(runs, arm, rate, seeds), ends(runs, "grpo", of_grpo, seeds))
+
+
 def at_best(runs):
     """Each arm at its best rate on fresh starts, minus GRPO at its best."""
-    seeds = range(BEST, BEST + 100)
-    best = {arm: best_rate(runs, arm) for arm in ARMS}
-    for arm, rate in best.items():
-        if rate and best["grpo"]:
-            values = claim.differences(ends(runs, arm, rate, seeds),
-                                       ends(runs, "grpo", best["grpo"], seeds))
-            if arm != "grpo" and len(values) > 1:
-                yield (f"best rates, {NAMES[arm]} at {rate:g} minus GRPO at {best['grpo']:g} "
-                       f"{number(values)}: {decide(values, ELSEWHERE)}")
+    for arm in tuple(ARMS)[1:]:
+        values = best_gap(runs, arm)
+        if len(values) > 1:
+            yield (f"best rates, {NAMES[arm]} at {best_rate(runs, arm):g} minus GRPO at "
+                   f"{best_rate(runs, 'grpo'):g} {number(values)}: {decide(values, ELSEWHERE)}")
 
 
 def takeaway(runs):
