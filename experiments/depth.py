@@ -206,6 +206,15 @@ def decide(values, least):
     return claim.verdict(values, held=(0, math.inf), refuted=(-math.inf, 0), least=least)
 
 
+def in_words(values, least):
+    """The answer of `decide`, where "refuted" is one of two: equal to 0, or below it."""
+    answer = decide(values, least)
+    if answer == claim.REFUTED:
+        _, low, high = claim.interval(values)
+        return f"equal within {EQUAL:g}" if -EQUAL < low and high < EQUAL else "below 0"
+    return "above 0" if answer == claim.HELD else answer
+
+
 def welch(a, b):
     """(difference of means, low, high) of two independent samples, 95 % by Welch's t."""
     found = stats.ttest_ind(a, b, equal_var=False)
@@ -216,12 +225,12 @@ def judge(runs):
     D = gap(runs, "gspo")
     answer = decide(D, STARTS)
     parts = [f"deciding cell: {NAMES[arm]} minus {NAMES[other]} {number(values)}: "
-             f"{decide(values, STARTS)}"
+             f"{in_words(values, STARTS)}"
              for arm, other in (("gspo", "grpo"), ("grpo_replay", "grpo"), ("gspo_x100", "grpo"),
                                 ("gspo_x100", "gspo"))
              if len(values := gap(runs, arm, other)) > 1]
     parts += [f"further starts: {NAMES[arm]} minus GRPO {number(values)}: "
-              f"{decide(values, ELSEWHERE)}" for arm in OTHERS[1:]
+              f"{in_words(values, ELSEWHERE)}" for arm in OTHERS[1:]
               if len(values := others_gap(runs, arm)) > 1]
     parts += [f"mean of {NAMES[arm]} {claim.number(values.values(), '{:.3f}')}, of its start "
               f"{claim.mean(ends(runs, arm, name='before').values()):.3f}"
@@ -303,7 +312,7 @@ def at_best(runs):
         values = best_gap(runs, arm)
         if len(values) > 1:
             yield (f"best rates, {NAMES[arm]} at {best_rate(runs, arm):g} minus GRPO at "
-                   f"{best_rate(runs, 'grpo'):g} {number(values)}: {decide(values, ELSEWHERE)}")
+                   f"{best_rate(runs, 'grpo'):g} {number(values)}: {in_words(values, ELSEWHERE)}")
 
 
 def takeaway(runs):

@@ -100,6 +100,7 @@ def rows():
     """{(regime, setting): [Row]}, the sections of docs/which.md."""
     lags = tuple(f"{arm} loses at lag {k}" for arm in ("grpo", "gspo", "gspo_x100", "dppo",
                                                        "minirl") for k in (2, 8))
+    depth_arms = ("grpo", "gspo", "gspo_x10", "gspo_x100", "grpo_replay", "grpo_r3", "gmpo", "dppo")
     return {SHORT: [
         Row("Which algorithm?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
@@ -184,9 +185,26 @@ def rows():
              "gspo_x100 - grpo, 48 layers", "gspo_x100 - gspo, 48 layers",
              "gspo_x10 - grpo, 48 layers", "grpo_r3 - grpo, 48 layers", "gmpo - grpo, 48 layers",
              "dppo - grpo, 48 layers"),
-            "more batches, each arm at its best rate: `python experiments/depth.py` runs them "
-            "next and goes on where the map stopped; its rules were written first",
+            "more batches: `python experiments/depth.py --full` has rules for 60, and goes on "
+            "where the map stopped",
             f"At 48 layers, where runs break: {depth_answer()}"),
+        Row("Which learning rate at 48 layers, and who is best at it?",
+            f"{n('best rate of grpo, 48 layers')} to {n('best rate of dppo, 48 layers')}; at its "
+            "best rate no algorithm is ahead of GRPO, and all but DPPO equal it.",
+            "GSPO with the paper's clip range minus GRPO, each at its best rate: "
+            f"{n('gspo - grpo, 48 layers, best rates')} pass@1.",
+            (*(f"{arm} - grpo, 48 layers, best rates" for arm in depth_arms[1:]),
+             *(f"best rate of {arm}, 48 layers" for arm in ("grpo", "gspo", "dppo")),
+             *(f"largest rate of {arm}, 48 layers" for arm in ("grpo", "gspo", "grpo_replay"))),
+            "rates below 5e-5, the smallest that was tried and the best of most arms"),
+        Row("Does the advantage of GSPO, or of replay, grow with depth?",
+            "Not shown: 4 layers have a difference as small as 48, each where its runs break.",
+            "GSPO minus GRPO at 48 layers, minus the same at 4 layers: "
+            f"{n('gspo - grpo, 48 layers - 4 layers')} pass@1.",
+            ("gspo - grpo, 4 layers", "grpo_replay - grpo, 4 layers",
+             "gspo - grpo, 48 layers - 4 layers", "grpo_replay - grpo, 48 layers - 4 layers"),
+            "more cold starts at 4 layers; 16 layers and the dense control, whose runs are not "
+            "complete"),
     ], PRETRAINED: [
         Row("Does GSPO's clip range mean anything in 16 bits?",
             "Not the paper's: use `--bf16 false`, or a clip range wider than `log_s_noise`, which "
@@ -210,8 +228,8 @@ OTHERS = (
 
 NOT_TESTED = (
     "the paper's setting: answers of thousands of tokens, hundreds of rollout batches",
-    "48 layers: the best rate of each arm, 4 and 16 layers, the dense control, 60 batches "
-    "(`experiments/depth.py` has the rules and goes on)",
+    "48 layers: rates below 5e-5, 16 mini-batches, 60 rollout batches; 16 layers; the dense "
+    "control (`experiments/depth.py` has the rules and goes on)",
     "SmolLM2 over bands in float32, bfloat16 and float16 (`experiments/pretrained.py` has the "
     "rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "

@@ -37,6 +37,9 @@ def test_depth_decides_at_its_number_of_starts_and_not_before():
     assert depth.judge(deciding(depth.STARTS, lambda i: -ahead(i)))[2] == "refuted"
     assert depth.judge(deciding(depth.STARTS, lambda i: NOISE[i % 8] / 4))[2] == "refuted", "equal within 0.03"
     assert depth.judge(deciding(depth.STARTS, lambda i: 9 * NOISE[i % 8]))[2] == "undecided (32 seeds)"
+    words = lambda gain: depth.in_words([gain(i) for i in range(8)], 8)
+    assert words(ahead) == "above 0" and words(lambda i: -ahead(i)) == "below 0"
+    assert words(lambda i: NOISE[i % 8] / 4) == "equal within 0.03" and words(lambda i: 9 * NOISE[i % 8]) == "undecided (8 seeds)"
 
 
 def test_all_arms_of_a_cold_start_are_made_before_the_next(monkeypatch, tmp_path):
