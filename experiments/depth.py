@@ -283,16 +283,22 @@ def depths(runs):
                        f"{number(values)}")
     for policy in ("4 layers", DENSE):
         for arm in ("gspo", "grpo_replay"):
-            deep = gap(runs, arm)
-            other = gap(runs, arm, policy=policy)
-            if min(len(deep), len(other)) > 1:
-                middle, low, high = welch(deep, other)
+            if found := beyond(runs, arm, policy):
+                deep, other, (middle, low, high) = found
                 least = min(len(deep), len(other))
                 enough = len(deep) >= STARTS and len(other) >= ELSEWHERE
                 told = (claim.HELD if low > 0 else claim.REFUTED if high < 0 else
                         claim.undecided(least)) if enough else claim.undecided(least)
                 yield (f"{NAMES[arm]} minus GRPO at 48 layers minus that of {policy} "
                        f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]: {told}")
+
+
+def beyond(runs, arm, policy):
+    """(differences to GRPO at 48 layers, those of another policy, their Welch interval); None until
+    each has two starts."""
+    deep = gap(runs, arm)
+    other = gap(runs, arm, policy=policy)
+    return (deep, other, welch(deep, other)) if min(len(deep), len(other)) > 1 else None
 
 
 def best_gap(runs, arm):

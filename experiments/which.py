@@ -12,6 +12,7 @@ import json
 import os
 
 from shared import claim, maps
+from shared.which import rate
 import band_dose
 import band_law
 import depth
@@ -112,33 +113,33 @@ def replay_where_it_is_rough():
 def deep():
     """48 layers: the deciding cell, each arm at its best rate; then fewer layers, and dense."""
     runs = maps.read(depth.FILE)
-    rate = f"{depth.RATE * 1e4:g}e-4"
+    at = f"48 layers at {rate(depth.RATE)}"
     for arm, other in (("gspo", "grpo"), ("grpo_replay", "grpo"), ("gspo_x100", "grpo"),
                        ("gspo_x100", "gspo")):
         yield (f"{arm} - {other}, 48 layers",
-               entry(depth.gap(runs, arm, other), f"{NAMES[arm]} minus {NAMES[other]}, 48 layers "
-                     f"at {rate}", "depth"))
+               entry(depth.gap(runs, arm, other), f"{NAMES[arm]} minus {NAMES[other]}, {at}",
+                     "depth"))
     for arm in depth.OTHERS[1:]:
         yield (f"{arm} - grpo, 48 layers",
-               entry(depth.others_gap(runs, arm), f"{NAMES[arm]} minus GRPO, 48 layers at "
-                     f"{rate}", "depth"))
+               entry(depth.others_gap(runs, arm), f"{NAMES[arm]} minus GRPO, {at}", "depth"))
     for arm in depth.ARMS:
         if arm != "grpo":
             yield (f"{arm} - grpo, 48 layers, best rates",
                    entry(depth.best_gap(runs, arm), f"{NAMES[arm]} minus GRPO, 48 layers, each at "
                          "its best rate", "depth"))
-        for name, largest in (("best", depth.best_rate(runs, arm)),
-                              ("largest", depth.edge(runs, depth.DEEP, (arm,)))):
-            of = "best of seven rates" if name == "best" else "largest rate that ends above start"
-            yield (f"{name} rate of {arm}, 48 layers", largest and dict(
-                of=f"{of}, 48 layers, {NAMES[arm]} (4 cold starts)", mean=largest, result="depth"))
+        for name, value, of in (
+                ("best", depth.best_rate(runs, arm), "best of seven rates"),
+                ("largest", depth.edge(runs, depth.DEEP, (arm,)),
+                 "largest rate that ends above start")):
+            yield (f"{name} rate of {arm}, 48 layers", value and dict(
+                of=f"{of}, 48 layers, {NAMES[arm]} (4 cold starts)", mean=value, result="depth"))
     for policy in ("4 layers", "16 layers", depth.DENSE):
-        edge = depth.edge(runs, policy)
-        for arm in depth.FIRST[1:]:
-            yield (f"{arm} - grpo, {policy}",
-                   entry(depth.gap(runs, arm, policy=policy), f"{NAMES[arm]} minus GRPO, {policy} "
-                         f"at {(edge or 0) * 1e4:g}e-4, where runs break", "depth"))
-            yield f"{arm} - grpo, 48 layers - {policy}", more_than(runs, arm, policy)
+        if edge := depth.edge(runs, policy):
+            for arm in depth.FIRST[1:]:
+                yield (f"{arm} - grpo, {policy}",
+                       entry(depth.gap(runs, arm, policy=policy), f"{NAMES[arm]} minus GRPO, "
+                             f"{policy} at {rate(edge)}, where runs break", "depth"))
+                yield f"{arm} - grpo, 48 layers - {policy}", more_than(runs, arm, policy)
     yield ("starts, 48 layers", dict(of="cold starts of the deciding cell so far",
                                      mean=len(depth.gap(runs, "gspo")), result="depth"))
     yield "planned starts, 48 layers", dict(of="cold starts that the rule asks for",
@@ -147,11 +148,11 @@ def deep():
 
 def more_than(runs, arm, policy):
     """What the difference to GRPO has at 48 layers beyond that of another policy, by Welch's t."""
-    here = depth.gap(runs, arm)
-    there = depth.gap(runs, arm, policy=policy)
-    if min(len(here), len(there)) < 2:
+    found = depth.beyond(runs, arm, policy)
+    if not found:
         return None
-    middle, low, high = (round(x, 3) for x in depth.welch(here, there))
+    here, there, interval = found
+    middle, low, high = (round(x, 3) for x in interval)
     return dict(of=f"{NAMES[arm]} minus GRPO at 48 layers, minus the same of {policy}", mean=middle,
                 low=low, high=high, starts=f"{len(here)} and {len(there)}", digits=3,
                 result="depth")

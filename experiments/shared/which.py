@@ -100,7 +100,8 @@ def rows():
     """{(regime, setting): [Row]}, the sections of docs/which.md."""
     lags = tuple(f"{arm} loses at lag {k}" for arm in ("grpo", "gspo", "gspo_x100", "dppo",
                                                        "minirl") for k in (2, 8))
-    depth_arms = ("grpo", "gspo", "gspo_x10", "gspo_x100", "grpo_replay", "grpo_r3", "gmpo", "dppo")
+    at_best = tuple(f"{arm} - grpo, 48 layers, best rates" for arm in (
+        "gspo", "gspo_x10", "gspo_x100", "grpo_replay", "grpo_r3", "gmpo", "dppo"))
     return {SHORT: [
         Row("Which algorithm?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
@@ -193,10 +194,10 @@ def rows():
             "best rate no algorithm is ahead of GRPO, and all but DPPO equal it.",
             "GSPO with the paper's clip range minus GRPO, each at its best rate: "
             f"{n('gspo - grpo, 48 layers, best rates')} pass@1.",
-            (*(f"{arm} - grpo, 48 layers, best rates" for arm in depth_arms[1:]),
-             *(f"best rate of {arm}, 48 layers" for arm in ("grpo", "gspo", "dppo")),
+            (*at_best, *(f"best rate of {arm}, 48 layers" for arm in ("grpo", "gspo", "dppo")),
              *(f"largest rate of {arm}, 48 layers" for arm in ("grpo", "gspo", "grpo_replay"))),
-            "rates below 5e-5, the smallest that was tried and the best of most arms"),
+            f"rates below {n('best rate of grpo, 48 layers')}, the smallest that was tried and the "
+            "best of most arms"),
         Row("Does the advantage of GSPO, or of replay, grow with depth?",
             "Not shown: 4 layers have a difference as small as 48, each where its runs break.",
             "GSPO minus GRPO at 48 layers, minus the same at 4 layers: "
