@@ -27,8 +27,9 @@ Reported beside it by the same intervals, without a verdict: the same for float1
 the share clipped in 16 bits in excess of float32's; the bands against each other and against GRPO
 in each format, each at its best rate.
 
-Order: the choice on larger-of-two, its fresh seeds seed by seed (all arms and formats of a seed
-before the next), then chain_sum. A run takes four to five minutes on an idle core.
+Order: on larger-of-two first what decides (GSPO with the paper's range and 100 times it, their
+choice, then their fresh seeds in float32 and bfloat16), then the other arms and float16, then
+chain_sum. A run takes four to five minutes on an idle core.
 """
 
 import math
@@ -58,6 +59,8 @@ POLICIES = {MAX: f"{SHAPE} --dataset_name data/max_of_two_train.jsonl --test_dat
                    f"size=3000 --prompt_template @{SHOTS}"}
 FORMATS = {"float32": "--bf16 false --fp16 false", "bfloat16": "--bf16 true",
            "float16": "--fp16 true"}
+STAGES = ((MAX, ("gspo", "gspo_x100"), ("float32", "bfloat16")),        # what decides, first
+          *((task, tuple(ARMS), tuple(FORMATS)) for task in POLICIES))
 RATES = (7.5e-6, 1.5e-5, 3e-5, 6e-5)
 CHOOSE = range(2)
 FRESH = range(100, 108)
@@ -70,14 +73,14 @@ number = claim.counted
 
 def grid(full):
     """The cells to run, in the order of the rules."""
-    for task in POLICIES:
+    for task, arms, formats in STAGES:
         for seed in CHOOSE:
             for rate in RATES:
-                yield from (cell(task, arm, "float32", rate, seed) for arm in ARMS)
+                yield from (cell(task, arm, "float32", rate, seed) for arm in arms)
         for seed in FRESH:
-            for arm in ARMS:
+            for arm in arms:
                 rate = best_rate(maps.read(FILE), task, arm)
-                yield from (cell(task, arm, bits, rate, seed) for bits in FORMATS)
+                yield from (cell(task, arm, bits, rate, seed) for bits in formats)
 
 
 def cell(task, arm, bits, rate, seed):
