@@ -20,6 +20,7 @@ batches of 256 responses. Written down beforehand, the same budget for every mem
               by chance, so a single pair is no verdict
   to 0.9      samples and seconds until the pass rate of a rollout batch reaches 0.9, median of the
               fresh starts; none if half of them never do
+  samples     drawn in the whole run, median of the fresh starts: dynamic sampling draws more
   survived    the largest of the five rates at which the chosen width ends above its start
 
   confirmed   the best member minus the fifth best lies within 0 and 0.03 (interval of the pair)
@@ -185,6 +186,12 @@ def to_goal(runs, chosen):
     return round(statistics.median(drawn)), round(statistics.median(seconds), 1)
 
 
+def drawn(runs, arm, rate):
+    """Samples drawn in a whole run, median of the fresh starts."""
+    return round(statistics.median(map(sum, ends(runs, arm, rate, FRESH,
+                                                 "batch_samples").values())))
+
+
 def table(runs):
     """A row per entered member, the best first."""
     found = entered(runs)
@@ -197,7 +204,8 @@ def table(runs):
         rows.append(dict(member=name, rank=places[name], arm=chosen, flags=flags(chosen),
                          rate=rate, mean=middle, low=low, high=high,
                          near=sorted(near, key=lambda other: places[other][0]),
-                         to_goal=to_goal(runs, (chosen, rate)), survived=survived(runs, chosen)))
+                         to_goal=to_goal(runs, (chosen, rate)), survived=survived(runs, chosen),
+                         samples=drawn(runs, chosen, rate)))
     return rows
 
 

@@ -335,10 +335,11 @@ def league():
               f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
               ", ".join(row["near"]) or "–",
               "–" if row["to_goal"] is None else "{:,} in {:g} s".format(*row["to_goal"]),
+              f"{row['samples']:,}",
               "none" if row["survived"] is None else f"{row['survived'] * 1e4:g}e-4")
              for row in rows]
     head = ("rank [95 %]", "flags", "rate", "pass@1 [95 %]", "cannot be told apart from",
-            "samples to 0.9", "largest rate survived")
+            "samples to 0.9", "samples in all", "largest rate survived")
     return (table(head, *shown) + f"\n\n{result('league')['takeaway']} {made}\n\n"
             "![held-out pass@1 of every member on the fresh cold starts](figures/league.png)")
 

@@ -17,6 +17,7 @@ import band_dose
 import band_law
 import depth
 import distillation
+import league
 import moe_stability
 import sampler_noise
 import stability_map
@@ -158,6 +159,20 @@ def more_than(runs, arm, policy):
                 result="depth")
 
 
+def ranked():
+    """The league: its first member minus every other, the best first, and minus the fifth."""
+    runs = maps.read(league.FILE)
+    found = league.entered(runs)
+    rows = league.table(runs)
+    for place, row in enumerate(rows[1:], 2):
+        first = rows[0]["member"]
+        number = entry(claim.differences(found[first], found[row["member"]]),
+                       f"{first} minus {row['member']}, each at its best", "league")
+        yield f"league, first - {row['member']}", number
+        if place == league.FIFTH:
+            yield "first - fifth of the league", number
+
+
 def distilled():
     """pass@1 of distillation, with and without the verifier's reward, minus that of the verifier
     alone."""
@@ -182,7 +197,7 @@ def numbers():
     """{name: number}, without those that have no runs yet."""
     found = dict(at_best_rates(maps.read(stability_map.FILE)))
     found |= dict(over_step_sizes(maps.read(band_law.FILE)))
-    for part in (coarse_and_old_samples, replay_where_it_is_rough, deep, distilled,
+    for part in (coarse_and_old_samples, replay_where_it_is_rough, deep, ranked, distilled,
                  arithmetic):
         found |= dict(part())
     return {name: number for name, number in found.items() if number is not None}

@@ -96,12 +96,22 @@ def depth_answer():
     return DEEP_ANSWERS.get(verdict, unsure)
 
 
+def league_answer():
+    """Who leads experiments/league.py and who cannot be told apart from it, in one sentence."""
+    first, *others = json.loads((RESULTS / "league.json").read_text())["data"]["table"]
+    near = ", ".join(first["near"])
+    told = f"{near} cannot be told apart from it" if near else "all others are behind it"
+    more = ", from more samples" * (first["samples"] > min(row["samples"] for row in others))
+    return f"`{first['member']}` has the highest mean of {len(others) + 1} members{more}; {told}."
+
+
 def rows():
     """{(regime, setting): [Row]}, the sections of docs/which.md."""
     lags = tuple(f"{arm} loses at lag {k}" for arm in ("grpo", "gspo", "gspo_x100", "dppo",
                                                        "minirl") for k in (2, 8))
     at_best = tuple(f"{arm} - grpo, 48 layers, best rates" for arm in (
         "gspo", "gspo_x10", "gspo_x100", "grpo_replay", "grpo_r3", "gmpo", "dppo"))
+    behind_first = tuple(name for name in numbers() if name.startswith("league, first - "))
     return {SHORT: [
         Row("Which algorithm?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
@@ -113,6 +123,13 @@ def rows():
             "longer answers, deeper models, longer runs (below)",
             "On the tiny model GRPO, or GSPO with 100 times the paper's clip range, which is ahead "
             f"of GRPO by {n('gspo_x100 - grpo, six step sizes')} pass@1 over six step sizes."),
+        Row("Which member of the whole family, each at its best rate and clip range?",
+            league_answer(),
+            "The first minus the fifth, of those that have been run: "
+            f"{n('first - fifth of the league')} pass@1.",
+            behind_first,
+            "longer runs and deeper models: [league.md](league.md) has the table, and "
+            "`python experiments/league.py NAME` adds a member"),
         Row("How wide a band for GSPO?",
             "`--epsilon 0.03 --epsilon_high 0.04`, 100 times the paper's; the default stays the "
             "paper's, so that `--algorithm gspo` is the published algorithm.",
@@ -235,8 +252,8 @@ NOT_TESTED = (
     "rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
     "(`experiments/length_duration.py` has the rules)",
-    "which member of the family is best at its own best rate and clip range "
-    "([league.md](league.md) has the rules)",
+    "the members of the family that [league.md](league.md) does not list yet; the league on 48 "
+    "layers and on SmolLM2",
     "the paper's band with a trusted sampler at int3, and with answers of 60 tokens",
     "a stale sampler with lags of 1 and 4, with replay, or over longer runs",
     "GMPO, DPPO, GSPO without a clip, and c = 1 and 4 on the fresh cold starts",

@@ -92,6 +92,7 @@ def test_a_member_enters_the_league_with_all_its_starts_and_ranks_have_intervals
     assert [row["arm"] for row in rows] == ["gspo ×100", "grpo ×2", "reinforce"] and {row["rate"] for row in rows} == {12e-4}
     assert rows[2]["rank"] == (3, 3, 3), "behind in every draw"
     assert rows[2]["near"] == [] and rows[2]["to_goal"] is None and rows[0]["to_goal"] == (768, 3.0)
+    assert rows[0]["samples"] == 256 + 512
     assert rows[0]["survived"] == 12e-4 and league.judge(runs)[2] == "undecided (0 seeds)", "too few members"
     assert "grpo" not in {row["member"] for row in league.table(runs[:-1])}, "one fresh start is missing"
     tied = {"a": dict.fromkeys(league.FRESH, .5), "b": {s: .5 + (.1 if s % 2 else -.1) for s in league.FRESH}}
