@@ -143,14 +143,15 @@ def survived(runs, arm):
 
 
 def entered(runs):
-    """{member: {fresh start: pass@1}} of the members that have all fresh starts."""
+    """{member: {fresh start: pass@1}} of the members that have all fresh starts, best first."""
     found = {}
     for name in dict.fromkeys(member(r["arm"]) for r in runs):
         if chosen := best(runs, name):
             values = ends(runs, *chosen, FRESH)
             if len(values) == len(FRESH):
                 found[name] = values
-    return found
+    mean = lambda name: claim.mean(found[name][seed] for seed in FRESH)
+    return {name: found[name] for name in sorted(found, key=mean, reverse=True)}
 
 
 def rank_intervals(found, seed=0):
@@ -186,7 +187,7 @@ def to_goal(runs, chosen):
     return round(statistics.median(drawn)), round(statistics.median(seconds), 1)
 
 
-def drawn(runs, arm, rate):
+def samples_drawn(runs, arm, rate):
     """Samples drawn in a whole run, median of the fresh starts."""
     return round(statistics.median(map(sum, ends(runs, arm, rate, FRESH,
                                                  "batch_samples").values())))
@@ -197,7 +198,7 @@ def table(runs):
     found = entered(runs)
     rows = []
     places = rank_intervals(found) if found else {}
-    for name in sorted(found, key=lambda name: places[name][0]):
+    for name in found:
         chosen, rate = best(runs, name)
         middle, low, high = claim.interval(found[name].values())
         near = [other for other in found if other != name and not apart(found, name, other)]
@@ -205,7 +206,7 @@ def table(runs):
                          rate=rate, mean=middle, low=low, high=high,
                          near=sorted(near, key=lambda other: places[other][0]),
                          to_goal=to_goal(runs, (chosen, rate)), survived=survived(runs, chosen),
-                         samples=drawn(runs, chosen, rate)))
+                         samples=samples_drawn(runs, chosen, rate)))
     return rows
 
 

@@ -161,14 +161,12 @@ def more_than(runs, arm, policy):
 
 def ranked():
     """The league: its first member minus every other, the best first, and minus the fifth."""
-    runs = maps.read(league.FILE)
-    found = league.entered(runs)
-    rows = league.table(runs)
-    for place, row in enumerate(rows[1:], 2):
-        first = rows[0]["member"]
-        number = entry(claim.differences(found[first], found[row["member"]]),
-                       f"{first} minus {row['member']}, each at its best", "league")
-        yield f"league, first - {row['member']}", number
+    found = league.entered(maps.read(league.FILE))
+    first = next(iter(found), None)
+    for place, name in enumerate(list(found)[1:], 2):
+        number = entry(claim.differences(found[first], found[name]),
+                       f"{first} minus {name}, each at its best", "league")
+        yield f"league, first - {name}", number
         if place == league.FIFTH:
             yield "first - fifth of the league", number
 

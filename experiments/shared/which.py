@@ -16,9 +16,13 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 
+def result(name):
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
 @cache
 def numbers():
-    return json.loads((RESULTS / "which.json").read_text())
+    return result("which")
 
 
 def named(name):
@@ -89,7 +93,7 @@ ALL_RUN = "{} cold starts show no difference between GSPO, GRPO and GRPO with re
 
 def depth_answer():
     """What the deciding cell of experiments/depth.py says, in one sentence without figures."""
-    verdict = json.loads((RESULTS / "depth.json").read_text())["verdict"]
+    verdict = result("depth")["verdict"]
     run = n("starts, 48 layers")
     planned = n("planned starts, 48 layers")
     unsure = SO_FAR.format(run, planned) if int(run) < int(planned) else ALL_RUN.format(run)
@@ -98,7 +102,7 @@ def depth_answer():
 
 def league_answer():
     """Who leads experiments/league.py and who cannot be told apart from it, in one sentence."""
-    first, *others = json.loads((RESULTS / "league.json").read_text())["data"]["table"]
+    first, *others = result("league")["data"]["table"]
     near = ", ".join(first["near"])
     told = f"{near} cannot be told apart from it" if near else "all others are behind it"
     more = ", from more samples" * (first["samples"] > min(row["samples"] for row in others))
