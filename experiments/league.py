@@ -37,7 +37,7 @@ import os
 import random
 import statistics
 
-from shared import claim, maps
+from shared import claim, maps, which
 from losses import OBJECTIVES
 from plumbing.run.arguments import ALGORITHMS
 from tools.style import BLUE, GREY, ORANGE, label, panels
@@ -255,7 +255,7 @@ def draw(runs):
         axes.plot(values, [place] * len(values), ".", color=GREY)
         axes.plot([row["low"], row["high"]], [place, place], color=colour)
         axes.plot(row["mean"], place, "o", color=colour)
-    axes.set_yticks(range(len(rows)), [f"{row['arm']}, {row['rate'] * 1e4:g}e-4"
+    axes.set_yticks(range(len(rows)), [f"{row['arm']}, {which.rate(row['rate'])}"
                                        for row in reversed(rows)], fontsize=8)
     label(axes, f"{len(FRESH)} fresh cold starts, mean and 95 % interval", "held-out pass@1", "")
     return figure

@@ -331,14 +331,15 @@ def league():
     made = f"Runs made so far: {len(runs)}. Not entered yet: {', '.join(waiting) or 'nobody'}."
     if not rows:
         return f"No member has all of its runs yet, so nobody has a rank. {made}"
-    shown = [(place_of(row), f"`{row['flags']}`", f"{row['rate'] * 1e4:g}e-4",
+    places = {row["member"]: row["rank"][0] for row in rows}
+    shown = [(place_of(row), f"`{row['flags']}`", which.rate(row["rate"]),
               f"{row['mean']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
-              ", ".join(row["near"]) or "–",
+              in_ranges([places[name] for name in row["near"]]) or "–",
               "–" if row["to_goal"] is None else "{:,} in {:g} s".format(*row["to_goal"]),
               f"{row['samples']:,}",
-              "none" if row["survived"] is None else f"{row['survived'] * 1e4:g}e-4")
+              "none" if row["survived"] is None else which.rate(row["survived"]))
              for row in rows]
-    head = ("rank [95 %]", "flags", "rate", "pass@1 [95 %]", "cannot be told apart from",
+    head = ("rank [95 %]", "flags", "rate", "pass@1 [95 %]", "not told apart from ranks",
             "samples to 0.9", "samples in all", "largest rate survived")
     return (table(head, *shown) + f"\n\n{result('league')['takeaway']} {made}\n\n"
             "![held-out pass@1 of every member on the fresh cold starts](figures/league.png)")
@@ -347,6 +348,18 @@ def league():
 def place_of(row):
     place, low, high = row["rank"]
     return f"{place} [{low}, {high}]"
+
+
+def in_ranges(places):
+    """Whole numbers as text, runs of three and more as a range: [1, 3, 4, 5, 7] as 1, 3–5, 7."""
+    parts = []
+    for place in sorted(places):
+        if parts and parts[-1][-1] == place - 1:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part))
+                     for part in parts)
 
 
 # ------------------------------------------------------------------------ speed, memory, scaling

@@ -19,6 +19,7 @@ import depth
 import distillation
 import league
 import moe_stability
+import pretrained
 import sampler_noise
 import stability_map
 import stale_sampler
@@ -160,8 +161,10 @@ def more_than(runs, arm, policy):
 
 
 def ranked():
-    """The league: its first member minus every other, the best first, and minus the fifth."""
-    found = league.entered(maps.read(league.FILE))
+    """The league: its first member minus every other, the best first, and minus the fifth; the
+    best rates."""
+    runs = maps.read(league.FILE)
+    found = league.entered(runs)
     first = next(iter(found), None)
     for place, name in enumerate(list(found)[1:], 2):
         number = entry(claim.differences(found[first], found[name]),
@@ -169,6 +172,11 @@ def ranked():
         yield f"league, first - {name}", number
         if place == league.FIFTH:
             yield "first - fifth of the league", number
+    rates = [league.best(runs, name)[1] for name in found]
+    for which_one, value in (("smallest", min(rates)), ("largest", max(rates))):
+        yield f"{which_one} best rate of the league", dict(
+            of=f"{which_one} best of five rates, {len(found)} members of the family", mean=value,
+            result="league")
 
 
 def distilled():
@@ -191,12 +199,37 @@ def arithmetic():
                                       result="bfloat16")
 
 
+def pretrained_bands():
+    """SmolLM2: what 16 bits cost each clip range, and the clip ranges against each other."""
+    runs = maps.read(pretrained.FILE)
+    for arm in pretrained.ARMS:
+        of = f"SmolLM2, {pretrained.MAX} numbers, {pretrained.NAMES[arm]}"
+        if rate := pretrained.best_rate(runs, pretrained.MAX, arm):
+            yield f"best rate of {arm}, SmolLM2", dict(of=f"best of four rates, {of} (2 seeds)",
+                                                       mean=rate, result="pretrained")
+        for bits in list(pretrained.FORMATS)[1:]:
+            yield (f"{arm} loses in {bits}",
+                   entry(pretrained.loss(runs, arm, bits), f"{of}: pass@1 in float32 minus that "
+                         f"in {bits}", "pretrained"))
+            excess = [-x for x in pretrained.loss(runs, arm, bits, name="clipped")]
+            yield (f"{arm} clips more in {bits}",
+                   entry(excess, f"{of}: clipped share in {bits} minus that in float32",
+                         "pretrained"))
+        for bits in pretrained.FORMATS:
+            gap = claim.differences(*(pretrained.ends(runs, pretrained.MAX, name, bits)
+                                      for name in (arm, "gspo")))
+            if arm != "gspo":
+                yield (f"{arm} - gspo, SmolLM2, {bits}",
+                       entry(gap, f"{of} minus {pretrained.NAMES['gspo']}, {bits}, each at its "
+                             "best rate", "pretrained"))
+
+
 def numbers():
     """{name: number}, without those that have no runs yet."""
     found = dict(at_best_rates(maps.read(stability_map.FILE)))
     found |= dict(over_step_sizes(maps.read(band_law.FILE)))
     for part in (coarse_and_old_samples, replay_where_it_is_rough, deep, ranked, distilled,
-                 arithmetic):
+                 arithmetic, pretrained_bands):
         found |= dict(part())
     return {name: number for name, number in found.items() if number is not None}
 

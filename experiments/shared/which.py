@@ -62,7 +62,8 @@ def interval(name):
     link = f"[{number['result']}](../results/{number['result']}.json)"
     if "low" not in number:
         return f"* {number['of']}: {n(name)} ({link})"
-    return f"* {number['of']}: {with_interval(name)}, {number['starts']} cold starts ({link})"
+    of_what = "seeds" if number["result"] == "pretrained" else "cold starts"
+    return f"* {number['of']}: {with_interval(name)}, {number['starts']} {of_what} ({link})"
 
 
 @dataclass
@@ -115,7 +116,9 @@ def rows():
                                                        "minirl") for k in (2, 8))
     at_best = tuple(f"{arm} - grpo, 48 layers, best rates" for arm in (
         "gspo", "gspo_x10", "gspo_x100", "grpo_replay", "grpo_r3", "gmpo", "dppo"))
-    behind_first = tuple(name for name in numbers() if name.startswith("league, first - "))
+    others = [name for name in numbers() if name.startswith("league, first - ")]
+    behind_first = tuple(name for place, name in enumerate(others, 2)
+                         if place <= 5 or name.rpartition(" ")[2] in ("gspo", "grpo", "ppo"))
     return {SHORT: [
         Row("Which algorithm?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
@@ -153,15 +156,16 @@ def rows():
              "auto - grpo, 2e-4 × 4", "auto - grpo, 8e-4 × 16"),
             "another c, a lower upper limit of the band, a longer memory of std(log s)"),
         Row("Which learning rate?",
-            f"{n('best rate of grpo')} for the tiny model of 4 layers, with every algorithm; rates "
-            "do not transfer to another model, so `--num_hidden_layers 48` and a checkpoint have "
-            "smaller defaults.",
+            f"About {n('best rate of grpo')} for the tiny model of 4 layers; rates do not transfer "
+            "to another model, so `--num_hidden_layers 48` and a checkpoint have smaller "
+            "defaults.",
             f"The largest rate that ends above its start is {n('largest rate of grpo')} for GRPO.",
             ("best rate of grpo", "best rate of gspo", "best rate of gspo_x100",
-             "best rate of grpo_replay", "largest rate of grpo", "largest rate of gspo"),
-            "another model",
-            f"On the tiny model {n('best rate of grpo')}, with every algorithm; other models need "
-            "another, so a checkpoint has a smaller default."),
+             "best rate of grpo_replay", "smallest best rate of the league",
+             "largest best rate of the league", "largest rate of grpo", "largest rate of gspo"),
+            "another model, or another member: [league.md](league.md) has the best rate of each",
+            f"On the tiny model about {n('best rate of grpo')}; other models need another, so a "
+            "checkpoint has a smaller default."),
         Row("How many mini-batches per rollout batch?",
             "4; with more, or at a large rate, use GSPO with the wide fixed band.",
             "The wide clip range minus GRPO at 8e-4 with 16 mini-batches: "

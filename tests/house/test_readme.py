@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.readme import build, documents
+from experiments.readme import build, documents, in_ranges
 from losses import OBJECTIVES
 from plumbing.parallel import devices
 from plumbing.run import trackers
@@ -145,3 +145,8 @@ def test_commands_name_what_exists(command, monkeypatch):
 
 def test_presets_of_the_documents_are_all_presets():
     assert [row[0].strip("`") for row in table("docs/family.md", "| --algorithm |")] == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("places, text", [([], ""), ([4], "4"), ([2, 1], "1, 2"), ([7, 1, 3, 4, 5], "1, 3–5, 7")])
+def test_a_list_of_ranks_is_short(places, text):
+    assert in_ranges(places) == text
