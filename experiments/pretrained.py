@@ -45,7 +45,7 @@ from tools.style import BLUE, GREY, ORANGE, label, panels
 ROW = dict(claim="In bfloat16 GSPO with the paper's band learns less than in float32, with 100 "
                  "times the band it does not",
            source="ours, no paper", reported="no figure",
-           regime="SmolLM2-135M, answers of about 3 tokens, 20 rollout batches of 128 answers")
+           regime="SmolLM2-135M, 30 layers, answers of 3 tokens, 20 rollout batches of 128 answers")
 ARMS = {name: stability_map.ARMS[name] for name in ("gspo", "gspo_x10", "gspo_x100", "grpo")}
 ARMS["icepop"] = "--algorithm icepop"
 NAMES = stability_map.NAMES | {"icepop": "IcePop"}
@@ -167,18 +167,21 @@ def takeaway(runs):
 
 
 def draw(runs):
-    """Held-out pass@1 of every run against the clip range, by format, and the clipped share."""
+    """Held-out pass@1 of the fresh seeds against the clip range, by format, and the clipped
+    share."""
     figure, (left, right) = panels(1, 2, height=4, width=9.4)
+    arms = [arm for arm in ARMS if any(ends(runs, MAX, arm, bits) for bits in FORMATS)]
     for i, (bits, colour) in enumerate(zip(FORMATS, (BLUE, ORANGE, GREY))):
         for axes, name in ((left, "after"), (right, "clipped")):
-            points = [(x + .15 * (i - 1), value) for x, arm in enumerate(ARMS)
-                      for value in ends(runs, MAX, arm, bits, None, name).values()]
+            points = [(x + .15 * (i - 1), value) for x, arm in enumerate(arms)
+                      for value in ends(runs, MAX, arm, bits, name=name).values()]
             if points:
                 axes.plot(*zip(*points), "osD"[i], color=colour, markersize=4, label=bits)
     for axes in (left, right):
-        axes.set_xticks(range(len(ARMS)), [NAMES[arm].replace(", ", ",\n") for arm in ARMS],
+        axes.set_xticks(range(len(arms)), [NAMES[arm].replace(", ", ",\n") for arm in arms],
                         fontsize=8)
-    label(left, f"{MAX}: after {BATCHES} batches, every run", "", "held-out pass@1")
+        axes.set_xlim(-.5, max(1, len(arms)) - .5)
+    label(left, f"{MAX}: after {BATCHES} batches, every seed", "", "held-out pass@1")
     label(right, "Clipped", "", "clipped share of tokens")
     if left.get_lines():
         left.legend(fontsize=8)

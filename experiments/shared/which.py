@@ -101,6 +101,16 @@ def depth_answer():
     return DEEP_ANSWERS.get(verdict, unsure)
 
 
+SIXTEEN_BITS = {"held": "Yes: in bfloat16 the paper's clip range learns less than in float32.",
+                "refuted": "No: the paper's clip range learns as much in bfloat16 as in float32."}
+
+
+def sixteen_bits_answer():
+    """What the deciding runs of experiments/pretrained.py say, in one sentence without figures."""
+    unsure = "Not decided: in bfloat16 and float32 the runs end alike within wide intervals."
+    return SIXTEEN_BITS.get(result("pretrained")["verdict"], unsure)
+
+
 def league_answer():
     """Who leads experiments/league.py and who cannot be told apart from it, in one sentence."""
     first, *others = result("league")["data"]["table"]
@@ -164,8 +174,8 @@ def rows():
              "best rate of grpo_replay", "smallest best rate of the league",
              "largest best rate of the league", "largest rate of grpo", "largest rate of gspo"),
             "another model, or another member: [league.md](league.md) has the best rate of each",
-            f"On the tiny model about {n('best rate of grpo')}; other models need another, so a "
-            "checkpoint has a smaller default."),
+            f"On the tiny model about {n('best rate of grpo')}; a checkpoint needs less and has "
+            "another default."),
         Row("How many mini-batches per rollout batch?",
             "4; with more, or at a large rate, use GSPO with the wide fixed band.",
             "The wide clip range minus GRPO at 8e-4 with 16 mini-batches: "
@@ -233,14 +243,26 @@ def rows():
             "complete"),
     ], PRETRAINED: [
         Row("Does GSPO's clip range mean anything in 16 bits?",
-            "Not the paper's: use `--bf16 false`, or a clip range wider than `log_s_noise`, which "
-            "every run measures.",
-            f"bfloat16 adds an error of {n('error of bfloat16')} to log s, and the paper's clip "
-            "range is `[1 - 0.0003, 1 + 0.0004]`.",
+            "Not where a step moves log s by less than rounding does: there use `--bf16 false`, or "
+            "a clip range wider than `log_s_noise`, which every run measures.",
+            f"bfloat16 adds an error of {n('error of bfloat16')} to log s, more than a step at "
+            "1e-6 changes it, and the paper's clip range is `[1 - 0.0003, 1 + 0.0004]`.",
             ("SmolLM2's step", "error of bfloat16", "error of float16"),
-            "longer answers, over which rounding averages out",
-            "Not with SmolLM2 in bfloat16, where rounding moves log s by "
-            f"{n('error of bfloat16')}: use `--bf16 false`."),
+            "a larger learning rate (next question); longer answers, over which rounding averages "
+            "out",
+            f"Not at a checkpoint's default rate: bfloat16 moves SmolLM2's log s by "
+            f"{n('error of bfloat16')}, more than a step does: use `--bf16 false`."),
+        Row("Does GSPO learn less in bfloat16, and with which clip range?",
+            sixteen_bits_answer(),
+            "The paper's clip range in float32 minus the same in bfloat16, the larger of two "
+            f"numbers: {n('gspo loses in bfloat16')} pass@1.",
+            (*(f"{arm} {what} in bfloat16" for what in ("loses", "clips more")
+               for arm in ("gspo", "gspo_x100")),
+             *(f"gspo_x100 - gspo, SmolLM2, {bits}" for bits in ("float32", "bfloat16")),
+             *(f"best rate of {arm}, SmolLM2" for arm in ("gspo", "gspo_x100"))),
+            f"a smaller rate: {n('best rate of gspo, SmolLM2')} is the smallest that was tried and "
+            "the best of both, and at it the clip removes hardly more in bfloat16 than in float32; "
+            "answers longer than three tokens"),
     ]}
 
 
@@ -256,8 +278,8 @@ NOT_TESTED = (
     "the paper's setting: answers of thousands of tokens, hundreds of rollout batches",
     "48 layers: rates below 5e-5, 16 mini-batches, 60 rollout batches; 16 layers; the dense "
     "control (`experiments/depth.py` has the rules and goes on)",
-    "SmolLM2 over bands in float32, bfloat16 and float16 (`experiments/pretrained.py` has the "
-    "rules); a task with a chain of thought",
+    "SmolLM2 with GRPO, IcePop or 10 times the paper's clip range, on chain_sum, and in float16 "
+    "(`experiments/pretrained.py` has the rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
     "(`experiments/length_duration.py` has the rules)",
     "the members of the family that [league.md](league.md) does not list yet; the league on 48 "
