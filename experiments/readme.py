@@ -328,7 +328,9 @@ def league():
     rows = result("league")["data"]["table"] if result("league") else []
     entered = {row["member"] for row in rows}
     waiting = [f"`{name}`" for name in ALGORITHMS if name not in entered | {"gspo_token"}]
-    made = f"Runs made so far: {len(runs)}. Not entered yet: {', '.join(waiting) or 'nobody'}."
+    made = f"{len(runs)} runs."
+    if waiting:
+        made += f" Not entered yet: {', '.join(waiting)}."
     if not rows:
         return f"No member has all of its runs yet, so nobody has a rank. {made}"
     places = {row["member"]: row["rank"][0] for row in rows}

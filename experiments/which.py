@@ -172,6 +172,10 @@ def ranked():
         yield f"league, first - {name}", number
         if place == league.FIFTH:
             yield "first - fifth of the league", number
+    if {"gspo", "grpo"} <= set(found):
+        yield "gspo - grpo, the league", entry(
+            claim.differences(found["gspo"], found["grpo"]),
+            "gspo minus grpo, each at its best rate and clip range", "league")
     rates = [league.best(runs, name)[1] for name in found]
     for which_one, value in (("smallest", min(rates)), ("largest", max(rates))):
         yield f"{which_one} best rate of the league", dict(

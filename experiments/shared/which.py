@@ -136,13 +136,15 @@ def rows():
             f"The wide clip range minus GRPO, mean of six step sizes: "
             f"{n('gspo_x100 - grpo, six step sizes')} pass@1.",
             ("gspo - grpo, best rates", "gspo - grpo_replay, best rates",
-             "gspo_x100 - grpo, best rates", "gspo_x100 - grpo, six step sizes"),
+             "gspo_x100 - grpo, best rates", "gspo_x100 - grpo, six step sizes",
+             "gspo - grpo, the league"),
             "longer answers, deeper models, longer runs (below)",
-            "On the tiny model GRPO, or GSPO with 100 times the paper's clip range, which is ahead "
-            f"of GRPO by {n('gspo_x100 - grpo, six step sizes')} pass@1 over six step sizes."),
+            "On the tiny model GRPO, or GSPO with 100 times the paper's clip range: "
+            f"{n('gspo_x100 - grpo, six step sizes')} pass@1 against GRPO over six step sizes. "
+            "`docs/league.md` has all members."),
         Row("Which member of the whole family, each at its best rate and clip range?",
             league_answer(),
-            "The first minus the fifth, of those that have been run: "
+            "The first minus the fifth: "
             f"{n('first - fifth of the league')} pass@1.",
             behind_first,
             "longer runs and deeper models: [league.md](league.md) has the table, and "
@@ -282,8 +284,7 @@ NOT_TESTED = (
     "(`experiments/pretrained.py` has the rules); a task with a chain of thought",
     "the best band at 20, 60, 130 and 260 tokens, and after 100 rollout batches "
     "(`experiments/length_duration.py` has the rules)",
-    "the members of the family that [league.md](league.md) does not list yet; the league on 48 "
-    "layers and on SmolLM2",
+    "the [league](league.md) on 48 layers and on SmolLM2",
     "the paper's band with a trusted sampler at int3, and with answers of 60 tokens",
     "a stale sampler with lags of 1 and 4, with replay, or over longer runs",
     "GMPO, DPPO, GSPO without a clip, and c = 1 and 4 on the fresh cold starts",
