@@ -117,7 +117,7 @@ def main(argv=None):
     rounds = 1 if args.quick else 3
     few = "".join(f"max({a},{b})={max(a, b)}\n" for a, b in SHOTS)
     max_prompts = [f"{few}max({7 * i + 3},{90 - 5 * i})=" for i in range(8)]
-    flags = parse(["--model_name_or_path", SMOLLM2, "--dataset_name", "none", "--use_cpu"])
+    flags = parse(["--model_name_or_path", SMOLLM2, "--dataset_name", "none", "--device", "cpu"])
     model, tokenizer = load_policy(flags, None, device)
     result = {"sampling": {
         "SmolLM2, 4-shot max, 8 x 8 answers of 5": sampling(
@@ -125,7 +125,7 @@ def main(argv=None):
         f"SmolLM2, 2 x 8 answers of {tokens}": sampling(
             model, tokenizer, list(PROMPTS), 8, tokens, rounds)}}
     print(result, flush=True)
-    tiny = parse(["--use_cpu"])
+    tiny = parse(["--device", "cpu"])
     task = running_sum.running_sum()
     policy, characters = load_policy(tiny, task, device)
     prompts = task.encode(characters, task.train[:32], False, 512)

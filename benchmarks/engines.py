@@ -49,7 +49,7 @@ SAMPLERS = {"vllm": vllm.VllmSampler, "continuous": ContinuousSampler}
 LEARN = (f"--model_name_or_path {SMOLLM2} --no_chat_template --verifier exact "
          "--max_completion_length 5 --learning_rate 1.5e-5 --epsilon 0.03 --epsilon_high 0.04 "
          "--lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 "
-         "--steps 10 --eval_prompts 64 --eval_samples 2 --use_cpu").split()
+         "--steps 10 --eval_prompts 64 --eval_samples 2 --device cpu").split()
 CASES = {  # policy: (rate of the updates, prompts, tokens of a response)
     "SmolLM2": (1.5e-5, ["max(12,44)="], 8),
     "SmolLM2 with LoRA": (1e-3, ["max(12,44)="], 8),

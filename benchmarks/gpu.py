@@ -85,7 +85,7 @@ PUBLISHED = [
      "after": 48.7, "source": "a blog, quoted second-hand"},
     {"model": "Qwen2.5-1.5B-Instruct", "algorithm": "GRPO, LoRA, lenient", "before": 38.3,
      "after": 55.0, "source": "the same"}]
-SMALL = ("--use_cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
+SMALL = ("--device cpu --steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
          "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
          "--cold_start_steps 120 --cold_start_learning_rate 0.005")
 
@@ -312,7 +312,7 @@ def tiny_command(folder):
     rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10)
             for b in range(10)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return (f"--use_cpu --model_name_or_path {folder}/model --dataset_name {folder}/rows.jsonl "
+    return (f"--device cpu --model_name_or_path {folder}/model --dataset_name {folder}/rows.jsonl "
             "--verifier exact --max_completion_length 8 --prompts_per_step 4 --num_generations 4 "
             "--steps_per_generation 2 --steps 4").split()
 

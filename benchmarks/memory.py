@@ -166,7 +166,7 @@ def measured(shape, work):
 
 SCRIPT = ("llama", 128, 12, 4, 4, 512, 4096)   # the tokenizer has 17: answers rarely end early
 ONE_GROUP = ("--steps 2 --prompts_per_step 2 --num_generations 8 --steps_per_generation 2 "
-             "--max_completion_length 128 --verifier exact --eval_samples 0 --use_cpu").split()
+             "--max_completion_length 128 --verifier exact --eval_samples 0 --device cpu").split()
 
 
 def through_the_script(shape=SCRIPT, flags=ONE_GROUP):

@@ -69,7 +69,7 @@ ALGORITHMS = {
 def side(flags):
     """Our side of versus_trl.py on a fresh tiny MoE: (a function that computes one rollout batch
     and returns its seconds, the number of parameters)."""
-    args = parse(f"--use_cpu --max_completion_length 24 {flags}".split())
+    args = parse(f"--device cpu --max_completion_length 24 {flags}".split())
     folder = tempfile.mkdtemp()
     tokenizer = running_sum.builtin_tokenizer()
     torch.manual_seed(0)
@@ -88,7 +88,7 @@ def cost_of_plain(rounds):
     Both compute each batch in turn, from the weights of the cold start. The learning rate is
     practically 0, so the work stays that of the beginning of a run."""
     def default_run(flags):
-        args = parse(f"--use_cpu --learning_rate 1e-30 {flags}".split())
+        args = parse(f"--device cpu --learning_rate 1e-30 {flags}".split())
         return Ours(args, tasks.from_arguments(args), None, torch.device("cpu"))
     ratios = []
     sides = [default_run(flags) for flags in ("", "--plain")]

@@ -261,7 +261,7 @@ def prepare(name, case, device, quick, path):
     flags = (f"--prompts_per_step {prompts} --num_generations {G} "
              f"--steps_per_generation {updates} {flags}").split()
     flags += ["--max_completion_length", str(T)] if T else []
-    flags += ["--use_cpu"] if device.type == "cpu" else []
+    flags += ["--device", "cpu"] if device.type == "cpu" else []
     folder = path or {"smollm2": SMOLLM2}.get(kind) or tempfile.mkdtemp()
     flags += [] if builtin else ["--model_name_or_path", str(folder), "--no_chat_template"]
     flags += [] if builtin else ["--learning_rate", "1e-5"]

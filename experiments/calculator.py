@@ -28,7 +28,7 @@ from plumbing.data.task import CHARACTERS, Task  # noqa: E402
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
 FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "
-         "--prompts_per_step 16 --use_cpu").split()
+         "--prompts_per_step 16 --device cpu").split()
 
 
 def calculator(text):

@@ -137,7 +137,7 @@ def has_cold_start(policy, seed):
     if any(r["policy"] == policy and r["seed"] == seed for r in maps.read(FILE)):
         return True
     began = time.process_time()
-    args = parse(f"--use_cpu --seed {seed} {POLICIES[policy]}".split())
+    args = parse(f"--device cpu --seed {seed} {POLICIES[policy]}".split())
     task = tasks.from_arguments(args)
     device = torch.device("cpu")
     try:

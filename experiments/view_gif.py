@@ -34,7 +34,7 @@ TOKEN = 450                             # of a token
 def trained(folder):
     """Train GSPO and GRPO in `folder` -> their run folders."""
     for algorithm in ("gspo", "grpo"):
-        subprocess.run([sys.executable, ROOT / "train.py", "--use_cpu", "--steps", str(STEPS),
+        subprocess.run([sys.executable, ROOT / "train.py", "--device", "cpu", "--steps", str(STEPS),
                         "--algorithm", algorithm, "--eval_samples", "0", "--output_dir",
                         f"runs/{algorithm}"], cwd=folder, check=True)
     return ["runs/gspo", "runs/grpo"]

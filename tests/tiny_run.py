@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 TINY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 1 --cold_start_steps 120 "
-        "--cold_start_learning_rate 0.005 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --eval_samples 0 --use_cpu").split()
+        "--cold_start_learning_rate 0.005 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --eval_samples 0 --device cpu").split()
 TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 
 

@@ -50,7 +50,7 @@ class Lab:
     """
 
     def __init__(self, seed, *flags, loaded=None):
-        self.flags = ["--seed", str(seed), "--use_cpu", *flags]
+        self.flags = ["--seed", str(seed), "--device", "cpu", *flags]
         self.args = parse(self.flags)
         self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
         cpu = torch.device("cpu")

@@ -295,8 +295,7 @@ class Settings:
     fp16: bool | None = arg(None, "float16 autocast with a gradient scaler; weights stay float32",
                             unset="on for a checkpoint on a GPU without bfloat16")
     device: str = arg("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
-                      "CPU; mps (Apple GPUs) has not been tested on real hardware; "
-                      "--use_cpu is the same as --device cpu", choices=devices.KINDS)
+                      "CPU; mps (Apple GPUs) has not been tested on real hardware", choices=devices.KINDS)
     torch_compile: bool = arg(False, "compile the token step of sampling with torch.compile")
     optimizer_offload: bool = arg(False, "keep AdamW's state and the float32 master weights in CPU "
                                   "memory")
@@ -416,6 +415,11 @@ MEANT = {
     **dict.fromkeys(("stop_strings", "stop_sequences", "eos"), "stop"),
 }
 
+# What train.py once had, and what to do instead.
+GONE = {
+    "--use_cpu": "write --device cpu",
+}
+
 
 # ------------------------------------------------------------------------------- the command line
 
@@ -460,17 +464,21 @@ def resolved(settings):
 
 def given_flags(argv):
     """{flag: value} of what stands on the command line."""
+    refuse_gone(argv)
     given, unknown = make_parser().parse_known_args(underscored(argv))
     if unknown:
         raise ValueError(f"unknown argument {unknown[0]}{near_flag(unknown[0])}; train.py --help "
                          "lists all flags")
-    given = vars(given)
-    if given.pop("use_cpu", False):
-        if given.get("device", "auto") not in ("auto", "cpu"):
-            raise ValueError(f"--device {given['device']} contradicts --use_cpu, which means "
-                             "--device cpu")
-        given["device"] = "cpu"
-    return given
+    return vars(given)
+
+
+def refuse_gone(argv):
+    """Raises ValueError for a flag, or a flag's value, that train.py once had."""
+    words = [part for word in underscored(argv) for part in word.split("=", 1)]
+    for word, value in zip(words, [*words[1:], ""]):
+        for name in (word, f"{word} {value}"):
+            if name in GONE:
+                raise ValueError(f"{name} is gone: {GONE[name]}")
 
 
 # ------------------------------------------------------------------------------------- --resume
@@ -487,9 +495,7 @@ def config_of(folder):
     run."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
-        if config["arguments"].pop("use_cpu", False):        # older versions kept it as a flag
-            config["arguments"]["device"] = "cpu"
-        return config
+        return config if isinstance(config["arguments"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -500,6 +506,9 @@ def going_on(given):
     config = config_of(given["output_dir"]) if "output_dir" in given else {}
     if "given" not in config:                  # no run there, or one that has not kept its flags
         return given
+    for name in config["given"].keys() - {f.name for f in flags()}:
+        raise ValueError(f"--resume: {given['output_dir']} holds a run with --{name}, which is no "
+                         "longer a flag: start a new run")
     before = {name: config["given"].get(name, value) for name, value in config["arguments"].items()}
     differ = [name for name in given if name not in FREE and given[name] != before.get(name)]
     if "steps" in differ and given["steps"] > before["steps"]:
@@ -602,8 +611,6 @@ def make_parser():
             section = parser.add_argument_group(f.metadata["section"])
         if f.name in left:
             add_flag(section, f)
-    switch = dict(type=boolean, nargs="?", const=True, default=argparse.SUPPRESS)
-    parser.add_argument("--use_cpu", **switch, help=argparse.SUPPRESS)
     return parser
 
 

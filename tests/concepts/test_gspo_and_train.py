@@ -24,7 +24,7 @@ from tiny_run import metrics
 
 Q, G, T, MINI = 6, 4, 6, 6
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3, MAX_NEW_TOKENS=T)
-FLAGS = f"""--plain --use_cpu --steps 2 --prompts_per_step {Q} --num_generations {G} --steps_per_generation {MINI} --warmup_steps 10
+FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G} --steps_per_generation {MINI} --warmup_steps 10
             --max_completion_length {T} --learning_rate 4e-4 --eval_samples 0 --save_tokens false""".split()
 REWARD = '''
 def reward(response, answer):

@@ -275,7 +275,7 @@ def test_a_bad_checkpoint_ends_the_script_in_one_line(tmp_path, monkeypatch, dam
     damage(folder)
     capfd.readouterr()
     with pytest.raises(SystemExit) as caught:
-        train.main(["--model_name_or_path", str(folder), "--use_cpu", "--output_dir", str(tmp_path / "run")])
+        train.main(["--model_name_or_path", str(folder), "--device", "cpu", "--output_dir", str(tmp_path / "run")])
     message = capfd.readouterr().err
     assert caught.value.code == 2 and message.count("\n") == 1
     assert message.startswith(f"train.py: --model_name_or_path {folder}") and words in message

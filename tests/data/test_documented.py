@@ -148,7 +148,7 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     """The command of the page, on its rows, one rollout batch; then eval.py view."""
     argv = section("A tool")[0]
     argv[argv.index("--model_name_or_path") + 1] = str(SMOLLM2)
-    small = "--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --use_cpu --output_dir run".split()
+    small = "--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --device cpu --output_dir run".split()
     train.main([*argv, *small])
     record, = metrics("run")
     group = json.loads(Path("run/tokens.jsonl").read_text().splitlines()[0])
@@ -175,7 +175,7 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch):
     rows = [json.loads(line) for line in Path("notes.jsonl").read_text().splitlines()]
     assert len({row["prompt"] for row in rows}) == 200 and all(set(json.loads(row["answer"])) == {"name", "city"} for row in rows)
     argv[argv.index("--model_name_or_path") + 1] = str(SMOLLM2)
-    small = "--steps 4 --save_steps 1 --prompts_per_step 2 --num_generations 4 --eval_prompts 2 --eval_samples 1 --use_cpu".split()
+    small = "--steps 4 --save_steps 1 --prompts_per_step 2 --num_generations 4 --eval_prompts 2 --eval_samples 1 --device cpu".split()
     log = Recorder.log
 
     def interrupted(recorder, step, *rest):

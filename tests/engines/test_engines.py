@@ -266,7 +266,7 @@ def test_on_a_gpu_vllm_sleeps_while_the_policy_is_trained(vllm, monkeypatch):
     assert vllm.CALLS == ["wake", "generate", "sleep", "wake", "push", "reset", "generate", "sleep"]
 
 
-PASSK = ["passk", "--model_name_or_path", "model", *DATA[2:], "--n", "2", "--k", "1", "--problems", "4", "--use_cpu"]
+PASSK = ["passk", "--model_name_or_path", "model", *DATA[2:], "--n", "2", "--k", "1", "--problems", "4", "--device", "cpu"]
 
 
 def test_passk_uses_an_engine_in_the_format_that_it_is_given(workplace, vllm):

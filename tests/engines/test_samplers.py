@@ -128,5 +128,5 @@ def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(roundin
     sampler = sys.modules["verifier_answers"].Answers
     assert sampler.temperatures == [1.0, 0.0, None, 1.0, 0.0]
     assert sampler.scale == [torch.float32] * 2 + [torch.bfloat16 if rounding else torch.float32] + [torch.float32] * 2
-    eval.main(["passk", "--model_name_or_path", str(model), *flags, "--n", "2", "--k", "1", "--use_cpu", "--output", "passk.json"])
+    eval.main(["passk", "--model_name_or_path", str(model), *flags, "--n", "2", "--k", "1", "--device", "cpu", "--output", "passk.json"])
     assert json.loads(Path("passk.json").read_text())["checkpoints"][0]["pass@1"][0] == 1

@@ -40,7 +40,7 @@ if __name__ == "__main__":
     with gpu, tempfile.TemporaryDirectory() as folder:
         module.main(["--json", f"{folder}/gpu.json", "--only", *PARTS])
         found = json.loads(Path(folder, "gpu.json").read_text())
-        flags = [flag for flag in module.tiny_command(Path(folder)) if flag != "--use_cpu"]
+        flags = [*module.tiny_command(Path(folder)), "--device", "auto"]
         args = module.parse(flags)
         task = module.tasks.from_arguments(args)
         found["examined"] = module.examined(module.Bench(False), args, task, None)

@@ -37,7 +37,7 @@ from plumbing.speed import fast  # noqa: E402
 from tiny_run import TINY  # noqa: E402
 
 cold_start.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])
-FLAGS = [flag for flag in TINY if flag != "--use_cpu"]
+FLAGS = [*TINY, "--device", "auto"]
 HF_FLAGS = ("--model_name_or_path {0} --dataset_name {0}/data.jsonl --verifier exact "
             "--no_chat_template --max_completion_length 12 --prompts_per_step 4 "
             "--num_generations 4 --steps_per_generation 2 --eval_samples 0")

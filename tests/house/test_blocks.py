@@ -37,7 +37,7 @@ DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{file.name}" for file in s
 PROGRAM = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
 FILE = re.compile(r".*`(\w+\.(?:py|jsonl|txt))`.*:$")  # the last one that a paragraph names
 SHORT = ("--steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --max_completion_length 12 --eval_samples 1 "
-         "--eval_prompts 2 --save_steps 0 --eval_steps 0 --max_prompt_length 4096 --use_cpu").split()
+         "--eval_prompts 2 --save_steps 0 --eval_steps 0 --max_prompt_length 4096 --device cpu").split()
 
 # What is not run, by how the command begins or contains, and why. Every entry must still be needed.
 REASONS = {

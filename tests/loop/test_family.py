@@ -80,7 +80,7 @@ def test_responses_with_a_tool_that_are_all_cut_off_are_a_step_of_zero(workplace
     Path("sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "2,1."}) + "\n" for a in range(1, 4) for b in range(1, 4)))
     train.main(["--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "sums.jsonl", "--verifier", "exact",
                 "--tool", "mine.py:tool", "--tool_stop", ",", "--max_completion_length", "4", "--mask_truncated_completions", "--steps", "1",
-                "--prompts_per_step", "4", "--num_generations", "4", "--steps_per_generation", "2", "--eval_samples", "0", "--use_cpu",
+                "--prompts_per_step", "4", "--num_generations", "4", "--steps_per_generation", "2", "--eval_samples", "0", "--device", "cpu",
                 "--no_chat_template", "--save_tokens", "--output_dir", "run"])
     record, = metrics("run")
     assert record["truncated"] == 1 and record["empty_minibatches"] == 2 and record["skipped"] == record["loss"] == 0

@@ -29,5 +29,5 @@ def test_only_deeper_models_begin_with_smaller_residual_weights(layers, factor):
 @pytest.mark.slow
 def test_sixteen_layers_learn_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                              # a cold start of its own
-    train.main("--num_hidden_layers 16 --use_cpu --steps 1 --eval_prompts 64 --eval_samples 2 --output_dir run".split())
+    train.main("--num_hidden_layers 16 --device cpu --steps 1 --eval_prompts 64 --eval_samples 2 --output_dir run".split())
     assert json.loads((tmp_path / "run/summary.json").read_text())["pass_at_1_before"] > 0.4

@@ -158,7 +158,7 @@ def checkpoint(name, folder):
 
 
 def loaded(folder, *flags):
-    args = parse(["--model_name_or_path", str(folder), "--use_cpu", "--max_prompt_length", "64",
+    args = parse(["--model_name_or_path", str(folder), "--device", "cpu", "--max_prompt_length", "64",
                   "--max_completion_length", "64", *flags])
     return load_policy(args, None, torch.device("cpu"))[0]
 

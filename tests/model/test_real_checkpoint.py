@@ -139,7 +139,7 @@ def test_greedy_sampling_is_what_generate_does(model, tokenizer):
 
 def train(folder, output_dir, *flags):
     """Runs train.py on the checkpoint; returns its metrics, one dict per rollout batch."""
-    command = [sys.executable, "train.py", "--model_name_or_path", folder, "--use_cpu", "--output_dir", output_dir, *flags]
+    command = [sys.executable, "train.py", "--model_name_or_path", folder, "--device", "cpu", "--output_dir", output_dir, *flags]
     run = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]

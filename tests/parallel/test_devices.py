@@ -24,8 +24,6 @@ from plumbing.run.arguments import parse
 from plumbing.parallel import devices, processes
 from tiny_run import TINY, TRAIN, differences, metrics
 
-NO_CPU = [flag for flag in TINY if flag != "--use_cpu"]
-
 
 # ------------------------------------------------------------------------------------------ --device and the arithmetic
 
@@ -37,8 +35,8 @@ def machine(monkeypatch, cuda=False, mps=False, bfloat16=True):
 
 
 @pytest.mark.parametrize("has, flags, kind", [
-    ({}, "", "cpu"), ({"cuda": True}, "", "cuda"), ({"cuda": True}, "--device cpu", "cpu"), ({"cuda": True}, "--use_cpu", "cpu"),
-    ({"cuda": True}, "--use_cpu --device cpu", "cpu"), ({"mps": True}, "", "cpu"), ({"mps": True}, "--device mps", "mps"),
+    ({}, "", "cpu"), ({"cuda": True}, "", "cuda"), ({"cuda": True}, "--device cpu", "cpu"),
+    ({"mps": True}, "", "cpu"), ({"mps": True}, "--device mps", "mps"),
     ({"cuda": True, "mps": True}, "--device auto", "cuda"), ({"cuda": True}, "--device cuda", "cuda")])
 def test_the_device_is_the_one_asked_for(has, flags, kind, monkeypatch):
     machine(monkeypatch, **has)
@@ -47,7 +45,7 @@ def test_the_device_is_the_one_asked_for(has, flags, kind, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     ("--device cuda", "--device cuda: torch"), ("--device mps", "--device mps: torch"), ("--device tpu", "known: auto, cpu, cuda, mps"),
-    ("--use_cpu --device cuda", "contradicts --use_cpu"), ("--bf16 true --fp16 true", "autocast uses only one format")])
+    ("--use_cpu", "--use_cpu is gone: write --device cpu"), ("--bf16 true --fp16 true", "autocast uses only one format")])
 def test_what_cannot_be_is_one_line(flags, words, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     machine(monkeypatch)
@@ -64,7 +62,7 @@ def test_what_cannot_be_is_one_line(flags, words, monkeypatch, capsys, tmp_path)
     (False, "--model_name_or_path m --fp16 false", (False, False, "float32")),
     (True, "--model_name_or_path m --fp16", (False, True, "float16")),
     (True, "--model_name_or_path m --fp16 false", (True, False, "bfloat16")),
-    (False, "--model_name_or_path m --use_cpu", (False, False, "float32"))])
+    (False, "--model_name_or_path m --device cpu", (False, False, "float32"))])
 def test_bfloat16_only_where_the_gpu_has_it(bfloat16, flags, wanted, monkeypatch):
     machine(monkeypatch, cuda=True, bfloat16=bfloat16)
     args = parse(flags.split())
@@ -225,5 +223,5 @@ def test_the_table_of_kernels_is_read_right():
 def test_nothing_that_mps_lacks_is_on_its_path(flags, workplace, monkeypatch):
     as_on_mps(monkeypatch)
     with Mps():
-        train.main([*NO_CPU, "--device", "mps", "--steps", "2", "--output_dir", "run", *flags.split()])
+        train.main([*TINY, "--device", "mps", "--steps", "2", "--output_dir", "run", *flags.split()])
     assert metrics("run")[-1]["grad_norm"] > 0

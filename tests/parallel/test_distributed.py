@@ -19,7 +19,7 @@ from tiny_run import TRAIN, differences, metrics
 
 FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 --cold_start_steps 200 "
          "--cold_start_learning_rate 0.005 --prompts_per_step 8 --num_generations 4 --steps_per_generation 2 --warmup_steps 0 --learning_rate 1e-3 "
-         "--max_completion_length 12 --temperature 1.5 --steps 5 --use_cpu").split()
+         "--max_completion_length 12 --temperature 1.5 --steps 5 --device cpu").split()
 RUNS = {"gspo": ["--eval_samples", "0"],
         "ppo": ["--algorithm", "ppo", "--eval_samples", "2", "--eval_prompts", "5"],     # a critic; an evaluation that does not divide evenly
         "rspo": ["--algorithm", "rspo", "--beta", "0.05", "--router_aux_loss_coef", "0.01", "--micro_batch_size", "2", "--eval_samples", "0"]}

@@ -93,7 +93,7 @@ def test_what_the_error_advises_goes_on_as_if_nothing_had_been(whole, workplace,
 def test_passk_and_a_new_run_name_the_file(name, workplace, capsys):
     train.main(RUN)
     flip(NEWEST / name, 40, 1)
-    passk = ["passk", "--model_name_or_path", str(NEWEST), "--n", "1", "--problems", "2", "--use_cpu", "--min_terms", "1", "--max_terms", "2"]
+    passk = ["passk", "--model_name_or_path", str(NEWEST), "--n", "1", "--problems", "2", "--device", "cpu", "--min_terms", "1", "--max_terms", "2"]
     new = [*TINY, "--steps", "1", "--model_name_or_path", str(NEWEST), "--output_dir", "second"]
     for call in (lambda: evaluation.main(passk), lambda: train.main(new)):
         err = refused(capsys, call)

@@ -135,7 +135,7 @@ def refused(capsys, *argv, main=eval.main):
 
 def test_passk_of_two_checkpoints(checkpoints, tmp_path, capsys):
     output = tmp_path / "passk.json"
-    eval.main(["passk", "--model_name_or_path", *checkpoints, "--n", "4", "--k", "1", "4", "--problems", "6", "--use_cpu", "--output", str(output)])
+    eval.main(["passk", "--model_name_or_path", *checkpoints, "--n", "4", "--k", "1", "4", "--problems", "6", "--device", "cpu", "--output", str(output)])
     report, printed = json.loads(output.read_text()), capsys.readouterr().out
     assert (report["problems"], report["n"], len(report["checkpoints"])) == (6, 4, 2)
     for one in report["checkpoints"]:
@@ -151,7 +151,7 @@ def test_passk_of_two_checkpoints(checkpoints, tmp_path, capsys):
 def test_passk_of_a_dataset_that_a_file_holds(checkpoints, tmp_path, capsys):
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)}) + "\n" for a in range(1, 5) for b in range(1, 5)))
-    eval.main(["passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact", "--n", "2", "--k", "2", "--use_cpu",
+    eval.main(["passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact", "--n", "2", "--k", "2", "--device", "cpu",
                "--max_completion_length", "4", "--temperature", "0.7", "--output", str(tmp_path / "out.json")])
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["dataset"] == str(data) and report["temperature"] == .7 and 0 <= report["checkpoints"][0]["pass@2"][0] <= 1
@@ -166,7 +166,7 @@ def test_passk_reports_the_mean_reward_and_its_parts_and_leaves_out_what_does_no
     Path("train.jsonl").write_text('{"prompt": "9+9=", "answer": "9"}\n')
     Path("mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
     eval.main(["passk", "--model_name_or_path", *checkpoints, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
-               "--n", "4", "--use_cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
+               "--n", "4", "--device", "cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
     report, printed = json.loads(Path("out.json").read_text()), capsys.readouterr().out
     assert report["problems"] == 8 and "left out 1 held-out prompt(s): " in printed and "has 60 tokens" in printed
     before, after = report["checkpoints"]
@@ -179,7 +179,7 @@ def test_passk_reports_the_mean_reward_and_its_parts_and_leaves_out_what_does_no
     assert "parts        some " in printed and "parts        some +" in printed or "parts        some -" in printed
     only = [word for word in checkpoints[:1] for _ in range(2)]          # twice the same: no interval where nothing differs
     eval.main(["passk", "--model_name_or_path", *only, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
-               "--n", "1", "--use_cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
+               "--n", "1", "--device", "cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
     assert json.loads(Path("out.json").read_text())["difference"]["reward"] == [0, None, None]
     assert "reward       +0.000 [all equal]" in capsys.readouterr().out
 
@@ -188,7 +188,7 @@ def test_passk_without_a_prompt_that_fits_says_so(checkpoints, tmp_path, capsys)
     data = tmp_path / "sums.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "1"}) + "\n" for a in range(1, 4) for b in range(1, 4)))
     assert "held-out prompts fits" in refused(capsys, "passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact",
-                                              "--max_prompt_length", "3", "--use_cpu")
+                                              "--max_prompt_length", "3", "--device", "cpu")
 
 
 def test_the_paired_difference_is_narrower_than_two_intervals():
@@ -201,7 +201,7 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
 
 
 def test_passk_refuses(checkpoints, tmp_path, capsys):
-    one = ["passk", "--model_name_or_path", checkpoints[0], "--use_cpu"]
+    one = ["passk", "--model_name_or_path", checkpoints[0], "--device", "cpu"]
     assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
     for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
         assert "there is no such folder" in refused(capsys, "passk", "--model_name_or_path", nothing)

@@ -90,7 +90,7 @@ def test_passk_refuses_what_only_training_has(flag):
 
 
 def test_passk_keeps_every_flag_of_the_task():
-    assert not {"dataset_name", "verifier", "temperature", "max_completion_length", "chat_template", "stop", "seed", "use_cpu",
+    assert not {"dataset_name", "verifier", "temperature", "max_completion_length", "chat_template", "stop", "seed", "device",
                 "model_name_or_path"} & of_training()
 
 
@@ -101,5 +101,5 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(workplace, capsys):
     for folder in ("runs/gspo", "runs/gspo/checkpoints"):
         for command in ([train.main, "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "next"], [eval.main, "passk"]):
             with pytest.raises(SystemExit):
-                command[0]([*command[1:], "--model_name_or_path", folder, "--use_cpu"])
+                command[0]([*command[1:], "--model_name_or_path", folder, "--device", "cpu"])
             assert "it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1" in capsys.readouterr().err

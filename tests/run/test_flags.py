@@ -192,11 +192,10 @@ EFFECTS = {
     "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),
     "plain": (ONE, None, "true", lambda seen: seen.trained()),
     "fp16": (ONE, None, "true", last("perplexity_old")),
-    "device": (f"{ONE} --use_cpu false", "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
+    "device": (ONE, "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
     "bf16": (ONE, None, "true", last("perplexity_old")),
     "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
     "torch_compile": (ONE, None, "true", last("compiled")),
-    "use_cpu": (ONE, "true", "false", lambda seen: seen.out),
 
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
     "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
@@ -274,7 +273,7 @@ def observed(patch, flags, name):
         shutil.rmtree("used", ignore_errors=True)
         observed(patch, [*ONE.split(), "--output_dir", "USED"], "used")
         os.rename("USED", "used")
-    if "--use_cpu" in flags:                                 # a machine whose GPU is taken
+    if "--device" in flags:                                  # a machine whose GPU is taken
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs its own environment
@@ -311,7 +310,7 @@ def observed(patch, flags, name):
 
 
 def test_every_flag_has_an_entry():
-    assert {f.name for f in flags()} | {"use_cpu"} == {*EFFECTS, "shard"}
+    assert {f.name for f in flags()} == {*EFFECTS, "shard"}
 
 
 @pytest.mark.parametrize("flag", EFFECTS)

@@ -155,11 +155,11 @@ def test_vllm_takes_its_share_of_a_gpu_while_it_samples(more, share, qwen, vllm,
 
 
 def test_vllm_on_a_cpu_holds_a_copy_of_the_weights_and_its_cache_all_the_time(qwen, vllm):
-    args = parse(f"{RUN} --use_cpu --sampler vllm --sampler_dtype bfloat16".split())
+    args = parse(f"{RUN} --device cpu --sampler vllm --sampler_dtype bfloat16".split())
     assert memory.engine_memory(args, qwen[1], 24e9, "cpu") == (2 ** 30 + 2 * qwen[1], True)
     ours, found = (footprint(*qwen, work_of(args, 200, *engine)) for engine in ((), (5e9, True)))
     assert found["state"] - ours["state"] == 5e9 and found["sampling"] == found["evaluating"] == 0
-    assert memory.engine_memory(parse(f"{RUN} --use_cpu".split()), qwen[1], 24e9, "cpu") == (0, False)
+    assert memory.engine_memory(parse(f"{RUN} --device cpu".split()), qwen[1], 24e9, "cpu") == (0, False)
 
 
 def test_a_run_prints_it_before_its_first_batch(workplace, monkeypatch, capsys):
@@ -168,7 +168,7 @@ def test_a_run_prints_it_before_its_first_batch(workplace, monkeypatch, capsys):
     assert "memory: about" not in capsys.readouterr().out
     Path("rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3."}\n{"prompt": "1+3=", "answer": "4."}\n')
     more = ["--model_name_or_path", "run/checkpoints/step_1", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--steps", "1",
-            "--prompts_per_step", "2", "--num_generations", "2", "--max_completion_length", "4", "--eval_samples", "0", "--use_cpu"]
+            "--prompts_per_step", "2", "--num_generations", "2", "--max_completion_length", "4", "--eval_samples", "0", "--device", "cpu"]
     train.main([*more, "--output_dir", "next"])
     lines = capsys.readouterr().out.splitlines()
     at = [i for i, line in enumerate(lines) if line.startswith("memory: about 0.0 GB needed of ")]

@@ -114,7 +114,7 @@ def test_resume_alone_reads_the_flags_of_the_run(whole, workplace, monkeypatch, 
         kill_after(patch, 3)
         train.main(argv)
     before = json.loads(Path("resumed/config.json").read_text())
-    assert before["given"].keys() == {f.removeprefix("--") for f in [*TINY, *FLAGS] if f.startswith("--")} - {"use_cpu"} | {"device"}
+    assert before["given"].keys() == {f.removeprefix("--") for f in [*TINY, *FLAGS] if f.startswith("--")}
     train.main(["--output_dir", "resumed", "--resume"])
     assert differences(run, "resumed", 4) == []
     after = json.loads(Path("resumed/config.json").read_text())
@@ -163,9 +163,8 @@ def test_other_defaults_than_the_runs_are_refused(finished, capsys):
 def test_a_run_of_an_older_version_is_resumed_with_its_flags_typed_again(finished, capsys):
     config = json.loads(Path("run/config.json").read_text())
     del config["given"], config["arguments"]["weight_decay"]
-    config["arguments"] |= {"use_cpu": True, "device": "auto"}
     Path("run/config.json").write_text(json.dumps(config))
-    assert "other settings: algorithm was 'sapo', now 'gspo'" in refused(capsys, ["--output_dir", "run", "--resume", "--use_cpu"])
+    assert "other settings: algorithm was 'sapo', now 'gspo'" in refused(capsys, ["--output_dir", "run", "--resume", "--device", "cpu"])
     train.main([*TINY, *FLAGS, "--output_dir", "run", "--resume"])
     assert len(metrics("run")) == 4
 
@@ -389,3 +388,11 @@ def test_killed_at_random_moments(tmp_path):
     done = subprocess.run([sys.executable, str(Path(__file__).parents[1] / "soak_kill.py"), "--kills", "2"], cwd=tmp_path, capture_output=True,
                           text=True, timeout=900)
     assert done.returncode == 0 and "2 of 2" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_run_with_a_flag_that_is_gone_is_refused(finished, capsys):
+    config = json.loads(Path("run/config.json").read_text())
+    config["given"]["use_cpu"] = True
+    Path("run/config.json").write_text(json.dumps(config))
+    line = refused(capsys, ["--output_dir", "run", "--resume"])
+    assert "--resume: run holds a run with --use_cpu, which is no longer a flag: start a new run" in line

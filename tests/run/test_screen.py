@@ -40,7 +40,7 @@ HEALTHY = dict(step=1, pass_rate=.6, entropy=.5, clip_low=.1, clip_high=.1, dead
 
 
 def advised(argv="", **last):
-    args = parse([*argv.split(), "--use_cpu"])
+    args = parse([*argv.split(), "--device", "cpu"])
     return next_steps(args, "runs/x", [HEALTHY] * 6 + [HEALTHY | last] * 5, limit=20)
 
 
@@ -77,7 +77,7 @@ def test_every_trouble_has_its_own_line_and_its_flags_are_accepted(last, words, 
     (["--temperature", "1.0"], ["--temperature", "1"])])
 def test_an_advised_command_is_one_line_that_reads_as_it_was_typed(flags, words):
     own = ["--model_name_or_path", "m", "--dataset_name", "rows.jsonl"]
-    given = parse([*own, *flags, "--use_cpu"])
+    given = parse([*own, *flags, "--device", "cpu"])
     line = command(given)
     typed = shlex.split(line)[2:]
     at = typed.index(words[0])
@@ -86,7 +86,7 @@ def test_an_advised_command_is_one_line_that_reads_as_it_was_typed(flags, words)
 
 def test_no_right_answer_asks_for_easier_problems():
     none = HEALTHY | dict(pass_rate=0.0, dead_groups=1.0)
-    (line, why), *_ = next_steps(parse(["--use_cpu"]), "runs/x", [none] * 9, limit=20)
+    (line, why), *_ = next_steps(parse(["--device", "cpu"]), "runs/x", [none] * 9, limit=20)
     assert "easier problems" in line and "hardly any response is right: 100% of the groups" in why
 
 
@@ -141,7 +141,7 @@ def test_trackers_get_both_ends_of_the_held_out_scores(workplace, monkeypatch):
 
 @pytest.mark.parametrize("more", ["", "--num_hidden_layers 48 --learning_rate 4e-4", "--num_hidden_layers 2 --min_terms 3"])
 def test_the_command_of_a_run_repeats_it(more):
-    given = f"--algorithm grpo --epsilon 0.1 --seed 7 --steps 3 --save_tokens false --use_cpu --no_chat_template --reward_weights 1 2 {more}"
+    given = f"--algorithm grpo --epsilon 0.1 --seed 7 --steps 3 --save_tokens false --device cpu --no_chat_template --reward_weights 1 2 {more}"
     args = parse(given.split())
     assert parse(command(args).split()[2:]) == args, "also where defaults follow the number of layers"
     switched = parse(command(args, algorithm="gspo").split()[2:])
@@ -162,7 +162,7 @@ def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
 def test_the_advice_names_the_users_own_script(tmp_path, monkeypatch):
     """A file that replaces train.make_optimizer is what the user runs again; a notebook or pytest is not."""
     monkeypatch.chdir(tmp_path)
-    args = parse(["--use_cpu", "--seed", "3"])
+    args = parse(["--device", "cpu", "--seed", "3"])
     assert command(args) == "python train.py --device cpu --seed 3"
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "sgd.py"), raising=False)
     assert command(args).startswith("python sgd.py ")

@@ -215,7 +215,7 @@ def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold
     from dataclasses import replace
     from rollout import sample
     from plumbing.data.running_sum import running_sum
-    args, task = train.parse([*TINY, "--use_cpu"]), running_sum()
+    args, task = train.parse(TINY), running_sum()
     policy, tokenizer = train.trained_policy(args, task, torch.device("cpu"), next(cold_start.iterdir()))
     part = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], 4, 24, uniforms=torch.rand(12, 24, generator=torch.Generator().manual_seed(1)))
     for name in ("response_ids", "mask"):                    # a group of equal ones, a group of two kinds

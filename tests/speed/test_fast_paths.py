@@ -94,7 +94,7 @@ def test_the_estimate_grows_where_memory_grows():
 @pytest.mark.parametrize("flags, capacity, wanted", [
     ("--prompts_per_step 256 --steps_per_generation 1", 0.9e9, "--micro_batch_size"), ("--prompts_per_step 65536", 4e9, "--prompts_per_step"), ("", 10e6, "smaller model")])
 def test_out_of_memory_names_the_flags_to_lower(flags, capacity, wanted):
-    line = advice(parse(f"--use_cpu --max_completion_length 24 {flags}".split()), capacity)
+    line = advice(parse(f"--device cpu --max_completion_length 24 {flags}".split()), capacity)
     assert line.startswith("out of GPU memory") and wanted in line and "\n" not in line
 
 

@@ -98,7 +98,7 @@ def test_simulated_peaks_are_within_a_tenth_of_the_estimate(more, tmp_path):
 def test_a_run_on_a_gpu(workplace):
     import train
     from tiny_run import TINY, metrics
-    train.main([*(f for f in TINY if f != "--use_cpu"), "--steps", "2", "--output_dir", "run"])
+    train.main([*TINY, "--device", "auto", "--steps", "2", "--output_dir", "run"])
     assert metrics("run")[-1]["grad_norm"] > 0
 
 

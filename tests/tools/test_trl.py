@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.trl, pytest.mark.slow,
               pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="trl is missing: pip install trl==1.16.0")]
 SIZE = ("--steps 1 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 --max_completion_length 6 "
-        "--use_cpu --learning_rate 0.01 --warmup_steps 0 --lr_scheduler_type constant_with_warmup").split()
+        "--device cpu --learning_rate 0.01 --warmup_steps 0 --lr_scheduler_type constant_with_warmup").split()
 
 
 def make_checkpoint(folder, chat=False):
@@ -108,10 +108,10 @@ def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_
 def test_vllm_is_in_the_script_of_a_run_with_vllm_alone(monkeypatch, tmp_path):
     """TRL takes the fields; its weights, which drop whole responses by default, are on only where the run has them."""
     import trl
-    assert "vllm" not in trl_script(parse(["--use_cpu"])).lower()
+    assert "vllm" not in trl_script(parse(["--device", "cpu"])).lower()
     monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
     for flags, share, mode in (([], 0.3, None), (["--vllm_gpu_memory_utilization", "0.5", "--mismatch", "token_truncate"], 0.5, "token_truncate")):
-        args = parse(["--use_cpu", "--sampler", "vllm", *flags])
+        args = parse(["--device", "cpu", "--sampler", "vllm", *flags])
         text, config = trl_script(args), config_of(args)
         assert "not in TRL's script" not in text and "pip install trl[vllm], and a GPU" in text and f"vllm_gpu_memory_utilization={share}," in text
         found = trl.GRPOConfig(**config, output_dir=str(tmp_path), use_cpu=True)
