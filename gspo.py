@@ -25,6 +25,7 @@ STEPS = 50                 # rollout batches
 PROMPTS_PER_STEP = 32      # Q
 NUM_GENERATIONS = 8        # G responses to each prompt: B = Q·G rows in a rollout batch
 MINI_BATCHES = 4           # optimizer steps per rollout batch (train.py: --steps_per_generation)
+NUM_ITERATIONS = 1         # μ of GRPO: how often each mini-batch is used
 MICRO_BATCH = 64           # rows per forward and backward: changes the memory, not the result
 MAX_NEW_TOKENS = 25        # T at most: 12 digits, 11 commas, a period and the end token
 EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
@@ -171,7 +172,7 @@ def gspo_loss(logp, old_logp, advantages, mask):
 def train(policy, tokenizer, problems):
     """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each of STEPS batches."""
     optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0)
-    schedule = make_schedule(optimizer, 10, STEPS * MINI_BATCHES)
+    schedule = make_schedule(optimizer, 10, STEPS * MINI_BATCHES * NUM_ITERATIONS)
     means = []                                                  # of the rewards of each batch
     for step in range(STEPS):
         began = time.perf_counter()
@@ -184,19 +185,20 @@ def train(policy, tokenizer, problems):
             parts = zip(*(x.split(MICRO_BATCH) for x in rollout))
             old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
         advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
-        order = torch.randperm(len(prompts))                                            # [Q]
-        groups = torch.arange(len(mask)).view(-1, NUM_GENERATIONS)[order]               # [Q, G]
+        groups = torch.arange(len(mask)).view(-1, NUM_GENERATIONS)                      # [Q, G]
         clipped = 0.0                                      # mean of the mini-batches' shares
-        for mini in groups.tensor_split(MINI_BATCHES):     # at the first one every ratio is still 1
-            for rows in mini.flatten().split(MICRO_BATCH):
-                logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))      # [b, T]
-                loss, count = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
-                (loss * len(rows) / mini.numel()).backward()    # their sum: the mini-batch's mean
-                clipped += (count / mask[mini].sum() / MINI_BATCHES).item()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+        for _ in range(NUM_ITERATIONS):
+            order = torch.randperm(len(prompts))                                        # [Q]
+            for mini in groups[order].tensor_split(MINI_BATCHES):   # at the very first one s is 1
+                for rows in mini.flatten().split(MICRO_BATCH):
+                    logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))  # [b, T]
+                    loss, count = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
+                    (loss * len(rows) / mini.numel()).backward()    # sum: the mini-batch's mean
+                    clipped += (count / mask[mini].sum() / MINI_BATCHES / NUM_ITERATIONS).item()
+                torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
         means.append(sum(rewards) / len(rewards))
         print(f"batch {step + 1:3}/{STEPS}   reward {means[-1]:.3f}   clipped {clipped:.2f}   "
               f"{time.perf_counter() - began:.1f} s", flush=True)
@@ -240,9 +242,7 @@ if __name__ == "__main__":
 
 # ------------------------------------------------------------------ what is left out, and GRPO
 # losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay
-# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume. train.py also
-# skips an update whose gradient is not finite, and draws its tokens so that a run can be resumed.
-#
+# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume.
 # GRPO is three lines away. 0.2 is PPO's clip range (arXiv 1707.06347); the GRPO that the GSPO paper
 # compares with has 0.2 and 0.27 (section 5.1).
 # EPSILON = 0.2

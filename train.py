@@ -165,10 +165,13 @@ def reward(learner, rollout, problems):
 
 
 def mini_batches(settings, task, batch, step):
-    """The batch in --steps_per_generation mini-batches of whole groups, in random order, each with
-    the weights by which its loss averages the tokens."""
-    order = torch.randperm(len(batch.problems), generator=generator_for(settings, step))
-    for index in order.chunk(settings.steps_per_generation):
+    """The batch in --steps_per_generation mini-batches of whole groups, each with the weights by
+    which its loss averages the tokens; all of it --num_iterations times, in a new random order each
+    time. old_logp stays that of the policy which sampled."""
+    generator = generator_for(settings, step)
+    orders = [torch.randperm(len(batch.problems), generator=generator)
+              for _ in range(settings.num_iterations)]                              # μ times [Q]
+    for index in [part for order in orders for part in order.chunk(settings.steps_per_generation)]:
         mini = batch.groups(index)
         mini.weights = token_weights(mini.rollout.mask, settings.reduction,
                                      group_size=settings.num_generations,
@@ -416,7 +419,7 @@ def make_schedule(settings, optimizer):
     schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
     count."""
     n = settings.warmup_steps
-    steps = settings.steps * settings.steps_per_generation
+    steps = settings.steps * settings.updates_per_batch
 
     def share(step):
         if step < n:

@@ -42,6 +42,7 @@ IN_BOTH = set(
     "mismatch_high mismatch_mask mismatch_mask_bounds routing_replay router_aux_loss_coef "
     "model_name_or_path dataset_name columns verifier system_prompt prompt_template "
     "max_prompt_length stage2_step steps prompts_per_step num_generations steps_per_generation "
+    "num_iterations "
     "micro_batch_size max_completion_length temperature top_p top_k learning_rate "
     "lr_scheduler_type warmup_steps max_grad_norm weight_decay gradient_checkpointing bf16 fp16 "
     "output_dir save_steps save_tokens seed print_trl_config print_verl_config".split())
@@ -208,7 +209,8 @@ def config_of(args):
         # TRL counts its steps_per_generation in micro-batches
         steps_per_generation=args.steps_per_generation * accumulated,
         per_device_train_batch_size=rows, gradient_accumulation_steps=accumulated,
-        max_steps=args.steps * args.steps_per_generation, bf16=args.bf16, fp16=args.fp16,
+        num_iterations=args.num_iterations,
+        max_steps=args.steps * args.updates_per_batch, bf16=args.bf16, fp16=args.fp16,
         reward_weights=weights_of(args) or None,
         gradient_checkpointing=args.gradient_checkpointing, seed=args.seed)
     config |= {TRL_CONSTANTS[name]: value for name, value in args.constants.items()}
@@ -218,7 +220,7 @@ def config_of(args):
         config["mask_truncated_completions"] = True
     if args.sync_ref_model:                                  # TRL counts optimizer steps
         config |= dict(sync_ref_model=True, ref_model_mixup_alpha=args.ref_model_mixup_alpha,
-                       ref_model_sync_steps=args.ref_model_sync_steps * args.steps_per_generation)
+                       ref_model_sync_steps=args.ref_model_sync_steps * args.updates_per_batch)
     return config | of_engine(args) | vllm_options(args)
 
 
@@ -252,6 +254,8 @@ def differences(args):
     averaged = loss_type in ("cispo", "vespo") or loss_type == "dapo" and accumulated > 1
     if averaged and args.steps_per_generation > 1:
         notes.append("TRL divides by the rollout batch's mean number of tokens in a mini-batch")
+    if args.num_iterations > 1:
+        notes.append("TRL uses a batch again in the same order; train.py draws a new one")
     if args.steps_per_generation > 1:
         notes.append("TRL shuffles responses into mini-batches; train.py keeps groups together")
     if args.sampler == "vllm":
@@ -381,9 +385,9 @@ def of_run(args):
     saving = {"save_strategy": "no"}
     if args.save_steps:
         saving = {"save_strategy": "steps",
-                  "save_steps": args.save_steps * args.steps_per_generation}
+                  "save_steps": args.save_steps * args.updates_per_batch}
     return {"output_dir": args.output_dir or f"runs/trl-{args.algorithm}",
-            "report_to": args.report_to or "none", "logging_steps": args.steps_per_generation,
+            "report_to": args.report_to or "none", "logging_steps": args.updates_per_batch,
             "use_cpu": True if args.device == "cpu" else None,
             "model_init_kwargs": {"dtype": "float32"}} | saving
 

@@ -127,7 +127,7 @@ def overrides(args):
 
         f"{ACTOR}.policy_loss.loss_mode": mode,
         f"{ACTOR}.loss_agg_mode": REDUCTION[args.reduction],
-        f"{ACTOR}.ppo_mini_batch_size": prompts, f"{ACTOR}.ppo_epochs": 1,
+        f"{ACTOR}.ppo_mini_batch_size": prompts, f"{ACTOR}.ppo_epochs": args.num_iterations,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu":
             args.micro_batch_size or prompts * args.num_generations,
         f"{ACTOR}.entropy_coeff": args.entropy_coef,
@@ -139,7 +139,7 @@ def overrides(args):
         f"{ACTOR}.optim.clip_grad": args.max_grad_norm or NO_CLIP,
         f"{ACTOR}.optim.{'lr_decay_style' if megatron else 'lr_scheduler_type'}":
             SCHEDULE[args.lr_scheduler_type],
-        f"{ACTOR}.optim.lr_warmup_steps": -(-args.warmup_steps // args.steps_per_generation),
+        f"{ACTOR}.optim.lr_warmup_steps": -(-args.warmup_steps // args.updates_per_batch),
         f"{ACTOR}.{'megatron' if megatron else 'fsdp_config'}.dtype":
             str(args.half or torch.float32)[6:],
 

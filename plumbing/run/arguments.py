@@ -262,6 +262,9 @@ class Settings:
     num_generations: int = arg(8, "group size G: responses per prompt", at_least=1)
     steps_per_generation: int = arg(4, "mini-batches per rollout batch, one optimizer step each",
                                     at_least=1)
+    num_iterations: int = arg(1, "μ of GRPO: how often every mini-batch is used, in a new order each "
+                              "time; the old log-probs stay those of the policy that sampled",
+                              at_least=1)
     max_prompt_length: int = arg(1024, "longest prompt in tokens", at_least=1)
     max_completion_length: int | None = arg(None, "longest response in tokens",
                                             unset="256; for the built-in task, its "
@@ -345,6 +348,11 @@ class Settings:
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
 
     @property
+    def updates_per_batch(self):
+        """Optimizer steps per rollout batch."""
+        return self.steps_per_generation * self.num_iterations
+
+    @property
     def history_resampling(self):
         """Whether prompts with only right responses are dropped at the end of an epoch (SRPO)."""
         return self.algorithm == "srpo"
@@ -374,8 +382,9 @@ MEANT = {
                      "total_steps", "total_episodes"), "steps"),
     **dict.fromkeys(("batch_size", "bs", "train_batch_size", "per_device_train_batch_size",
                      "rollout_batch_size"), "prompts_per_step"),
-    **dict.fromkeys(("mini_batch_size", "num_minibatches", "ppo_mini_batch_size", "ppo_epochs",
-                     "num_iterations", "mu"), "steps_per_generation"),
+    **dict.fromkeys(("mini_batch_size", "num_minibatches", "ppo_mini_batch_size"),
+                    "steps_per_generation"),
+    **dict.fromkeys(("mu", "ppo_epochs", "max_epochs"), "num_iterations"),
     **dict.fromkeys(("gradient_accumulation_steps", "ppo_micro_batch_size"), "micro_batch_size"),
     **dict.fromkeys(("kl_coef", "kl_beta", "kl", "init_kl_coef", "kl_loss_coef", "kl_weight"),
                     "beta"),

@@ -102,6 +102,18 @@ def update_metrics(updates):
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
+def use_metrics(updates, uses):
+    """With --num_iterations: clip shares and spreads of the log-ratios, averaged over the updates
+    of the first and of the last use of the mini-batches; {} if each is used once."""
+    if uses == 1:
+        return {}
+    size = len(updates) // uses
+    parts = {"first": updates[:size], "last": updates[-size:]}
+    return {f"{name}_{which}_use": sum(u[name] for u in part) / size
+            for name in ("clip_low", "clip_high", "log_w_var", "log_s_var")
+            for which, part in parts.items()}
+
+
 def policy_metrics(old_logp, new_logp, mask):
     """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
     are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
@@ -176,6 +188,7 @@ def batch_record(args, step, task, batch, mini, new, updates):
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
         more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp, mask)
     return {"step": step, **rollout_metrics(args, batch, task), **update_metrics(updates),
+            **use_metrics(updates, args.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": mean_of(new.entropy, mini.rollout.mask), "kl": kl,
             "mismatch_kl": mismatch, **more,

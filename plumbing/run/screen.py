@@ -28,6 +28,7 @@ def plan(args, folder, task, device):
                  f"experts, top-{args.num_experts_per_tok})")
         after = (f"; its cold start of {args.cold_start_steps} supervised steps is made once and "
                  "kept under runs/cold_start")
+    uses = f", each used {args.num_iterations} times" if args.num_iterations > 1 else ""
     clip_range = ""
     if band.is_auto(args):
         times = args.epsilon.removeprefix("auto:")
@@ -38,18 +39,18 @@ def plan(args, folder, task, device):
         f"training {model} with {args.algorithm}: {task.name} ({len(task.train)} prompts, "
         f"{len(task.test)} held out), on {device}{after}",
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
-        f"responses, {args.steps_per_generation} mini-batches each{clip_range}; metrics are "
+        f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl", *uncorrected(args), *one_stage(args), *task.notes])
 
 
 def uncorrected(args):
     """A note, if later optimizer steps use samples of an older policy and no ratio corrects for
     that."""
-    if OBJECTIVES[args.objective].ratio != "none" or args.steps_per_generation == 1:
+    if OBJECTIVES[args.objective].ratio != "none" or args.updates_per_batch == 1:
         return []
     return [f"note: {args.algorithm} has no importance ratio, so only the first of the "
-            f"{args.steps_per_generation} optimizer steps of a rollout batch is on-policy; "
-            "with --steps_per_generation 1 every step is"]
+            f"{args.updates_per_batch} optimizer steps of a rollout batch is on-policy; with "
+            "--steps_per_generation 1 --num_iterations 1 every step is"]
 
 
 def one_stage(args):

@@ -159,7 +159,7 @@ def test_the_page_imports_nothing_of_this_project():
 def test_the_page_is_a_page():
     lines = PAGE.read_text().splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
-    assert len(code) <= 210 and len(lines) <= 250 and max(map(len, lines)) <= 100
+    assert len(code) <= 212 and len(lines) <= 250 and max(map(len, lines)) <= 100
 
 
 def test_the_teacher_differs_from_the_task_at_nines_alone():

@@ -63,17 +63,17 @@ class Characters(gspo.Characters):
         return super().decode([i for i in ids if i != 16])
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """train.py trains two batches from a start; page(**changed) lets the page train on the same tokens, with other constants or
+@pytest.fixture(scope="module", params=[1, 2], ids=["once", "twice"])
+def page(request, tmp_path_factory):
+    """With every mini-batch used once, and twice. train.py trains two batches from a start; page(**changed) lets the page train on the same tokens, with other constants or
     functions of gspo.py, and returns how far its weights are from train.py's, as a share of how far train.py moved them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("both"))
         patch.setattr(torch, "randperm", lambda n, **where: (torch.arange(n) * 5 + 1) % n)       # an order for both
-        yield made()
+        yield made(request.param)
 
 
-def made():
+def made(uses):
     torch.manual_seed(0)
     gspo.tiny_policy(Characters()).save_pretrained("start")
     builtin_tokenizer().save_pretrained("start")
@@ -85,7 +85,7 @@ def made():
     rows = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in answers.items()]
     Path("rows.jsonl").write_text("".join(rows))
     train.main([*FLAGS, "--model_name_or_path", "start", "--dataset_name", "rows.jsonl", "--verifier", "share.py:reward",
-                "--sampler", "recorded.py:Recorded", "--output_dir", "run"])
+                "--sampler", "recorded.py:Recorded", "--num_iterations", str(uses), "--output_dir", "run"])
     tokenizer = Characters()
     prompts = [ids for line in open("prompts.jsonl") for ids in json.loads(line)]
     problems = [(ids, answers[tokenizer.decode(ids)]) for ids in prompts]
@@ -97,7 +97,7 @@ def made():
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
         token = lambda p, n: draw(p.log(), next(drawn))[:, None]
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (SHORT | {"reward": runpy.run_path("share.py")["reward"]} | changed).items():
+            for name, value in (SHORT | {"NUM_ITERATIONS": uses, "reward": runpy.run_path("share.py")["reward"]} | changed).items():
                 patch.setattr(gspo, name, value)
             patch.setattr(torch, "multinomial", token)
             policy = gspo.Qwen3MoeForCausalLM.from_pretrained("start", dtype=torch.float32)
@@ -123,12 +123,14 @@ def test_two_batches_of_the_page_and_of_train_py_give_the_same_weights(page, cap
 
 
 def test_the_comparison_sees_a_planted_difference(page):
-    """A rate 0.2 % higher; a rate of 0 at first; micro-batches averaged equally where one is smaller; another clip range."""
+    """A rate 0.2 % higher; a rate of 0 at first; micro-batches averaged equally where one is smaller; another clip range; more
+    uses."""
     late = lambda optimizer, n, steps: gspo_schedule(optimizer, n + 1, steps)
     gspo_schedule, loss = gspo.make_schedule, gspo.gspo_loss
 
     def equally(logp, old_logp, advantages, mask):
         value, count = loss(logp, old_logp, advantages, mask)
         return value * (1.5 if len(mask) == 1 else 1), count
-    plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally), dict(EPSILON=1e-2)]
+    plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally), dict(EPSILON=1e-2),
+              dict(NUM_ITERATIONS=3)]
     assert min(page(**plant) for plant in plants) > 1e-3

@@ -45,7 +45,7 @@ def interrupted(monkeypatch, argv, step):
     [], ["--algorithm", "ppo"], *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
     ["--algorithm", "srpo", "--stage2_step", "2", "--prompts_per_step", "8", "--num_generations", "2"], ["--beta", "0.1"],
     ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation"],
-    ["--algorithm", "dapo"], ["--lr_scheduler_type", "linear"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
+    ["--algorithm", "dapo"], ["--num_iterations", "3"], ["--lr_scheduler_type", "linear"], ["--sampler_dtype", "bfloat16", "--mismatch", "token_truncate", "--mismatch_mask", "token"],
     ["--eval_samples", "1", "--eval_prompts", "4", "--eval_steps", "2"], ["--shard", "true"]))], ids=str)
 def test_resumed_run_equals_uninterrupted(flags, whole, workplace, monkeypatch, capsys):
     argv, run = [*TINY, "--steps", "4", "--save_steps", "2", *flags], whole(*flags)
