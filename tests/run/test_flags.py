@@ -178,6 +178,7 @@ EFFECTS = {
     "prompts_per_step": (ONE, None, "8", lambda seen: seen.trained()),
     "num_generations": (ONE, None, "8", lambda seen: seen.trained()),
     "steps_per_generation": (ONE, None, "1", lambda seen: len(seen.last("minibatches"))),
+    "num_iterations": (ONE, None, "2", lambda seen: len(seen.last("minibatches"))),
     "max_prompt_length": (DATA, None, "3", lambda seen: seen.out),
     "max_completion_length": (ONE, None, "2", last("truncated")),
     "temperature": (ONE, None, "2", last("entropy")),
