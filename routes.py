@@ -199,9 +199,10 @@ def router_shift(old_logits, new_logits, old_indices, mask=None, floor=0.8):
 
 def expert_share(indices, mask, experts):
     """f_e, the share of all choices that fall on each expert: indices [L, B, T, K], mask [B, T] ->
-    [L, E], without gradient."""
+    [L, E], without gradient; 0 for a mask without tokens."""
     chosen = indices[:, mask.bool()]                                                # [L, N, K]
-    return F.one_hot(chosen, experts).float().mean((1, 2))                          # [L, E]
+    counts = F.one_hot(chosen, experts).float().sum((1, 2))                         # [L, E]
+    return counts / max(1, chosen[0].numel())                                       # [L, E]
 
 
 def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
@@ -216,7 +217,8 @@ def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
     logits = logits[:, mask.bool()].float()                                         # [L, N, E]
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)                    # [L, N, E]
     probs = scores / scores.sum(-1, keepdim=True)                                   # [L, N, E]
-    mean = probs.sum(1) / (mask.sum() if tokens is None else tokens)                # [L, E]  P_e
+    tokens = mask.sum() if tokens is None else tokens
+    mean = probs.sum(1) / tokens.clamp(min=1)                                       # [L, E]  P_e
     return (share * mean).sum(-1).mean() * logits.shape[-1]
 
 

@@ -67,22 +67,34 @@ def check_one_tokenizer(name, own, other):
 
 def teacher_logp(args, learner, task, batch, teacher):
     """log π_T [B, T] of a rollout batch's responses; teacher: its Scorer, None for the policy
-    itself. With a right response of the group as the hint, distillation acts only on wrong
-    responses of groups that have a right one: elsewhere log π_T is log π_old, its advantage 0."""
+    itself. Responses that it does not teach get log π_old, so their advantage is 0."""
     if not args.self_distillation:
         return learner.score(batch.rollout, scorer=teacher).logp
     answers = [problem.answer for problem in batch.problems]
     if args.self_distillation_hint == "sibling":
-        right = (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                 # [Q, G]
+        right = right_of(batch)                                                     # [Q, G]
         texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
                  for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]
     rollout = hinted(args, task, learner.tokenizer, batch, answers)
     logp = learner.score(rollout, scorer=teacher).logp                              # [B, T]
     if args.self_distillation_hint == "sibling":
-        wrong = (right.any(-1, keepdim=True) & ~right).flatten()                    # [B]
-        logp = torch.where(wrong[:, None], logp, batch.old_logp)                    # [B, T]
+        logp = torch.where(taught(args, batch)[:, None], logp, batch.old_logp)      # [B, T]
     return logp
+
+
+def right_of(batch):
+    """Which responses are right, [Q, G] bool."""
+    return (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                      # [Q, G]
+
+
+def taught(args, batch):
+    """Which responses the teacher teaches, [B] bool: with a right response of the group as the
+    hint, the wrong ones of groups that have a right one, else all."""
+    if not args.self_distillation or args.self_distillation_hint != "sibling":
+        return torch.ones_like(batch.rollout.truncated)                             # [B]
+    right = right_of(batch)                                                         # [Q, G]
+    return (right.any(-1, keepdim=True) & ~right).flatten()                         # [B]
 
 
 def hinted(args, task, tokenizer, batch, answers):

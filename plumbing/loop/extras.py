@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from advantages import ADVANTAGES, length_penalty, overlong_penalty, value_loss
+from advantages import ADVANTAGES, gae, length_penalty, overlong_penalty, value_loss
 from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
@@ -176,7 +176,7 @@ class Extras:
         if args.entropy_coef:
             terms["entropy"] = -args.entropy_coef * (per_token * new.entropy).sum()
         if part.values is not None:
-            returns = part.advantages + part.values                                 # [B, T]
+            _, returns = gae(part.rewards, part.values, mask)                       # [B, T]
             critic = value_loss(new.values, part.values, returns, mask, per_token)
             terms["critic"] = VALUE_COEF * critic
         if args.positive_example_nll_weight:                 # VAPO 2504.05118 eq. 10

@@ -15,6 +15,7 @@ import torch
 
 from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES, STATISTICS, kl_penalty
+from plumbing.loop.distillation import taught
 from plumbing.run import band, checkpoints, trackers
 from plumbing.parallel import devices
 from plumbing.speed.compiled import buckets
@@ -77,22 +78,21 @@ def rollout_metrics(args, batch, task):
             "reward_parts": dict(zip([*task.part_names, *shaping], part_means(parts))),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
-            "inverse_length": (1 / lengths.clamp(min=1)).mean().item(),
+            "inverse_length": mean_of(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "dead_groups": 1 - live,
             "discarded_groups": len(rewards) // G - len(batch.problems)}
 
 
 def update_metrics(updates):
     """The statistics of the updates of a rollout batch, combined: the largest value where
-    losses.STATISTICS says "max", else the mean over the updates. Entries that losses.STATISTICS
+    losses.STATISTICS says "max", else the mean over the updates that have what the statistic is
+    averaged over (loss tokens, tokens with A not 0), 0 if none has. Entries that losses.STATISTICS
     marks as counts are left out: they are weights for averaging the others."""
-    mean = lambda values: sum(values) / len(values)
     flags = ("skipped", "overflow", "empty")
     names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
-    over = {name: max if STATISTICS.get(name) == "max" else mean for name in names}
-    record = {name: over[name]([u[name] for u in updates]) for name in names}
+    record = {name: over_updates(name, updates) for name in names}
     per_update = ("clip_low", "clip_high", "grad_norm")
-    first = updates[0]
+    first = next((u for u in updates if not u["empty"]), updates[0])
     return record | {
         # before the first update the two policies are the same: log s is what rounding makes of 0
         "log_s_noise": math.sqrt(first["log_s_var"] + first["log_s_mean"] ** 2),
@@ -109,14 +109,25 @@ def use_metrics(updates, uses):
         return {}
     size = len(updates) // uses
     parts = {"first": updates[:size], "last": updates[-size:]}
-    return {f"{name}_{which}_use": sum(u[name] for u in part) / size
+    return {f"{name}_{which}_use": over_updates(name, part)
             for name in ("clip_low", "clip_high", "log_w_var", "log_s_var")
             for which, part in parts.items()}
+
+
+def over_updates(name, updates):
+    """One statistic of a rollout batch, as update_metrics says."""
+    how = STATISTICS.get(name)
+    if how == "max":
+        return max(u[name] for u in updates)
+    count = "signal_tokens" if how == "signal_tokens" else "tokens"
+    values = [u[name] for u in updates if u[count]]
+    return sum(values) / max(1, len(values))
 
 
 def policy_metrics(old_logp, new_logp, mask):
     """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
     are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
+    rows = mask.any(-1)                                      # [B] those with loss tokens
     old = perplexity(old_logp, mask)                                                # [B]
     new = perplexity(new_logp, mask)                                                # [B]
     delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)         # [B]
@@ -125,9 +136,9 @@ def policy_metrics(old_logp, new_logp, mask):
     spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
     apart = stats["log_w_var"] > band.ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
-    return {**spread, "perplexity_old": old.mean().item(), "perplexity_new": new.mean().item(),
-            "delta_h": delta_h.mean().item(),
-            "equivalence_error": (s - old / new).abs().max().item()}
+    return {**spread, "perplexity_old": mean_of(old, rows), "perplexity_new": mean_of(new, rows),
+            "delta_h": mean_of(delta_h, rows),
+            "equivalence_error": (s - old / new).abs().max().item()}   # 0 for an empty row
 
 
 def route_bytes(routes):
@@ -143,16 +154,18 @@ def mismatch_kl(old_logp, sampler_logp, mask):
 
 
 def mean_of(x, mask):
-    """The mean of x [B, T] over the loss tokens; None if there are none."""
-    chosen = x[mask]                                                                # [loss tokens]
+    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
+    chosen = x[mask]                                                                # [kept]
     return chosen.mean().item() if len(chosen) else None
 
 
 def weight_stats(weights, mask):
     """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
     (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
-    For weights with mean 1, ess = 1 / (1 + chi2)."""
-    n = mask.sum().clamp(min=1)
+    For weights with mean 1, ess = 1 / (1 + chi2). Both are None without loss tokens."""
+    if not mask.any():
+        return {"mismatch_ess": None, "mismatch_chi2": None}
+    n = mask.sum()
     w = weights.masked_fill(~mask, 0.0)                                             # [B, T]
     return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
             "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
@@ -174,7 +187,7 @@ def batch_record(args, step, task, batch, mini, new, updates):
     flips = None
     route_cost = None
     own = own_routes(mini, new)
-    if own is not None:
+    if own is not None and mini.rollout.mask.any():
         flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     if batch.passes is not None:
         route_cost = route_bytes(batch.passes) / max(1, int(mask.sum()))
@@ -186,7 +199,8 @@ def batch_record(args, step, task, batch, mini, new, updates):
     more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
     if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
-        more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp, mask)
+        more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp,
+                                     mask & taught(args, batch)[:, None])
     return {"step": step, **rollout_metrics(args, batch, task), **update_metrics(updates),
             **use_metrics(updates, args.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
@@ -372,6 +386,7 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
 
     parts = record["reward_parts"]
     flips = record["flip_rate"]
+    perplexity = record["perplexity_new"]
     named = "  ".join(f"{name} {short(mean)}" for name, mean in parts.items())
     low = record["clip_low"]
     high = record["clip_high"]
@@ -385,7 +400,8 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
         f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
         f"band {small(record['epsilon'])}" if auto else "",
         f"({short(width, 1)} std)" if auto and width else "",
-        "" if flips is None else f"flips {flips:5.1%}", f"ppl {short(record['perplexity_new'], 3)}",
+        "" if flips is None else f"flips {flips:5.1%}",
+        "" if perplexity is None else f"ppl {short(perplexity, 3)}",
         f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
     bad = record["skipped"] - record["overflows"]
     skipped = f"  {bad} bad update(s) skipped" if bad else ""

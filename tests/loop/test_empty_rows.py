@@ -1,0 +1,137 @@
+"""Rows without loss tokens change no metric and end no run.
+
+python -m pytest tests/loop/test_empty_rows.py
+"""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from losses import policy_loss
+from plumbing.run import metrics as recorded
+from plumbing.run.metrics import batch_record
+from routes import Pass
+from tiny_run import TINY, metrics
+
+SHORT = "--mask_truncated_completions --max_completion_length 3 --warmup_steps 0".split()
+ADDED = "discarded_groups route_bytes_per_token".split()     # count the added prompt, its memory
+
+
+def near(want, **tolerance):
+    """pytest.approx of a float; anything else as it is."""
+    return pytest.approx(want, **tolerance) if isinstance(want, float) else want
+
+
+def tokens_of(run):
+    return [json.loads(line) for line in (Path(run) / "tokens.jsonl").read_text().splitlines()]
+
+
+def test_a_mini_batch_without_loss_tokens_has_a_load_balancing_loss_of_zero(workplace):
+    train.main([*TINY, *SHORT, "--steps", "6", "--router_aux_loss_coef", "0.1",
+                "--output_dir", "run"])
+    records = metrics("run")
+    assert len(records) == 6 and sum(record["empty_minibatches"] for record in records) >= 3
+    assert not any(record["skipped"] for record in records)
+    assert all(math.isfinite(record["loss"] + record["grad_norm"]) for record in records)
+
+
+def test_perplexities_are_means_over_the_responses_with_loss_tokens(workplace):
+    """The last mini-batch is one group here, the one whose tokens are saved."""
+    train.main([*TINY, *SHORT, "--steps", "8", "--prompts_per_step", "2", "--output_dir", "run"])
+    counts = set()
+    for record, group in zip(metrics("run"), tokens_of("run"), strict=True):
+        rows = [i for i, mask in enumerate(group["mask"]) if any(mask)]
+        counts.add(len(rows))
+        entropies = {}
+        for policy in ("old", "new"):
+            entropies[policy] = [
+                -sum(x * m for x, m in zip(group[f"{policy}_logp"][i], group["mask"][i]))
+                / sum(group["mask"][i]) for i in rows]
+            want = sum(map(math.exp, entropies[policy])) / len(rows) if rows else None
+            assert record[f"perplexity_{policy}"] == near(want, rel=1e-5), policy
+        gaps = [old - new for old, new in zip(entropies["old"], entropies["new"])]
+        want = sum(gaps) / len(rows) if rows else None
+        assert record["delta_h"] == near(want, abs=1e-6)
+    assert 0 in counts and {1, 2, 3} & counts
+
+
+def test_updates_without_loss_tokens_are_not_averaged_over(workplace):
+    train.main([*TINY, *SHORT, "--steps", "8", "--output_dir", "run"])
+    half = [record for record in metrics("run") if record["empty_minibatches"] == 1]
+    assert half
+    for record in half:
+        norms = [one["grad_norm"] for one in record["minibatches"]]
+        assert record["grad_norm"] == max(norms) and min(norms) == 0
+
+
+def with_empty_group(batch):
+    """The batch, and a copy of its last group after it, without loss tokens."""
+    Q = len(batch.problems)
+    more = batch.groups(torch.tensor([*range(Q), Q - 1]))
+    mask = more.rollout.mask.clone()
+    mask[Q * batch.group_size:] = False
+    return replace(more, rollout=replace(more.rollout, mask=mask))
+
+
+def of_rows(scores, rows):
+    """The Scores of these rows."""
+    cut = {name: x[rows] for name, x in vars(scores).items() if isinstance(x, torch.Tensor)}
+    if scores.routes is not None:
+        cut["routes"] = Pass(*(x[:, rows] for x in scores.routes))
+    if getattr(scores, "free", None):
+        cut["free"] = of_rows(scores.free, rows)
+    return replace(scores, **cut)
+
+
+@pytest.mark.parametrize("flags", [
+    "--algorithm gspo", "--beta 0.1", "--algorithm ppo", "--algorithm rspo", "--algorithm sdpo",
+    "--entropy_quantile 0.5 --entropy_coef 0.01", "--routing_replay old --beta 0.1",
+    "--sampler_dtype int8 --mismatch token_truncate --mismatch_mask token",
+    "--distillation_coef 0.5 --self_distillation --algorithm grpo --routing_replay old"])
+def test_an_added_empty_group_changes_no_metric(flags, workplace, monkeypatch):
+    compared = []
+
+    def twice(args, step, task, batch, mini, new, updates):
+        batch.sampled = batch.sampled or [(batch.rollout, batch.parts)]
+        record = batch_record(args, step, task, batch, mini, new, updates)
+        G = batch.group_size
+        rows = [*range(len(new.logp)), *range(len(new.logp) - G, len(new.logp))]
+        empty = torch.zeros_like(mini.rollout.mask)
+        shift = torch.ones_like(mini.old_logp)
+        _, stats = policy_loss(args.objective, new.logp, mini.old_logp, mini.advantages, empty,
+                               weights=empty.float(), router_shift=shift)
+        nothing = {name: x.item() for name, x in stats.items()} | dict(
+            loss=0.0, value_loss=0.0, grad_norm=0.0, skipped=False, overflow=False, empty=True)
+        more = batch_record(args, step, task, with_empty_group(batch), with_empty_group(mini),
+                            of_rows(new, rows), [nothing, *updates])
+        assert more.pop("empty_minibatches") == record["empty_minibatches"] + 1
+        assert more.pop("minibatches")[1:] == record["minibatches"]
+        compared.append((record, more))
+        return record
+    monkeypatch.setattr(recorded, "batch_record", twice)
+    train.main([*TINY, *flags.split(), "--steps", "3", "--warmup_steps", "0",
+                "--output_dir", "run"])
+    assert len(compared) == 3
+    for record, more in compared:
+        for name in more.keys() - set(ADDED):
+            assert more[name] == near(record[name], rel=1e-5, abs=1e-7), name
+
+
+def test_teacher_kl_is_the_mean_over_the_tokens_that_have_a_teacher(workplace):
+    """SDPO teaches the wrong responses of groups that have a right one: there -A is its k1."""
+    train.main([*TINY, "--algorithm", "sdpo", "--steps", "10", "--prompts_per_step", "1",
+                "--steps_per_generation", "1", "--warmup_steps", "0", "--output_dir", "run"])
+    mixed = 0
+    for record, group in zip(metrics("run"), tokens_of("run"), strict=True):
+        right = [reward >= 1 for reward in group["rewards"]]
+        rows = [i for i in range(4) if any(right) and not right[i]]
+        gaps = [-a for i in rows for a, m in zip(group["advantages"][i], group["mask"][i]) if m]
+        want = sum(gaps) / len(gaps) if gaps else None
+        assert record["teacher_kl"] == near(want, abs=1e-5)
+        mixed += 0 < len(rows) < 4
+    assert mixed
