@@ -1,0 +1,138 @@
+"""Means with 95 % intervals, verdicts by the rules of evidence, and Holm's correction.
+
+A verdict is about a sentence: the 95 % t interval over cold starts must lie within the bounds that
+the rule of the sentence names.
+
+  held, refuted           the interval lies within the bounds named for this verdict
+  undecided (n starts)    the interval covers a bound, or there are fewer starts than the rule asks
+
+Every verdict has a p: the probability of an interval at least as far from the bound, if the true
+value were on the bound.
+"""
+
+import math
+import random
+
+from scipy import stats
+
+HELD = "held"
+REFUTED = "refuted"
+
+
+class Verdict(str):
+    """A verdict that knows its p, None where there is none."""
+
+    def __new__(cls, text, p=None):
+        self = super().__new__(cls, text)
+        self.p = p
+        return self
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def interval(values):
+    """(mean, low, high): 95 % t interval of a mean; of one value, which has none: that value."""
+    values = list(values)
+    n = len(values)
+    middle = mean(values)
+    if n == 1:
+        return middle, middle, middle
+    error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
+    half = stats.t.ppf(.975, n - 1) * error
+    return middle, middle - half, middle + half
+
+
+def number(values, form="{:+.3f}"):
+    """'+0.120 [+0.100, +0.140]': a mean and its interval."""
+    middle, low, high = (form.format(x) for x in interval(values))
+    return f"{middle} [{low}, {high}]" if len(values) > 1 else middle
+
+
+def decide(values, held, refuted=None, nothing=0, least=8):
+    """HELD, REFUTED or undecided by the interval of the mean of `values`, one per start.
+
+    held, refuted: the bounds (low, high) within which the whole interval must lie; refuted None:
+    it must lie wholly outside those of `held`. nothing: an interval within ±nothing refutes, too.
+    """
+    values = list(values)
+    undecided = f"undecided ({len(values)} start{'s' * (len(values) != 1)})"
+    if len(values) < max(2, least):
+        return Verdict(undecided)
+    _, low, high = interval(values)
+    if nothing and -nothing <= low and high <= nothing:
+        return Verdict(REFUTED, p_within(values, (-nothing, nothing)))
+    yes = p_within(values, held)
+    no = p_outside(values, held) if refuted is None else p_within(values, refuted)
+    if held[0] <= low and high <= held[1]:
+        return Verdict(HELD, yes)
+    outside = high < held[0] or low > held[1]
+    if outside if refuted is None else refuted[0] <= low and high <= refuted[1]:
+        return Verdict(REFUTED, no)
+    return Verdict(undecided, min(yes, no))
+
+
+def p_within(values, bounds):
+    """The p of "the mean lies within bounds": two-sided, of the nearer finite bound."""
+    return max(p_beyond(values, bound, side)
+               for bound, side in zip(bounds, (1, -1)) if math.isfinite(bound))
+
+
+def p_outside(values, bounds):
+    return min(p_beyond(values, bound, -side)
+               for bound, side in zip(bounds, (1, -1)) if math.isfinite(bound))
+
+
+def p_beyond(values, bound, side):
+    """Twice the one-sided p of "the mean is above (side 1) or below (-1) the bound", at most 1."""
+    n = len(values)
+    middle = mean(values)
+    error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
+    if error == 0:
+        return 0.0 if side * (middle - bound) > 0 else 1.0
+    return min(1.0, 2 * float(stats.t.sf(side * (middle - bound) / error, n - 1)))
+
+
+def all_of(verdicts):
+    """The verdict on several sentences joined by 'and'. Its p: held, the largest of theirs;
+    refuted, the smallest times their number, as any of them would do."""
+    if REFUTED in verdicts:
+        no = [v.p for v in verdicts if v == REFUTED and v.p is not None]
+        return Verdict(REFUTED, min(1.0, min(no) * len(verdicts)) if no else None)
+    unsure = [v for v in verdicts if v != HELD]
+    return Verdict(unsure[0] if unsure else HELD,
+                   max((v.p for v in verdicts if v.p is not None), default=None))
+
+
+def holm(ps):
+    """Holm's p of each of several tests, None where there is none: how likely a p as small as this
+    is for any of the rows that are not smaller, if nothing were there."""
+    places = sorted((i for i, p in enumerate(ps) if p is not None), key=lambda i: ps[i])
+    found = [None] * len(ps)
+    worst = 0.0
+    for rank, i in enumerate(places):
+        worst = max(worst, min(1.0, (len(places) - rank) * ps[i]))
+        found[i] = worst
+    return found
+
+
+def ranks(found, draws=2000):
+    """{name: (rank of its mean, low, high)} of {name: {start: value}}, which all have the same
+    starts; the 95 % interval under resampled starts."""
+    starts = list(next(iter(found.values())))
+    rng = random.Random(0)
+
+    def places(of):
+        means = {name: mean(values[s] for s in of) for name, values in found.items()}
+        ordered = sorted(means, key=lambda name: -means[name])
+        return {name: place for place, name in enumerate(ordered, 1)}
+    drawn = {name: [] for name in found}
+    for _ in range(draws):
+        for name, place in places(rng.choices(starts, k=len(starts))).items():
+            drawn[name].append(place)
+    cut = round(draws * .025)
+    drawn = {name: sorted(values) for name, values in drawn.items()}
+    return {name: (place, drawn[name][cut], drawn[name][-cut - 1])
+            for name, place in places(starts).items()}
