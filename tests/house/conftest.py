@@ -16,7 +16,7 @@ REMEDIES = {
     "test_documents.py": "correct the document that names the flag or metric",
     "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: git apply --reject shows where it no longer fits",
     "test_experiments.py": "`python eval.py claims NAME` measures a claim again and draws its figure",
-    "test_notebook.py": "`python tools/notebook.py` writes gspo.ipynb from gspo.py",
+    "test_notebook.py": "`python notebooks/make_gspo.py` writes gspo.ipynb from gspo.py",
     "test_house.py": "imports must point downwards and lines must have at most 100 columns: see CONTRIBUTING.md",
     "test_exact.py": "the sampler is no longer exact; if this is intended, correct the statement in the test",
 }

@@ -1,7 +1,7 @@
 """gspo.ipynb is gspo.py cell by cell, small, and runs; family.ipynb as well. python -m pytest tests/house/test_notebook.py
 
-After a change of gspo.py or tools/notebook.py: python tools/notebook.py writes the first anew, with its outputs;
-python tools/family_notebook.py the second.
+After a change of gspo.py or notebooks/make_gspo.py: python notebooks/make_gspo.py writes the first anew, with its outputs;
+python notebooks/make_family.py the second.
 """
 
 import ast
@@ -12,12 +12,12 @@ import pytest
 
 import gspo
 from losses import OBJECTIVES
-from tools import family_notebook as family
-from tools.notebook import NOTEBOOK, PICTURE, PICTURED, ROOT, executed, made, notebook, page_cells, picture, sources
+from notebooks import make_family as family
+from notebooks.make_gspo import NOTEBOOK, PICTURE, PICTURED, ROOT, executed, made, notebook, page_cells, picture, sources
 
 PAGE = (ROOT / "gspo.py").read_text()
 BOOK = json.loads(NOTEBOOK.read_text())
-STALE = "python tools/notebook.py writes the notebook anew"
+STALE = "python notebooks/make_gspo.py writes the notebook anew"
 
 
 def printed(book):
@@ -63,7 +63,7 @@ def test_the_notebook_runs_and_its_policy_learns():
 # ------------------------------------------------------------------------------------------------------- family.ipynb
 
 FAMILY = json.loads(family.NOTEBOOK.read_text())
-AGAIN = "python tools/family_notebook.py writes the notebook anew"
+AGAIN = "python notebooks/make_family.py writes the notebook anew"
 
 
 def test_the_familys_notebook_is_what_its_generator_writes_with_its_outputs():

@@ -1,11 +1,11 @@
 """family.ipynb: seven objectives on one recorded batch, from ratios, advantages and losses alone.
 
     pip install nbclient ipykernel
-    python tools/family_notebook.py             writes family.ipynb with its outputs: half a minute
-    python tools/family_notebook.py --record    first records the batch again: a minute
+    python notebooks/make_family.py             writes family.ipynb with its outputs: half a minute
+    python notebooks/make_family.py --record    first records the batch again: a minute
 
 The batch is 96 responses of gspo.py's policy to running sums after a short cold start, with their
-log-probs before and after a few optimizer steps without any clipping: results/recorded_batch.json.
+log-probs before and after a few optimizer steps without any clipping: recorded_batch.json.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.notebook import executed, made, write    # noqa: E402
+from notebooks.make_gspo import executed, made, write    # noqa: E402
 
-NOTEBOOK = ROOT / "family.ipynb"
-BATCH = ROOT / "results/recorded_batch.json"
+NOTEBOOK = Path(__file__).with_name("family.ipynb")
+BATCH = Path(__file__).with_name("recorded_batch.json")
 PROMPTS = 12
 COLD_START = 290        # supervised steps: fewer than gspo.py's, so that responses differ more
 UPDATES = 4             # optimizer steps between the old and the new log-probs
@@ -32,14 +32,17 @@ CELLS = r'''%% text
 An objective of the family is a row of `losses.OBJECTIVES`: ratio × advantage × clip × reduction.
 This notebook puts seven of them on the same recorded batch and asks of each: which tokens does it
 remove, how hard does it push the others, and what do its constants change? It uses three files of
-the project, [`ratios.py`](ratios.py), [`advantages.py`](advantages.py) and
-[`losses.py`](losses.py), and no model: the batch consists of log-probs and rewards.
+the project, [`ratios.py`](../ratios.py), [`advantages.py`](../advantages.py) and
+[`losses.py`](../losses.py), and no model: the batch consists of log-probs and rewards.
 
 %% code
 import json
+import sys
 
 import matplotlib.pyplot as plt
 import torch
+
+sys.path.insert(0, "..")                     # the concept files are in the folder above
 
 from advantages import group_advantages
 from losses import OBJECTIVES, policy_loss, token_weights
@@ -57,7 +60,7 @@ Twelve prompts of the running sum, eight responses to each. `old_logp` are the l
 policy that sampled them, `logp` those of the policy after four optimizer steps without clipping.
 
 %% code
-with open("results/recorded_batch.json") as file:
+with open("recorded_batch.json") as file:
     batch = json.load(file)
 G, texts = batch["group_size"], batch["responses"]
 width = max(map(len, batch["logp"]))
@@ -240,8 +243,8 @@ plt.show()
 ## Your own
 
 A new row is tried here first: add it to `OBJECTIVES` in `losses.py` and its name to `SEVEN`, and
-run all cells. [docs/reading.md](docs/reading.md) has such an exercise with its solution,
-[docs/family.md](docs/family.md) the whole table, and `python train.py --algorithm NAME` trains
+run all cells. [docs/reading.md](../docs/reading.md) has such an exercise with its solution,
+[docs/family.md](../docs/family.md) the whole table, and `python train.py --algorithm NAME` trains
 with it.
 '''
 

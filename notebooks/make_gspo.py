@@ -1,7 +1,7 @@
 """gspo.ipynb: gspo.py cell by cell, with what each step produces on the running sum.
 
     pip install nbclient ipykernel
-    python tools/notebook.py        writes gspo.ipynb with its outputs, and the picture of
+    python notebooks/make_gspo.py   writes gspo.ipynb with its outputs, and the picture of
                                     docs/reading.md: two minutes
 
 The code cells of a section are cut from gspo.py at its section bars, so that page and notebook
@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-NOTEBOOK = ROOT / "gspo.ipynb"
+NOTEBOOK = Path(__file__).with_name("gspo.ipynb")
 PICTURE = ROOT / "docs/figures/clipped_responses.png"     # of docs/reading.md
 PICTURED = 'title="the responses and the clip range"'      # words of the cell that draws it
 TIMEOUT = 3600  # seconds that a cell may take
@@ -23,7 +23,7 @@ TIMEOUT = 3600  # seconds that a cell may take
 CELLS = r'''%% text
 # GSPO on one page, cell by cell
 
-These are the cells of [`gspo.py`](gspo.py), in its order: each section of the file, then a look
+These are the cells of [`gspo.py`](../gspo.py), in its order: each section of the file, then a look
 at what it produces. All of it runs in two minutes on a laptop without a GPU. On Colab, first run
 `!pip install transformers==5.23.0`. The paper is
 [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071).
@@ -261,7 +261,7 @@ plt.show()
 GRPO differs by three lines: the ratio of each token instead of the response's, and a wider clip
 range. They are at the end of `gspo.py`. [family.ipynb](family.ipynb) compares seven objectives on
 one recorded batch, `losses.py` has the whole family as a table, and
-[docs/reading.md](docs/reading.md) leads from this page through the rest of the project.
+[docs/reading.md](../docs/reading.md) leads from this page through the rest of the project.
 '''
 
 
@@ -306,7 +306,7 @@ def executed(cells):
     from nbclient import NotebookClient
     book = nbformat.reads(json.dumps(cells), as_version=4)
     NotebookClient(book, timeout=TIMEOUT, record_timing=False,
-                   resources={"metadata": {"path": str(ROOT)}}).execute()
+                   resources={"metadata": {"path": str(NOTEBOOK.parent)}}).execute()
     return joined(json.loads(nbformat.writes(book)))
 
 
