@@ -445,8 +445,9 @@ def run_on(device, settings, task):
     """One run on this process's device. settings, task: as for run_script."""
     began = time.perf_counter()
     task = tasks.of_run(settings, task)
+    origin = checkpoints.origin_of(settings, task)
     with run.run_folder(settings) as folder:
-        saved = checkpoints.newest_of_all(folder) if settings.resume else None
+        saved = checkpoints.newest_of_all(folder, origin) if settings.resume else None
         screen.say(screen.plan(settings, folder, task, device))
         policy, tokenizer = trained_policy(settings, task, device, saved)
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
@@ -455,19 +456,20 @@ def run_on(device, settings, task):
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device, progress)
+        screen.say(checkpoints.plan(settings, learner, saved))
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
-        run.begin_run(settings, folder, task)
+        screen.say(run.begin_run(settings, folder, task))
         screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(settings, folder, learner, progress) as saver:
+        with checkpoints.Saver(settings, folder, learner, progress, origin) as saver:
             if settings.resume:
                 screen.say(saver.restore())
             recorder = Recorder(settings, folder, task, learner, progress, device, saver.step)
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
-            screen.say(f"stopped after batch {step} and saved; python train.py --output_dir "
-                       f"{folder} --resume continues")
+            screen.say(f"stopped after batch {step} and saved; python train.py "
+                       f"{run.resuming(settings, folder)} continues")
             raise SystemExit(130)
         write_merged(settings, task, policy, tokenizer, folder)
         after = held_out(settings, learner.actor, tokenizer, task)

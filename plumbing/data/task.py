@@ -3,6 +3,8 @@
 This file does not depend on models or losses.
 """
 
+import hashlib
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable
@@ -43,6 +45,7 @@ class Task:
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag says it
+    rows: dict = field(default_factory=dict)     # problem -> its row in the data, for verifiers
 
     @property
     def verifier_errors(self):
@@ -55,6 +58,24 @@ class Task:
         before = self.reported
         self.reported = sum(self.verifier_errors.values())
         return self.reported - before
+
+    def digests(self):
+        """{part: SHA-256} of what is trained and tested on, by which --resume notices that it is
+        no longer the same."""
+        encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
+
+        def digest(values):
+            whole = hashlib.sha256()
+            for value in values:
+                whole.update(encode(value).encode())
+            return whole.hexdigest()
+
+        def texts(problems):
+            return ([p.prompt, p.answer, p.earlier, self.rows.get(p)] for p in problems)
+        return {"training data": digest(texts(self.train)),
+                "held-out data": digest(texts(self.test)),
+                "system prompt": digest([self.system_prompt]),
+                "prompt template": digest([self.prompt_template])}
 
     @property
     def part_names(self):

@@ -75,7 +75,7 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
                 notes=notes, verifiers=verifiers, parts=parts,
                 reward_weights=tuple(reward_weights or ()), trial=trial,
-                bounded=not any(v.own for v in verifiers),
+                bounded=not any(v.own for v in verifiers), rows=row_of,
                 system_prompt=system_prompt, prompt_template=prompt_template, tool=tool)
     for v in single:
         notes += agreed_by_all(v, first, v.try_on(first, rows))
@@ -164,7 +164,7 @@ def join(first, second):
                 sizes=tuple(map(len, sources)),
                 notes=list(dict.fromkeys(first.notes + second.notes)), parts=parts, names=names,
                 verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
-                bounded=first.bounded and second.bounded,
+                bounded=first.bounded and second.bounded, rows=first.rows | second.rows,
                 trial=trial, system_prompt=first.system_prompt,
                 prompt_template=first.prompt_template, tool=first.tool)
     return both

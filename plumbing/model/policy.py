@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import rollout as plain
 from moe import TinyMoE
 from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter, merged
-from plumbing.model.checksums import check_sound
+from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
 from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
@@ -39,7 +39,7 @@ def load_policy(args, task, device, folder=None):
     name = str(name)
     if is_adapter(name):
         return load_merged(args, task, device, name)
-    check_sound(name, "--model_name_or_path", optional=["state.pt"])
+    check_sound(name, "--model_name_or_path")
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -77,7 +77,7 @@ def load_merged(args, task, device, name):
 
 def load_base(args, task, device, name):
     """(policy, tokenizer) of the model that the adapters in the folder `name` belong to."""
-    check_sound(name, "--model_name_or_path", optional=["state.pt"])
+    check_sound(name, "--model_name_or_path")
     try:
         return load_policy(args, task, device, base_of(name))
     except ValueError as error:
@@ -87,8 +87,8 @@ def load_base(args, task, device, name):
 def read_checkpoint(name):
     """(policy, tokenizer) from a folder or the hub. Raises ValueError if a weight, the tokenizer or
     the config is missing from the checkpoint."""
-    if steps := checkpoints_in(Path(name)):
-        raise ValueError(f"it is the folder of a run; its checkpoint is {steps[-1]}")
+    if steps := checkpoints_in(Path(name) / "checkpoints") or checkpoints_in(Path(name)):
+        raise ValueError(f"it is the folder of a run; its checkpoint is {steps[-1][1]}")
     if words := not_there(name):
         raise ValueError(words)
     if Path(name).exists():
@@ -119,13 +119,6 @@ def read_checkpoint(name):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
-
-
-def checkpoints_in(folder):
-    """The checkpoints in a run folder or in its checkpoints/ folder, ordered by step."""
-    steps = [*folder.glob("checkpoints/step_*"), *folder.glob("step_*")]
-    whole = [step for step in steps if (step / "config.json").is_file()]
-    return sorted(whole, key=lambda step: int(step.name.removeprefix("step_")))
 
 
 def not_there(name):

@@ -309,7 +309,9 @@ class Settings:
                                  unset="runs/<algorithm>, numbered if it exists")
     overwrite_output_dir: bool = arg(False, "replace the run in --output_dir")
     resume: bool = arg(False, "continue the run in --output_dir from its last checkpoint")
-    save_steps: int = arg(0, "number of rollout batches between checkpoints, of which the last "
+    trust_run_code: bool = arg(False, "with --resume: import every FILE.py:NAME that config.json "
+                               "names; without this flag only those that are typed again")
+    save_steps: int = arg(10, "number of rollout batches between checkpoints, of which the last "
                           "two are kept; 0: save only at the end", at_least=0)
     save_tokens: bool | None = arg(None, "save one group's tokens per rollout batch for `eval.py "
                                    "view`", unset="only for the built-in task")
@@ -363,9 +365,9 @@ FIRST = ("algorithm", "model_name_or_path", "dataset_name", "verifier", "steps",
          "num_generations", "max_completion_length", "output_dir", "seed")
 
 # Defaults for a checkpoint that differ from those of the tiny MoE: a smaller learning rate, smaller
-# batches, a shorter warm-up.
+# batches, a shorter warm-up, and fewer checkpoints, which are larger.
 CHECKPOINT_DEFAULTS = dict(learning_rate=1e-6, prompts_per_step=8, steps_per_generation=2,
-                           warmup_steps=5)
+                           warmup_steps=5, save_steps=25)
 
 # Defaults for a tiny MoE of more than 4 layers: the shape, the sums and the cold start with which
 # 48 layers learn on one CPU core, and a learning rate that every algorithm survives there.
@@ -493,7 +495,7 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "print_trl_config",
+OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "trust_run_code", "print_trl_config",
              "print_verl_config"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
@@ -501,33 +503,87 @@ FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
 
 def config_of(folder):
     """config.json of the run in a folder: {"arguments": ..., "given": ..., ...}; {} if there is no
-    run."""
+    run, or if the file is not what a run writes."""
     try:
-        config = json.loads((Path(folder) / "config.json").read_text())
-        return config if isinstance(config["arguments"], dict) else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        config = json.loads((Path(folder) / "config.json").read_bytes())
+        whole = type(config["arguments"]["steps"]) is int
+        return config if whole and isinstance(config.get("given", {}), dict) else {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
 def going_on(given):
     """The flags of a run that --resume continues: those that it was given, which config.json keeps,
-    and those given now. Raises ValueError for a flag given now that differs from the run's."""
-    config = config_of(given["output_dir"]) if "output_dir" in given else {}
-    if "given" not in config:                  # no run there, or one that has not kept its flags
+    and those given now. Raises ValueError for a flag given now that differs from the run's, and for
+    a config.json that names flags or values which do not exist, or code (check_trusted)."""
+    folder = given.get("output_dir")
+    config = config_of(folder) if folder else {}
+    if not config:
         return given
-    for name in config["given"].keys() - {f.name for f in flags()}:
-        raise ValueError(f"--resume: {given['output_dir']} holds a run with --{name}, which is no "
-                         "longer a flag: start a new run")
-    before = {name: config["given"].get(name, value) for name, value in config["arguments"].items()}
-    differ = [name for name in given if name not in FREE and given[name] != before.get(name)]
-    if "steps" in differ and given["steps"] > before["steps"]:
-        differ.remove("steps")
-    if differ:
-        changes = ", ".join(f"{name} was {before.get(name)!r}, now {given[name]!r}"
-                            for name in differ)
-        raise ValueError(f"--resume: {given['output_dir']} holds a run with other flags: "
-                         f"{changes}; leave them out, or start a new run")
-    return config["given"] | given
+    where = f"--resume: {folder}/config.json"
+    kept = {name: value for name, value in config.get("given", {}).items() if name not in OF_A_CALL}
+    check_types(kept, where)
+    if "given" not in config:                  # a run of a version that has not kept its flags
+        return given
+    if differ := changed(config["arguments"] | kept, given):
+        raise ValueError(f"--resume: {folder} holds a run with other flags: {spelled(differ)}; "
+                         "leave them out, or start a new run")
+    check_trusted(kept, given, where)
+    return kept | given
+
+
+def changed(before, now, longer=True):
+    """{name: (value before, value now)} of the settings in both that differ and change what is
+    computed. longer: more --steps are no difference, because --resume may extend a run."""
+    both = {name: (before[name], now[name]) for name in now.keys() & before.keys() - FREE}
+    differ = {name: both[name] for name in now if name in both and both[name][0] != both[name][1]}
+    if longer and "steps" in differ and differ["steps"][1] > differ["steps"][0]:
+        del differ["steps"]
+    return differ
+
+
+def spelled(differ):
+    """What `changed` returns, as text."""
+    return ", ".join(f"{name} was {was!r}, now {now!r}" for name, (was, now) in differ.items())
+
+
+def check_types(values, where):
+    """Raise ValueError if a {flag: value} that was read from a file names a flag that does not
+    exist, or has a value of another type."""
+    kinds = {f.name: f.type for f in flags()}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"{where} names --{name}, which is no longer a flag: start a new run")
+        if not of_type(value, kinds[name]):
+            raise ValueError(f"{where} is damaged: {value!r:.80} is no value of --{name}")
+
+
+def of_type(value, kind):
+    """Whether a value that was read from a file has the type of a flag."""
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(of_type(one, *get_args(kind)) for one in value)
+    kinds = get_args(kind) or (kind,)
+    return type(value) in kinds or float in kinds and type(value) is int
+
+
+def code_in(values):
+    """The part of {flag: value} whose values are a FILE.py:NAME, which would be imported and
+    run."""
+    def is_code(word):
+        return isinstance(word, str) and word.rpartition(":")[0].endswith(".py")
+    return {name: value for name, value in values.items()
+            if any(map(is_code, value if isinstance(value, list) else [value]))}
+
+
+def check_trusted(values, typed, where):
+    """Raise ValueError if {flag: value} that was read from a file would run code, unless the
+    command line names the same flag or has --trust_run_code. typed: the flags of the command
+    line; where: the file, for the message."""
+    unasked = {name: value for name, value in code_in(values).items() if name not in typed}
+    if unasked and not typed.get("trust_run_code"):
+        words = " ".join(as_words(name, value) for name, value in unasked.items())
+        raise ValueError(f"{where} names code that would be run: {words}; if you trust it, type "
+                         "that again, or add --trust_run_code")
 
 
 def flags():

@@ -7,7 +7,6 @@ optimizer, schedule, random states, data position, critic. state.pt contains onl
 and text, and is read with weights_only=True: a pickled object in it is refused, not executed.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -21,10 +20,12 @@ import torch
 from safetensors import SafetensorError
 
 from plumbing.model import checksums
-from plumbing.model.adapters import save_policy
+from plumbing.model.adapters import named_adapters, save_policy
 from plumbing.parallel import processes
+from plumbing.run.arguments import FREE, changed, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
+RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # one line per rollout batch
 
 
 def write_text(path, text):
@@ -55,18 +56,25 @@ def naming(path, more=""):
 
 
 def keep_lines(path, step):
-    """Drop the lines of a .jsonl file that are later than `step` or incomplete, so that a resumed
-    run has no step twice."""
+    """Drop the lines of a .jsonl file that are later than `step`, so that a resumed run has no step
+    twice, and lines that are not whole records. Returns a note about the latter, "" if there are
+    none."""
     if not path.exists():
-        return
+        return ""
     kept = []
-    for text in path.read_text().splitlines():
+    skipped = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
         try:
-            if json.loads(text)["step"] <= step:
-                kept.append(text + "\n")
-        except ValueError:                                   # the line is incomplete
-            break
-    write_text(path, "".join(kept))
+            kept += [line] if int(json.loads(line)["step"]) <= step else []
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            skipped.append(number)
+    partial = path.with_name(f".partial-{path.name}")
+    with naming(path):
+        partial.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept))
+        os.replace(partial, path)
+    more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+    return (f"{path}: left out what is no whole record: line {', '.join(map(str, skipped[:5]))}"
+            f"{more}" if skipped else "")
 
 
 class Saver:
@@ -75,10 +83,12 @@ class Saver:
     step: the last complete rollout batch. stop(): whether a signal has asked any process to stop.
     """
 
-    def __init__(self, args, folder, learner, progress):
+    def __init__(self, args, folder, learner, progress, origin=None):
         """learner, progress: the objects that are saved. Together with the random states they are
-        all that the rest of the run depends on."""
+        all that the rest of the run depends on. origin: what `origin_of` returns; it is saved so
+        that --resume can compare it."""
         self.folder = folder
+        self.origin = origin or {}
         self.shard = args.shard
         self.marked = None
         self.step = 0
@@ -92,8 +102,8 @@ class Saver:
         learner = self.learner
         self.marked = {"step": step, "stream": learner.stream.state_dict(),
                        "random": random_state(), "progress": dict(self.progress),
-                       "schedule": learner.schedule.state_dict(), **self.scale(),
-                       **self.of_extras()}
+                       "schedule": learner.schedule.state_dict(), "origin": self.origin,
+                       **self.scale(), **self.of_extras()}
         return self.stop()
 
     def save(self):
@@ -138,13 +148,13 @@ class Saver:
 
     def restore(self):
         """Restore the state of the newest complete checkpoint, if there is one. The policy itself
-        was loaded from it before. Returns a note for the screen, or "". Raises ValueError as
+        was loaded from it before. Returns notes for the screen, or "". Raises ValueError as
         load_state does."""
         learner = self.learner
         self.step, folder = newest(self.folder)
-        for name in ("metrics.jsonl", "samples.jsonl", "tokens.jsonl"):
-            processes.on_first(lambda: keep_lines(self.folder / name, self.step))
         if folder:
+            notes = [processes.on_first(lambda: keep_lines(self.folder / name, self.step))
+                     for name in RECORDS]
             state = load_state(folder)
             processes.load_state(learner.actor, learner.optimizer, state, self.shard)
             learner.schedule.load_state_dict(state["schedule"])
@@ -153,9 +163,10 @@ class Saver:
             if learner.extras:
                 learner.extras.load_state_dict(learner, state.get("extras", {}))
             self.progress.update(state["progress"])
-            note = on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step)
+            notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings,
+                                     self.step))
             self.mark(self.step)
-            return note
+            return "\n".join(filter(None, notes))
         return ""
 
     def in_full(self):
@@ -184,6 +195,26 @@ class Saver:
         self.write(self.marked, self.marked | self.state())
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
+
+
+def plan(settings, learner, saved):
+    """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
+    on from, or None. The size is that of float32 weights and AdamW's two moments of those that are
+    trained."""
+    policy = learner.policy
+    adapters = named_adapters(policy) if hasattr(policy, "adapters") else {}
+    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    own = list(adapters.values() or policy.parameters())
+    kept = learner.extras.state_dict(learner) if learner.extras else {}
+    critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
+    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept.values(), [])])
+    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    done = checksums.step_of(saved) if saved else 0
+    every = settings.save_steps
+    first = done + every - done % every if every else settings.steps
+    often = f"every {every} rollout batches, " if first < settings.steps else ""
+    return (f"checkpoints of about {each}: {often}the first after batch "
+            f"{min(first, settings.steps)}")
 
 
 def on_schedule(optimizer, schedule, settings, step):
@@ -234,12 +265,11 @@ def save(run, step, policy, tokenizer, state):
             else:
                 policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
-            torch.save(state, partial / "state.pt")
-            seal(partial)
+            torch.save(state, partial / checksums.STATE)
+            checksums.seal(partial)
             for file in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
                 sync(file)                                   # on the disk before the rename
-            shutil.rmtree(folder, ignore_errors=True)        # only an incomplete one can be there
-            os.rename(partial, folder)
+            os.rename(partial, folder)                       # fails if there is one already
             sync(folder.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -248,21 +278,6 @@ def save(run, step, policy, tokenizer, state):
         gone = old.with_name(f".partial-{old.name}")
         os.rename(old, gone)                                 # it must not look complete
         shutil.rmtree(gone, ignore_errors=True)
-
-
-def seal(folder):
-    """Write the checksums of all files of a folder (model/checksums.py compares them) and give all
-    files the permissions of a newly created one: safetensors gives its own to their owner alone."""
-    sums = folder / checksums.NAME
-    lines = []
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != sums]
-    for file in files:
-        with open(file, "rb") as data:
-            digest = hashlib.file_digest(data, "sha256").hexdigest()
-        lines.append(f"{digest}  {file.relative_to(folder).as_posix()}\n")
-    sums.write_text("".join(lines))
-    for file in files:
-        shutil.copymode(sums, file)
 
 
 def sync(path):
@@ -275,43 +290,73 @@ def sync(path):
 
 
 def whole(run):
-    """[(step, folder)] of the run's complete checkpoints, oldest first."""
-    folders = [file.parent for file in (run / "checkpoints").glob("step_*/state.pt")]
-    return sorted((int(folder.name[5:]), folder) for folder in folders
-                  if folder.name[5:].isdigit() and (folder / "config.json").is_file())
+    """[(step, folder)] of the run's checkpoints, oldest first."""
+    return checksums.checkpoints_in(run / "checkpoints")
 
 
 def newest(run):
-    """(step, folder) of the newest complete checkpoint, or (0, None); removes incomplete ones."""
+    """(step, folder) of the newest checkpoint, or (0, None); removes incomplete ones."""
     for partial in (run / "checkpoints").glob(".partial-*"):
         print(f"ignoring an incomplete checkpoint: {partial}", flush=True)
         shutil.rmtree(partial, ignore_errors=True)
     return (whole(run) or [(0, None)])[-1]
 
 
-def newest_of_all(run):
-    """The folder of the newest complete checkpoint, the same for all processes; or None. Raises
-    ValueError if one of its files is damaged."""
-    return processes.on_first(lambda: newest_sound(run))
+def newest_of_all(run, origin):
+    """The folder of the newest checkpoint, the same for all processes; None if the run has saved
+    none yet. Raises ValueError if one of its files is damaged, if it was made with other settings
+    or data than `origin`, or if the checkpoints of a run that had some are gone."""
+    return processes.on_first(lambda: newest_sound(run, origin))
 
 
-def newest_sound(run):
+def newest_sound(run, origin):
     folder = newest(run)[1]
     if folder:
-        checksums.check_sound(folder, "--resume")
+        checksums.check_sound(folder, "--resume", need_state=True)
+        check_origin(run, folder, origin)
+    elif (run / "summary.json").exists():
+        raise ValueError(f"--resume: {run} holds a run that has ended, and its checkpoint in "
+                         f"{run}/checkpoints is gone: put it back, or start a new run")
     return folder
 
 
-def load_state(folder):
-    """Read state.pt of a checkpoint and restore its random states. Raises ValueError if the file
-    is damaged or contains anything but data."""
-    path = folder / "state.pt"
+def origin_of(settings, task):
+    """What a run is made of, as a checkpoint keeps it: {"settings": {flag: value} of all that
+    change what is computed, "data": {part of the task: digest}}."""
+    return {"settings": {f.name: getattr(settings, f.name) for f in flags() if f.name not in FREE},
+            "data": task.digests()}
+
+
+def check_origin(run, folder, origin):
+    """Raise ValueError if the checkpoint was made with other settings, or other data, than those of
+    the run that is to go on from it."""
+    saved = load_plain(folder / checksums.STATE, mmap=True).get("origin", {})
+    differ = changed(saved.get("settings", {}), origin["settings"])
+    if differ:
+        raise ValueError(f"--resume: {folder} was made with other settings than {run}/config.json "
+                         f"says: {spelled(differ)}; change them back, or start a new run")
+    data = saved.get("data", {})
+    parts = [name for name in data if data[name] != origin["data"].get(name)]
+    if parts:
+        raise ValueError(f"--resume: the {' and the '.join(parts)} are not those that {folder} was "
+                         "made with: put them back, or start a new run")
+
+
+def load_plain(path, mmap=False):
+    """state.pt of a checkpoint. Raises ValueError if it is damaged or contains anything but data.
+    mmap: tensors are read only when they are used."""
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
+        return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
     except Exception as error:
         raise ValueError(f"{path} cannot be read as plain data ({type(error).__name__}): it is "
                          "damaged or holds pickled code, which is never executed; delete this "
                          "checkpoint to use the previous one") from None
+
+
+def load_state(folder):
+    """Read state.pt of a checkpoint and restore its random states. Raises ValueError as load_plain
+    does."""
+    state = load_plain(folder / checksums.STATE)
     saved = state["random"]
     random.setstate(saved["python"])
     name, keys, *more = saved["numpy"]

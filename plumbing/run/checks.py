@@ -128,6 +128,8 @@ def check_combinations(args):
          "needs --dataset_name: the second source of the built-in task is its longer sums"),
         ("stage2_dataset_name", args.stage2_dataset_name and not args.stage2_step,
          "needs --stage2_step: the number of rollout batches before this source is used"),
+        ("trust_run_code", args.trust_run_code and not args.resume,
+         "needs --resume: what is typed on the command line is run in any case"),
         ("stage2_step", args.stage2_step and own_data and not args.stage2_dataset_name,
          "needs --stage2_dataset_name: the problems of the second stage"),
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from plumbing.model import checksums
 from plumbing.run import checkpoints
 import train
 from plumbing.run.metrics import collapse
@@ -96,7 +97,7 @@ def test_code_in_the_optimizer_state_is_refused_and_not_run(workplace, capsys):
     state = Path("run/checkpoints/step_2/state.pt")
     for content in (Payload(), {"optimizer": Payload()}):
         torch.save(content, state)
-        checkpoints.seal(state.parent)                       # whoever can change the file can change its checksum
+        checksums.seal(state.parent)                       # whoever can change the file can change its checksum
         err = refused(capsys, *argv, "--resume")
         assert str(state) in err and "never executed" in err and "delete this checkpoint" in err
     state.write_bytes(state.read_bytes()[:100])

@@ -201,6 +201,7 @@ EFFECTS = {
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
     "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
     "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
+    "trust_run_code": (ONE, None, "true", lambda seen: seen.code),
     "save_steps": ("--steps 2 --warmup_steps 0", None, "1",
                    lambda seen: len([f for f in seen.files if f.endswith("state.pt")])),
     "save_tokens": (ONE, None, "false", lambda seen: seen.files),
