@@ -74,6 +74,6 @@ def workplace(cold_start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
-    os.chdir(ROOT)                                           # pytest.ini: pytest deletes the folder of a test that passed
+    os.chdir(ROOT)                                           # pyproject.toml: pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
         signal.signal(number, handler)

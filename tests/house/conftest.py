@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-USUAL = "not slow and not checkpoint"                        # pytest.ini's -m
+USUAL = "not slow and not checkpoint"                        # pyproject.toml's -m
 
 # What to do when a test fails, by the file of the test.
 REMEDIES = {
