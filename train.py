@@ -67,7 +67,6 @@ from plumbing.run.metrics import Recorder
 from plumbing.speed.rollouts import cut_routes, join_scores
 from rollout import Rollout, Scores, rows_of
 from routes import Pass, Routes, routers_of
-from tools.export import exported
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -482,9 +481,7 @@ def main(argv=None):
     logging.set_verbosity_error()   # what it would warn of is refused, in one line
     argv = sys.argv[1:] if argv is None else argv
     with errors_in_one_line(argv):
-        settings = parse(argv)
-        text = exported(settings)
-        print(text) if text else run_script(settings)
+        run_script(parse(argv))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A run with the flags of train.py, by TRL: python benchmarks/trl_run.py FLAGS OF TRAIN.PY
 
 Prints one JSON line: the seconds of each step (rollout, log-probs and update) and the peak of GPU
-memory. The GRPOConfig is what --print_trl_config prints; the prompts, the verifier and the
-checkpoint are those of the flags.
+memory. The GRPOConfig is that of `python tools/export.py trl`; the prompts, the verifier and the checkpoint
+are those of the flags.
 """
 
 import json
@@ -10,9 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -25,7 +23,8 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from plumbing.data.tasks import from_arguments  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.parallel.devices import kind_of  # noqa: E402
-from tools.trl import trl_config  # noqa: E402
+from tools import trl  # noqa: E402
+from tools.export import keys_of  # noqa: E402
 
 
 class Clock(TrainerCallback):
@@ -59,8 +58,7 @@ def main(argv):
     with tempfile.TemporaryDirectory() as folder:
         fixed = dict(output_dir=folder, report_to="none", save_strategy="no", use_cpu=not cuda,
                      disable_tqdm=True, model_init_kwargs={"dtype": "float32"})
-        config = eval(trl_config(args),
-                      {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
+        config = GRPOConfig(**keys_of(trl, args) | fixed)
         clock = Clock(args.steps_per_generation)
         rows = Dataset.from_list([{"prompt": prompt} for prompt in asked])
         trainer = GRPOTrainer(args.model_name_or_path, reward, config, rows,

@@ -5,8 +5,8 @@
 
 Both sides run in this process and take turns (TRL, ours, TRL, ours ...) on the same weights,
 prompts, number of completions and new tokens, optimizer steps, loss (GSPO), dtype and threads.
-TRL's side is its own generation, log-prob and loss code under the configuration that `train.py
---print_trl_config` prints; ours is train.collect, learner.score and train.update. In cases with a
+TRL's side is its own generation, log-prob and loss code under the configuration that `python
+tools/export.py trl` prints; ours is train.collect, learner.score and train.update. In cases with a
 forced length, neither side has an end token and rewards alternate, so both compute every completion
 in every update. `default_run` is the built-in task from the same cold start, as users run it:
 responses end by themselves, and both sides learn.
@@ -49,7 +49,8 @@ from plumbing.data import tasks  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 import train  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from tools.trl import trl_config  # noqa: E402
+from tools import trl  # noqa: E402
+from tools.export import keys_of  # noqa: E402
 from limit import decode_bytes, forward_flop, measure_limit  # noqa: E402
 from make_max_data import make_max_data  # noqa: E402
 from memory import peak_bytes, write_json  # noqa: E402
@@ -150,8 +151,7 @@ class Trl:
                      **ends)
         fixed |= {"model_init_kwargs": {"dtype": "bfloat16" if args.bf16 else "float32"}}
         recomputed = replace(args, old_logp="recompute")     # TRL always recomputes them
-        config = eval(trl_config(recomputed),
-                      {"trl": SimpleNamespace(GRPOConfig=partial(GRPOConfig, **fixed))})
+        config = GRPOConfig(**keys_of(trl, recomputed) | fixed)
         self.trainer = GRPOTrainer(
             folder, self.reward, config,
             Dataset.from_list([{"prompt": p.prompt} for p in task.train]),

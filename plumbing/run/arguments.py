@@ -323,8 +323,6 @@ class Settings:
     seed: int = arg(0, "random seed", at_least=0)
     report_to: str | None = arg(None, "also send the metrics to this tracker", unset="none",
                                 choices=TRACKERS)
-    print_trl_config: bool = arg(False, "print the equivalent script for TRL and exit")
-    print_verl_config: bool = arg(False, "print the command and the settings for verl and exit")
 
     # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
     given: dict = field(default_factory=dict, compare=False)
@@ -429,6 +427,8 @@ MEANT = {
 # What train.py once had, and what to do instead.
 GONE = {
     "--use_cpu": "write --device cpu",
+    "--print_trl_config": "type python tools/export.py trl and the other flags",
+    "--print_verl_config": "type python tools/export.py verl and the other flags",
 }
 
 
@@ -495,8 +495,7 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "trust_run_code", "print_trl_config",
-             "print_verl_config"}
+OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "trust_run_code"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
 
@@ -638,12 +637,11 @@ def first_word(argv):
     """Before the slow imports of train.py: print --help, refuse bad flags (exit code 2), or print
     the first line of a run."""
     try:
-        args = parse(argv)
+        parse(argv)
     except ValueError as error:
         sys.stderr.write(f"train.py: {error}\n")
         raise SystemExit(2)
-    prints = args.print_trl_config or args.print_verl_config
-    if not prints and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":
         print("loading transformers ...", flush=True)
 
 

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import train
 from losses import high_entropy_mask, kl_penalty, policy_loss, token_weights
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.loop.extras import mismatch_correction
@@ -22,6 +21,7 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to compare with its losses")
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
+from tools import export  # noqa: E402
 from trl import GRPOConfig  # noqa: E402
 
 B, T, L_MAX = 12, 14, 20
@@ -178,7 +178,7 @@ def test_gspo_with_trls_default_loss_type_is_another_objective():
     assert reweighted.item() == pytest.approx(theirs.item(), rel=1e-6)
 
 
-# ---------------------------------------------------------------------------- --print_trl_config
+# ------------------------------------------------------------------------- python tools/export.py trl
 
 DRAWN = {"algorithm": [*ALGORITHMS], "reduction": ["sequence-mean", "token-mean", "sequence-sum"],
          "objective_constants": ["tau_negative=1.3", "k_negative=2.5 lambda_positive=2"],
@@ -186,12 +186,20 @@ DRAWN = {"algorithm": [*ALGORITHMS], "reduction": ["sequence-mean", "token-mean"
          "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
          "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
          "mismatch_mask": ["token", "seq"], "router_aux_loss_coef": ["0.1"],
-         "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"]}
+         "overlong_cache": ["0"], "dynamic_sampling": ["false"], "old_logp": ["sampler"],
+         "mask_truncated_completions": ["true"], "micro_batch_size": ["4", "6"]}
+
+
+def exported(capsys, *flags):
+    """What the command line prints."""
+    export.main(["trl", *flags])
+    return capsys.readouterr().out
 
 
 def printed_config(text):
-    """The arguments of trl.GRPOConfig in a printed script."""
-    call, = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "trl.GRPOConfig"]
+    """The arguments of the trl.GRPOConfig that is printed."""
+    call = ast.parse(text).body[0].value
+    assert ast.unparse(call.func) == "trl.GRPOConfig"
     return {k.arg: ast.literal_eval(k.value) for k in call.keywords}
 
 
@@ -199,62 +207,60 @@ def vllm_ratio(config, gap, mask):
     """importance_sampling_ratio as GRPOTrainer._generate_and_score_completions makes it."""
     level, action = config.vllm_importance_sampling_mode.split("_")
     ratio = ((gap * mask).sum(-1, keepdim=True) if level == "sequence" else gap * mask).exp()
-    low, high = config.vllm_importance_sampling_clip_min, config.vllm_importance_sampling_clip_max
+    low = config.vllm_importance_sampling_clip_min
+    high = config.vllm_importance_sampling_clip_max
     if action == "truncate":
         return ratio.clamp(min=low, max=high)
     return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 def trl_loss_of(config, logp, old_logp, ref_logp, gap, A, completion, tool):
-    """The loss of TRL's own code under a whole GRPOConfig."""
+    """The loss of a mini-batch by TRL's own code under a whole GRPOConfig: the sum over its
+    micro-batches, as Trainer accumulates their gradients."""
     single = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
-                             gather_for_metrics=lambda x: x)
-    trainer = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *a, **k: (logp, -0.3 * logp, None), args=config,
-        accelerator=single, loss_type=config.loss_type, epsilon_low=config.epsilon,
-        importance_sampling_level=config.importance_sampling_level, beta=config.beta,
-        epsilon_high=config.epsilon if config.epsilon_high is None else config.epsilon_high,
-        max_completion_length=config.max_completion_length, top_entropy_quantile=1.0,
-        aux_loss_enabled=bool(config.router_aux_loss_coef), use_vllm=config.use_vllm,
-        off_policy_mask_threshold=config.off_policy_mask_threshold,
-        vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
-        _entropy_bonus_enabled=config.entropy_coef != 0, entropy_coef=config.entropy_coef,
-        use_adaptive_entropy=False, model=SimpleNamespace(training=False),
-        current_gradient_accumulation_steps=1, get_gamma_weights=GRPOTrainer.get_gamma_weights,
-        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
-        _metrics=defaultdict(lambda: defaultdict(list)))
-    ids, mask = torch.zeros(B, T, dtype=torch.long), completion & tool
+                             gather_for_metrics=lambda x: x, sync_gradients=True)
+    size = config.per_device_train_batch_size
+    accumulated = config.gradient_accumulation_steps
+    assert size * accumulated == B
+    mask = completion & tool
+    updates = config.steps_per_generation // accumulated     # of a rollout batch
     ratio = vllm_ratio(config, gap, mask) if config.use_vllm else None
-    return GRPOTrainer._compute_loss(trainer, None, dict(
-        prompt_ids=ids[:, :1], prompt_mask=ids[:, :1], completion_ids=ids, advantages=A,
-        completion_mask=completion.long(), tool_mask=tool.long(), old_per_token_logps=old_logp,
-        importance_sampling_ratio=ratio, ref_per_token_logps=ref_logp,
-        num_items_in_batch=mask.sum().double()))
+    losses = []
+    for start in range(0, B, size):
+        part = slice(start, start + size)
+        trainer = SimpleNamespace(
+            _get_per_token_logps_and_entropies=lambda *a, **k: (logp[part], -0.3 * logp[part], None),
+            args=config, accelerator=single, loss_type=config.loss_type, epsilon_low=config.epsilon,
+            importance_sampling_level=config.importance_sampling_level, beta=config.beta,
+            epsilon_high=config.epsilon if config.epsilon_high is None else config.epsilon_high,
+            max_completion_length=config.max_completion_length, top_entropy_quantile=1.0,
+            aux_loss_enabled=bool(config.router_aux_loss_coef), use_vllm=config.use_vllm,
+            off_policy_mask_threshold=config.off_policy_mask_threshold,
+            vllm_importance_sampling_correction=config.vllm_importance_sampling_correction,
+            _entropy_bonus_enabled=config.entropy_coef != 0, entropy_coef=config.entropy_coef,
+            use_adaptive_entropy=False, model=SimpleNamespace(training=True),
+            current_gradient_accumulation_steps=accumulated,
+            get_gamma_weights=GRPOTrainer.get_gamma_weights,
+            get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+            _metrics=defaultdict(lambda: defaultdict(list)))
+        ids = torch.zeros(size, T, dtype=torch.long)
+        losses.append(GRPOTrainer._compute_loss(trainer, None, dict(
+            prompt_ids=ids[:, :1], prompt_mask=ids[:, :1], completion_ids=ids,
+            advantages=A[part], completion_mask=completion[part].long(),
+            tool_mask=tool[part].long(), old_per_token_logps=old_logp[part],
+            importance_sampling_ratio=None if ratio is None else ratio[part],
+            ref_per_token_logps=ref_logp[part],
+            num_items_in_batch=mask.sum().double() * updates)))
+    return sum(losses)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, capsys, tmp_path):
-    rng = random.Random(seed)
-    while True:
-        flags = ["--max_completion_length", str(L_MAX), "--print_trl_config"]
-        for name, values in DRAWN.items():
-            if name == "algorithm" or rng.random() < 0.2:
-                flags += [f"--{name}", *rng.choice(values).split()]
-        try:
-            args = parse(flags)
-            break
-        except ValueError:
-            pass
-    train.main(flags)
-    text = capsys.readouterr().out
-    if text.startswith("no equivalent"):
-        assert text.count("\n") == 1
-        return
-    printed = printed_config(text)
-    config = GRPOConfig(**printed | {"output_dir": str(tmp_path), "use_cpu": True})
-
+def same_or_not(args, config):
+    """(our, TRL's) value and gradient of a mini-batch with two rows that have no loss token, as
+    --mask_truncated_completions makes them."""
     logp, old_logp, A, completion, tool = make_batch()
-    mask, ref_logp = completion & tool, old_logp - 0.2
+    completion[torch.tensor([3, 8])] = False
+    mask = completion & tool
+    ref_logp = old_logp - 0.2
     gap = 0.3 * torch.randn(B, T, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     logp.requires_grad_()
     rollout = SimpleNamespace(mask=mask, sampler_logp=old_logp - gap)
@@ -270,7 +276,45 @@ def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, ca
     bonus = (token_weights(mask, "token-mean") * -0.3 * logp).sum()
     ours = ours - args.entropy_coef * bonus
     theirs = trl_loss_of(config, logp, old_logp, ref_logp, gap, A, completion, tool)
-    assert_same(value_and_gradient(ours, logp), value_and_gradient(theirs, logp))
+    return value_and_gradient(ours, logp), value_and_gradient(theirs, logp)
+
+
+@pytest.mark.parametrize("seed", range(90))
+def test_a_printed_config_is_the_same_loss_or_there_is_one_line_why_not(seed, capsys, tmp_path):
+    """Two mini-batches of three groups of four, in micro-batches for some seeds."""
+    rng = random.Random(seed)
+    while True:
+        flags = ["--max_completion_length", str(L_MAX), "--prompts_per_step", "6",
+                 "--num_generations", "4", "--steps_per_generation", "2"]
+        for name, values in DRAWN.items():
+            if name == "algorithm" or rng.random() < 0.2:
+                flags += [f"--{name}", *rng.choice(values).split()]
+        try:
+            args = parse(flags)
+            break
+        except ValueError:
+            pass
+    text = exported(capsys, *flags)
+    if text.startswith("# no equivalent"):
+        assert text.count("\n") == 1
+        return
+    config = GRPOConfig(**printed_config(text) | {"output_dir": str(tmp_path), "use_cpu": True})
+    ours, theirs = same_or_not(args, config)
+    if "# entropy bonus: TRL takes the mean over the tokens of each micro-batch" in text:
+        assert (ours[1] - theirs[1]).abs().max() > 1e-5
+        return
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("micro, differs", [("12", False), ("4", True)])
+def test_an_entropy_bonus_in_micro_batches_is_said_to_be_another_mean(micro, differs, capsys, tmp_path):
+    flags = ("--entropy_coef 0.05 --prompts_per_step 6 --num_generations 4 --steps_per_generation 2 "
+             f"--max_completion_length {L_MAX} --micro_batch_size {micro}").split()
+    text = exported(capsys, *flags)
+    assert ("# entropy bonus: TRL takes the mean over the tokens" in text) == differs
+    config = GRPOConfig(**printed_config(text) | {"output_dir": str(tmp_path), "use_cpu": True})
+    ours, theirs = same_or_not(parse(flags), config)
+    assert torch.allclose(ours[1], theirs[1], atol=1e-10) != differs
 
 
 # ------------------------------------------------------------------ what else a printed config must say
@@ -298,8 +342,7 @@ SAYS = {
     "max_prompt_length": (["99"], None, None), "verifier": (["exact", "math"], None, None), "chat_template": (["false"], None, None),
     "columns": (["a b"], None, None), "eval_steps": (["3"], None, None), "system_prompt": (["Think."], None, None)}
 NAMED = {"use_peft": "peft_config=LoraConfig(", "lora_r": "r=3,", "lora_alpha": "lora_alpha=5", "stop": "stop strings",
-         "lora_target_modules": "target_modules=['q_proj']", "max_prompt_length": "<= 99", "verifier": "reward_funcs=[",
-         "chat_template": "if False:", "columns": "name in ('a',)", "system_prompt": "'Think.'"}
+         "lora_target_modules": "target_modules=['q_proj']"}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -316,14 +359,13 @@ def test_everything_that_differs_from_trls_default_is_printed_or_named(seed, cap
             break
         except ValueError:
             pass
-    train.main([*flags, "--print_trl_config"])
-    text = capsys.readouterr().out
+    text = exported(capsys, *flags)
     printed = printed_config(text)
     output_dir = printed.pop("output_dir")
     config = GRPOConfig(**printed | {"use_cpu": True}, output_dir=str(tmp_path))
     config.output_dir = output_dir
     comments = "\n".join(line for line in text.splitlines() if line.strip().startswith("#"))
-    assert "MODEL = 'some/model'" in text and "data_files='rows.jsonl'" in text
+    assert "--model_name_or_path some/model --dataset_name rows.jsonl" in comments
     for flag in given:
         _, field, wanted = SAYS.get(flag, (None, None, None))
         if field:

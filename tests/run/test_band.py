@@ -13,7 +13,7 @@ import train
 from losses import OBJECTIVES
 from plumbing.run import band
 from plumbing.run.arguments import parse
-from tools import view
+from tools import export, view
 from test_resume import interrupted
 from tiny_run import TINY, differences, metrics
 
@@ -108,7 +108,7 @@ def test_objectives_that_clip_s(algorithm):
 
 
 def test_trl_has_no_such_band(capsys):
-    train.main([*AUTO, "--print_trl_config"])
+    export.main(["trl", *AUTO])
     assert "clip range that follows log s" in capsys.readouterr().out
 
 

@@ -102,8 +102,8 @@ SECTION = by_section()
 FIRST = [flag for flag in EFFECTS if SECTION.get(flag) == "the sampler and the routers"]
 FIRST += ["dynamic_sampling", "beta", "micro_batch_size", "plain", "bf16", "num_generations",
           "teacher_model_name_or_path"]
-# They start no run, or need one with the same flags.
-NOTHING = ("print_trl_config", "print_verl_config", "resume")
+# It needs a run with the same flags.
+NOTHING = ("resume",)
 
 
 @pytest.mark.parametrize("flag", [

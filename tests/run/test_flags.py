@@ -211,8 +211,6 @@ EFFECTS = {
     "eval_samples": (f"{ONE} --eval_prompts 2", None, "1", lambda seen: len(seen.forwards)),
     "seed": (DATA, None, "1", prompts),
     "report_to": (ONE, None, "tensorboard", lambda seen: any("tfevents" in f for f in seen.files)),
-    "print_trl_config": (ONE, None, "true", lambda seen: seen.files),
-    "print_verl_config": (ONE, None, "true", lambda seen: seen.files),
 }
 
 

@@ -1,6 +1,5 @@
 """train.py as its user sees it: every algorithm, what a run prints and leaves behind, where it puts it."""
 
-import ast
 import json
 import math
 import os
@@ -296,24 +295,6 @@ def test_a_named_folder_with_a_run_is_replaced_only_if_told(workplace, capsys):
     assert "holds a run with other flags (steps)" in capsys.readouterr().err
     train.main([*TINY, "--steps", "1", "--output_dir", "mine", "--overwrite_output_dir", "true"])
     assert len(metrics("mine")) == 1 and not Path("mine/checkpoints/step_2").exists()
-
-
-# ---------------------------------------------------------------------------------------------------------- --print_trl_config
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_trl_config_is_printed(algorithm, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    train.main(["--algorithm", algorithm, "--print_trl_config", "true"])
-    text = capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-    if text.startswith("no equivalent in trl.GRPOConfig: it has no "):
-        assert algorithm not in ("grpo", "dr_grpo", "gspo", "cispo", "sapo", "luspo", "vespo")
-        return
-    call, = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "trl.GRPOConfig"]
-    options = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-    assert options["num_generations"] == 8 and options["top_p"] == 1.0 and options["top_k"] == 0 and options["temperature"] == 1.0
-    assert options["importance_sampling_level"] == ("sequence" if algorithm in ("gspo", "luspo") else "token")
-    assert (options["per_device_train_batch_size"] * options["steps_per_generation"]) == 32 * 8
 
 
 # ------------------------------------------------------------------------------------- memory and speed

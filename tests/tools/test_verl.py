@@ -1,9 +1,10 @@
-"""--print_verl_config against verl 0.9.1 itself: its configuration, its losses, its advantages. python -m pytest tests/tools/test_verl.py
+"""python tools/export.py verl against verl 0.9.1 itself: its configuration, its losses, its advantages. python -m pytest tests/tools/test_verl.py
 
 verl is installed with --no-deps. What it imports beside torch (ray, tensordict, ...) is replaced by
 empty modules while core_algos.py and rollout_corr_helper.py load; the functions called here use none.
 """
 
+import asyncio
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -20,9 +21,11 @@ import yaml
 import train
 from advantages import group_advantages, leave_one_out, reinforce_plus_plus
 from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
+from plumbing.loop.batches import keep_signal
 from plumbing.loop.extras import mismatch_correction
 from plumbing.run.arguments import ALGORITHMS, parse
-from tools.verl import ADVANTAGE, LOSS_MODE, missing
+from tools import export
+from tools.verl import ADVANTAGE, LOSS_MODE
 
 VERL = importlib.util.find_spec("verl")
 pytestmark = [pytest.mark.trl, pytest.mark.skipif(VERL is None, reason="verl is missing: pip install --no-deps verl==0.9.1")]
@@ -77,13 +80,18 @@ def verl():
 
 def printed(capsys, *flags):
     """(comments, launch words, {key: value}) of what the command line prints."""
-    train.main([*flags, "--print_verl_config"])
+    export.main(["verl", *flags])
     text = capsys.readouterr().out
     comments = [line for line in text.splitlines() if line.startswith("#")]
     words = shlex.split("\n".join(line for line in text.splitlines() if not line.startswith("#")))
     given = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("--"))
     return comments, [w for w in words if w not in [f"{k}={v}" for k, v in given.items()]], {
         key: yaml.safe_load(value) for key, value in given.items()}
+
+
+def missing(args):
+    """What verl does not have of these settings."""
+    return export.joined(export.verl, args)[1]
 
 
 def number(value):
@@ -160,17 +168,19 @@ def test_batches_are_counted_as_verl_counts_them(capsys):
 
 
 def test_a_flag_that_verl_does_not_have_is_named(capsys):
-    comments, _, _ = printed(capsys, "--model_name_or_path", "m", "--dataset_name", "d.jsonl", "--stop", "END", "--optimizer_offload")
-    assert any("not in verl's configuration" in line and "--stop END --optimizer_offload" in line for line in comments)
+    comments, _, _ = printed(capsys, "--model_name_or_path", "m", "--dataset_name", "d.jsonl", "--stop", "END", "--plain")
+    assert any("not in verl's configuration" in line and "--stop END --plain" in line for line in comments)
 
 
 # ---------------------------------------------------------------------------------------- the losses
 
-def make_batch():
-    """Ragged rows, ratios from far below the clip ranges to far above, both signs of A."""
+def make_batch(empty=()):
+    """Ragged rows, ratios from far below the clip ranges to far above, both signs of A; the rows
+    `empty` have no loss token."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
     mask = torch.arange(T) < torch.tensor([14, 3, 9, 12, 1, 7, 14, 5, 8, 11, 2, 6])[:, None]
+    mask[list(empty)] = False
     old_logp = -0.1 - 3 * torch.rand(B, T, generator=generator, dtype=torch.float64)
     logp = old_logp + 0.4 * draw(B, T) + 0.2 * draw(B, 1)
     logp[0, 0] = old_logp[0, 0] + 4                          # a token ratio of 55
@@ -193,10 +203,19 @@ def actor_config(verl, given):
     return verl.ActorConfig(strategy="fsdp", rollout_n=8, policy_loss=verl.PolicyLossConfig(**loss), **top)
 
 
-def verl_loss(verl, given, logp, old_logp, ref_logp, gap, A, mask):
-    """The loss as verl/workers/utils/losses.py adds it up: policy, entropy, KL."""
+def accumulated(verl, given, *batch):
+    """verl's loss of a mini-batch in micro-batches of the printed size."""
+    size = min(B, given["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"])
+    parts = [[x[i:i + size] for x in batch] for i in range(0, B, size)]
+    return sum(verl_loss(verl, given, *part, whole=batch[-1]) for part in parts)
+
+
+def verl_loss(verl, given, logp, old_logp, ref_logp, gap, A, mask, whole=None):
+    """The loss as verl/workers/utils/losses.py adds it up: policy, entropy, KL. whole: the mask of
+    the mini-batch of which this is a micro-batch."""
+    whole = mask if whole is None else whole
     config, correction, weights = actor_config(verl, given), "algorithm.rollout_correction.", None
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=mask.sum(), global_batch_size=B, loss_scale_factor=config.loss_scale_factor)
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=whole.sum(), global_batch_size=len(whole), loss_scale_factor=config.loss_scale_factor)
     if given.get(f"{correction}rollout_is"):
         threshold = number(given[f"{correction}rollout_is_threshold"])
         weights, _ = verl.correction.compute_rollout_correction_weights(gap, mask, given[f"{correction}rollout_is"], threshold)
@@ -234,7 +253,8 @@ CASES = {"mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismat
 
 @pytest.mark.slow
 def test_losses_under_the_printed_settings_are_equal_in_value_and_gradient(verl, capsys):
-    """Every objective with a counterpart at its own settings, then 200 random settings."""
+    """Every objective with a counterpart at its own settings, then 200 random settings; two rows without a loss token, and
+    three micro-batches or one."""
     compared, rng = set(), random.Random(0)
     own = [["--algorithm", name, "--overlong_cache", "0"] for name in ALGORITHMS]
     own += [["--algorithm", "dapo_paper", "--reduction", "token-mean", "--overlong_cache", "0"]]    # verl lacks its own reduction
@@ -248,15 +268,17 @@ def test_losses_under_the_printed_settings_are_equal_in_value_and_gradient(verl,
                 parse(flags)
             except ValueError:
                 flags = None
-        flags = [*flags, "--max_completion_length", str(L_MAX)]
+        flags = [*flags, "--max_completion_length", str(L_MAX), "--micro_batch_size", rng.choice(["64", "4"])]
         args = parse(flags)
         if missing(args):
             continue
         _, _, given = printed(capsys, *flags)
-        logp, old_logp, A, mask, gap = make_batch()
+        if LOSS_MODE[OBJECTIVES[args.objective].ratio, OBJECTIVES[args.objective].clip] == "geo_mean":
+            given["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = B      # its comment says what smaller ones do
+        logp, old_logp, A, mask, gap = make_batch(empty=(3, 8))
         logp.requires_grad_()
         batch = (logp, old_logp, old_logp - 0.2, gap, A, mask)
-        assert_same(our_loss(args, *batch), verl_loss(verl, given, *batch), logp)
+        assert_same(our_loss(args, *batch), accumulated(verl, given, *batch), logp)
         compared.add(args.objective)
     assert compared == {name for name, row in OBJECTIVES.items() if (row.ratio, row.clip) in LOSS_MODE}
 
@@ -294,9 +316,68 @@ def test_gmpos_gradient_grows_with_the_number_of_micro_batches(verl, capsys):
     for algorithm, times in (("gmpo", 2), ("gspo", 1)):
         _, _, given = printed(capsys, "--algorithm", algorithm)
         whole, = torch.autograd.grad(verl_loss(verl, given, *batch), logp)
-        parts = sum(verl_loss(verl, given, *(x[rows] for x in batch)) for rows in (slice(0, 6), slice(6, 12)))
+        parts = sum(verl_loss(verl, given, *(x[rows] for x in batch), whole=mask) for rows in (slice(0, 6), slice(6, 12)))
         added, = torch.autograd.grad(parts, logp)
         torch.testing.assert_close(added, times * whole)
+
+
+def test_every_weight_decays_in_verls_optimizer_as_in_ours(verl, capsys):
+    """The optimizer of verl's FSDP worker. Megatron, which is not installed, leaves out biases and norms: a comment says so."""
+    from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
+    comments, _, given = printed(capsys, "--weight_decay", "0.1", "--learning_rate", "0.01")
+    own = {key: number(given[f"actor_rollout_ref.actor.optim.{key}"]) for key in ("lr", "betas", "weight_decay", "clip_grad")}
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    theirs = build_optimizer(model.parameters(), FSDPOptimizerConfig(**own))
+    ours = train.make_optimizer(parse(["--weight_decay", "0.1", "--learning_rate", "0.01"]), model)
+    for optimizer in (ours, theirs):
+        group, = optimizer.param_groups
+        assert (group["lr"], tuple(group["betas"]), group["weight_decay"], len(group["params"])) == (0.01, (0.9, 0.95), 0.1, 4)
+    said = "# weight decay: Megatron leaves out biases"
+    assert not any(line.startswith(said) for line in comments)
+    comments, _, _ = printed(capsys, "--weight_decay", "0.1", "--routing_replay", "old")
+    assert any(line.startswith(said) for line in comments)
+
+
+def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(capsys):
+    """verl's own DAPO reward manager: right responses of unequal length have one acc and two rewards. Here such a group has no
+    signal (batches.keep_signal), so the printed metric has to be the first."""
+    _, _, given = printed(capsys, "--algorithm", "dapo", "--max_completion_length", str(L_MAX))
+    metric = given["algorithm.filter_groups.metric"]
+    reward = {key.removeprefix("+reward.reward_kwargs."): value for key, value in given.items() if key.startswith("+reward.reward_kwargs.")}
+    zone = SimpleNamespace(**{key.split(".")[1]: value for key, value in reward.items() if "." in key})
+    names = dict(register=lambda name: lambda kind: kind, RewardManagerBase=object, DataProto=list)
+    source = open(f"{VERL.submodule_search_locations[0]}/experimental/reward_loop/reward_manager/dapo.py").read()
+    exec(source[source.index("@register"):], names)          # its imports start servers
+    dapo = names["DAPORewardManager"]
+    loop = asyncio.new_event_loop()
+    manager = SimpleNamespace(loop=loop, tokenizer=SimpleNamespace(decode=lambda *_, **__: "4"), reward_router_address=None,
+                              is_async_reward_score=False, compute_score=lambda **_: 1.0, overlong_buffer_cfg=zone,
+                              max_resp_len=reward["max_resp_len"])
+    scored = []
+    for length in (2, L_MAX):
+        mask = torch.arange(L_MAX) < length
+        row = SimpleNamespace(batch={"responses": torch.zeros(L_MAX, dtype=torch.long), "attention_mask": mask},
+                              non_tensor_batch={"data_source": "x", "reward_model": {"ground_truth": "4"}})
+        scored.append(loop.run_until_complete(dapo.run_single(manager, [row])))
+    loop.close()
+    value = lambda found: found["reward_score"] if metric == "reward" else found["reward_extra_info"][metric]
+    assert scored[0]["reward_score"] == 1 and scored[1]["reward_score"] == 0
+    assert value(scored[0]) == value(scored[1]) == 1
+    parts = torch.ones(2, 1)                                 # of the two responses, before the penalty
+    rollout = SimpleNamespace(group_size=2)
+    assert keep_signal([(rollout, ["x"], parts)], 1, lambda parts, G: parts.sum(1), last=False) is None
+
+
+FORMS = ["exact", "math", "mine.py:plain", "mine.py:parts", "./mine.py:plain", "/tmp/mine.py:whole_batch", "exact mine.py:parts"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_verifier_is_named_as_what_the_user_writes(form, tmp_path, monkeypatch, capsys):
+    """No compute_score is printed that could fail: the command names reward.py, a comment the verifier."""
+    comments, _, given = printed(capsys, "--model_name_or_path", "m", "--dataset_name", "d.jsonl", "--verifier", *form.split())
+    left, = [line for line in comments if line.startswith("# not in verl's configuration")]
+    assert left.endswith(f"--dataset_name d.jsonl --verifier {form}") and given["reward.custom_reward_function.path"] == "reward.py"
+    assert not any("import" in line or "def " in line for line in comments)
 
 
 # ------------------------------------------------------------------------------------ the advantages
