@@ -54,7 +54,7 @@ from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
 from plumbing.engines.vllm import close_engine
 from plumbing.loop import batches
-from plumbing.loop.distillation import teacher_of
+from plumbing.loop.distillation import check_hints, teacher_of
 from plumbing.loop.extras import make_extras
 from plumbing.model.actor import make_scorer, reference_of, trained_policy, write_merged
 from plumbing.model.offload import HostAdamW
@@ -381,6 +381,7 @@ class Learner:
 def make_learner(settings, task, policy, tokenizer, device, progress=None):
     """The Learner of a run: everything that is fixed before the first batch. progress: the run's
     own counts, which a checkpoint keeps."""
+    check_hints(settings, task, policy, tokenizer)
     actor = make_scorer(settings, policy).to(device)
     judge = task.judge
     if processes.world() > 1:

@@ -11,13 +11,14 @@
 """
 
 import re
+import sys
 from dataclasses import replace
 
 import torch
 
 from plumbing.data.task import encode_prompt
 from plumbing.model.actor import make_scorer
-from plumbing.model.policy import load_policy
+from plumbing.model.policy import load_policy, most_tokens
 from rollout import Rollout, Scorer, left_pad, pad_token
 from routes import routers_of
 
@@ -65,6 +66,29 @@ def check_one_tokenizer(name, own, other):
                          "distillation compares the log-probs of the same tokens")
 
 
+def check_hints(args, task, policy, tokenizer):
+    """Raises ValueError if a prompt with its hint, and a response after it, is longer than the
+    policy can read. A response of the same group has at most --max_completion_length tokens."""
+    if not args.self_distillation:
+        return
+    sibling = args.self_distillation_hint == "sibling"
+    some = task.train[:1] if most_tokens(policy) is None else task.train
+    problems = [problem._replace(answer="") if sibling else problem for problem in some]
+    longest = max(len(hinted_prompt(args, task, tokenizer, problem)) for problem in problems)
+    check_room(policy, longest + sibling * task.max_completion_length, task.max_completion_length)
+
+
+def check_room(policy, longest, response):
+    """Raises ValueError if `longest` tokens, a prompt with its hint, and a response do not fit."""
+    limit = most_tokens(policy)
+    if limit is not None and longest + response > limit:
+        raise ValueError(
+            f"--self_distillation: a prompt with its hint can have {longest} tokens, and with "
+            f"--max_completion_length {response} it needs {longest + response} positions; the "
+            f"policy has {limit}: lower --max_completion_length, or --max_prompt_length to leave "
+            "out longer prompts, or shorten --hint_template")
+
+
 def teacher_logp(args, learner, task, batch, teacher):
     """log π_T [B, T] of a rollout batch's responses; teacher: its Scorer, None for the policy
     itself. Responses that it does not teach get log π_old, so their advantage is 0."""
@@ -77,6 +101,7 @@ def teacher_logp(args, learner, task, batch, teacher):
                  for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]
     rollout = hinted(args, task, learner.tokenizer, batch, answers)
+    check_room(learner.policy, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
     logp = learner.score(rollout, scorer=teacher).logp                              # [B, T]
     if args.self_distillation_hint == "sibling":
         logp = torch.where(taught(args, batch)[:, None], logp, batch.old_logp)      # [B, T]
@@ -109,9 +134,8 @@ def hinted(args, task, tokenizer, batch, answers):
 
 
 def hinted_prompt(args, task, tokenizer, problem):
-    """Token ids of a prompt that contains its answer."""
+    """Token ids of a prompt that contains its answer, of any length: see check_hints."""
     parts = {"answer": problem.answer, "prompt": problem.prompt}
     text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], args.hint_template)
-    longest = args.max_prompt_length + len(text) - len(problem.prompt)
-    return encode_prompt(tokenizer, problem._replace(prompt=text), args.chat_template, longest,
+    return encode_prompt(tokenizer, problem._replace(prompt=text), args.chat_template, sys.maxsize,
                          task.system_prompt, task.prompt_template)

@@ -149,18 +149,29 @@ def by_numbers(text):
 def check_length(config, args, task):
     """Refuse a RoPE whose frequencies depend on the longest row of a batch: log-probs would then
     depend on the batch."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
-    for rope in ropes:
-        if rope["rope_type"] not in ("dynamic", "longrope"):
-            continue
-        limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    for limit, kind in changing_ropes(config):
         if args.max_prompt_length + task.max_completion_length > limit:
             raise ValueError(
-                f"beyond {limit} tokens its {rope['rope_type']} RoPE depends on the longest row of "
+                f"beyond {limit} tokens its {kind} RoPE depends on the longest row of "
                 "a batch, and so would the log-probs; lower --max_prompt_length "
                 f"{args.max_prompt_length} or --max_completion_length "
                 f"{task.max_completion_length}: their sum may be at most {limit}")
+
+
+def changing_ropes(config):
+    """[(tokens, kind)] of the RoPEs whose frequencies depend on the longest row of a batch if that
+    has more than so many tokens."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
+    return [(rope.get("original_max_position_embeddings") or config.max_position_embeddings,
+             rope["rope_type"]) for rope in ropes if rope["rope_type"] in ("dynamic", "longrope")]
+
+
+def most_tokens(policy):
+    """The largest number of tokens in a row whose log-probs are right; None: any number."""
+    table = positions_in_table(policy)
+    limits = [limit for limit, _ in changing_ropes(policy.config)]
+    return min(limits if table is None else [*limits, table], default=None)
 
 
 def check_positions(policy, tokenizer, args, task):

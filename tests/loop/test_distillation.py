@@ -84,7 +84,7 @@ def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
         assert tokenizer.decode(told.prompt_ids[i][told.prompt_mask[i]].tolist()) == f"{problem.answer} {problem.prompt}"
     assert told.response_ids.equal(rollout.response_ids) and told.mask.equal(rollout.mask)
     score = lambda rollout, scorer=None: response_logp(policy, rollout, entropy=False)
-    found = teacher_logp(args, SimpleNamespace(tokenizer=tokenizer, score=score), task, batch, None)
+    found = teacher_logp(args, SimpleNamespace(tokenizer=tokenizer, policy=policy, score=score), task, batch, None)
     torch.testing.assert_close(found, own_logp(policy, told), atol=1e-5, rtol=1e-5)
     assert not torch.allclose(found, own_logp(policy, rollout), atol=1e-3)
 
