@@ -138,10 +138,15 @@ def check_combinations(args):
         ("mismatch_mask_bounds", args.mismatch_mask_bounds
          and not ordered(args.mismatch_mask_bounds),
          "must be two numbers: a lower bound of at least 0, and an upper bound not below it"),
-        ("overlong_cache", args.overlong_cache and args.scale_rewards == "mean"
-         and "scale" in reads,
-         "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
-         "group: use --overlong_cache 0, or --scale_rewards group or none"),
+        *((name, getattr(args, name) and args.scale_rewards == "mean" and "scale" in reads,
+           "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of "
+           f"a group: use --{name} 0, or --scale_rewards group or none")
+          for name in ("overlong_cache", "length_penalty")),
+        ("reward_weights", min(args.reward_weights, default=0) < 0 and args.scale_rewards == "mean"
+         and "scale" in reads, "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by "
+         "the mean reward of a group: use --scale_rewards group or none"),
+        ("dynamic_sampling", args.dynamic_sampling and G < 2,
+         "samples until every group has different rewards: --num_generations must be at least 2"),
         ("scale_rewards", "scale_rewards" in args.given and "scale" not in reads,
          f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
         ("columns", len(args.columns) not in (0, 2),

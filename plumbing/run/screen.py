@@ -40,7 +40,8 @@ def plan(args, folder, task, device):
         f"{len(task.test)} held out), on {device}{after}",
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
-        f"written to {folder}/metrics.jsonl", *uncorrected(args), *one_stage(args), *task.notes])
+        f"written to {folder}/metrics.jsonl", *uncorrected(args), *one_stage(args), *still_reference(args),
+        *task.notes])
 
 
 def uncorrected(args):
@@ -59,6 +60,15 @@ def one_stage(args):
         return []
     return [f"note: the second stage begins after batch {args.stage2_step}, and this run ends with "
             f"batch {args.steps}"]
+
+
+def still_reference(args):
+    """A note, if the run ends before the reference policy moves."""
+    every = args.ref_model_sync_steps
+    if not args.sync_ref_model or every < args.steps:
+        return []
+    return [f"note: the reference policy moves after every {every} rollout batches "
+            f"(--ref_model_sync_steps), and never in this run of {args.steps}"]
 
 
 # ---------------------------------------------------------------------------- before and after

@@ -1,0 +1,77 @@
+"""What train.py accepts survives the rewards of the first batch: every algorithm, every flag that
+shapes rewards or advantages, groups of one and of two.
+
+python -m pytest tests/run/test_accepted.py
+"""
+
+import pytest
+import torch
+
+from advantages import ADVANTAGES, estimate_advantages, not_all_correct
+from plumbing.data.running_sum import running_sum
+from plumbing.loop.batches import keep_signal
+from plumbing.loop.distillation import taught
+from plumbing.loop.extras import shaped
+from plumbing.run.arguments import ALGORITHMS, parse
+from plumbing.run.metrics import rollout_metrics
+from rollout import Rollout
+from train import Batch
+
+TOLD = "--self_distillation --distillation_coef 0.5"
+SHAPING = ["", "--overlong_cache 0.5", "--length_penalty 0.3", "--mask_truncated_completions",
+           "--dynamic_sampling", "--scale_rewards batch", "--scale_rewards mean",
+           "--scale_rewards mean --length_penalty 0.3", "--advantage_clip 0.5", TOLD,
+           f"{TOLD} --self_distillation_hint sibling", "--advantage distillation "
+           "--self_distillation", *(f"--advantage {name}" for name in ADVANTAGES)]
+T = 6
+
+
+def first_batch(args, task):
+    """The steps of a rollout batch that rewards pass through, without a policy: in the first group
+    of two or more, the first response is right and the shorter one."""
+    G = args.num_generations
+    lengths = torch.tensor([2, *[T] * (2 * G - 1)])                                     # [B]
+    mask = torch.arange(T) < lengths[:, None]                                           # [B, T]
+    zeros = torch.zeros(2 * G, T)                                                       # [B, T]
+    prompts = torch.zeros(2, 4, dtype=torch.long)                                       # [Q, P]
+    rollout = Rollout(prompts, prompts == 0, zeros.long(), mask, zeros, lengths == T,
+                      [""] * 2 * G, G)
+    parts = torch.zeros(2 * G, 1)                                                       # [B, K]
+    parts[0] = 1
+    problems = task.train[:2]
+    if args.dynamic_sampling:
+        keep_signal([(rollout, problems, parts)], 2, task.total, last=True)
+    if args.history_resampling:
+        not_all_correct(parts[:, 0], G)
+    batch = Batch(rollout, problems, shaped(args, parts, rollout, T), zeros)
+    taught(args, batch)
+    batch.rewards = task.total(batch.parts, G)                                          # [B]
+    A = estimate_advantages(
+        args.advantage, batch.rewards, G, args.scale_rewards, clip=args.advantage_clip,
+        distillation_coef=args.distillation_coef, mask=mask, old_logp=zeros, kl=None,
+        beta=args.beta, parts=batch.parts, part_weights=task.weights(batch.parts), values=zeros,
+        teacher_logp=zeros, blamed=mask)
+    assert A.isfinite().all()
+    return rollout_metrics(args, batch, task)
+
+
+def test_what_is_accepted_survives_the_rewards_of_a_first_batch():
+    task = running_sum(1, 2)
+    accepted = set()
+    for algorithm in ALGORITHMS:
+        for flags in SHAPING:
+            for G in ("1", "2"):
+                words = f"--algorithm {algorithm} --num_generations {G} {flags}"
+                try:
+                    args = parse(words.split())
+                except ValueError:
+                    continue
+                accepted.add((algorithm, flags, G))
+                try:
+                    first_batch(args, task)
+                except Exception as error:
+                    pytest.fail(f"{words} is accepted, and its first batch fails: {error!r}")
+    assert {name for name, _, _ in accepted} == set(ALGORITHMS)
+    assert {flags for _, flags, _ in accepted} == set(SHAPING) - {
+        "--scale_rewards mean --length_penalty 0.3"}
+    assert {("ppo", "", "1"), ("maxrl", "", "2")} <= accepted
