@@ -1,16 +1,18 @@
 """Makes the runs of a question that are missing, judges it and draws it.
 
-    python experiments/run.py                      what each question still lacks, and how long
-    python experiments/run.py NAME                 make the missing runs; goes on where it stopped
-    python experiments/run.py NAME --most 20       at most 20 runs now
-    python experiments/run.py NAME --only 'GRPO@μ1 0.0004' --starts 704 705
-                                                   only these runs
-    python experiments/run.py NAME --judge         make no runs: the rules and what they say
+    python experiments/run.py                    every question and its verdict; what it still lacks
+    python experiments/run.py NAME               make the missing runs; goes on where it stopped
+    python experiments/run.py NAME --most 20     at most 20 runs now
+    python experiments/run.py league --only ARM  only runs of this arm: your own row of
+                                                 losses.OBJECTIVES or preset enters the league so
+    python experiments/run.py NAME --judge       make no runs: the rules and what they say
 
 A run is a command line of train.py and a line of results/NAME.jsonl: question, arm, cell, seed,
 command, figures, seconds, machine, versions and commit. Delete a line and its run is made again. A
-start that train.py refuses, as its cold start is not usable, has `refused` in place of figures.
-An interruption loses only the current run. Runs use one core each and share cold starts.
+start that train.py refuses, as its cold start is not usable, has `refused` in place of figures; a
+run whose flags are gone has `not_repeatable` and the last commit that had them. An interruption
+loses only the current run. A process uses one core, and cold starts are shared. What is found
+becomes the named numbers of results/numbers.json and a picture.
 """
 
 import argparse
@@ -32,45 +34,54 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
+from scipy import stats                                                              # noqa: E402
+
 import intervals                                                                     # noqa: E402
+import pictures                                                                      # noqa: E402
 from questions import QUESTIONS                                                      # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
 
-def place(run):
-    return run["arm"], run["cell"], run["seed"]
-
-
 def read(name, folder="results"):
-    """The finished runs of a question. A line that is cut off is ignored and its run made again."""
+    """{(arm, cell): {start: run}} of the finished runs of a question. A line that is cut off is
+    ignored and its run made again."""
     file = ROOT / folder / f"{name}.jsonl"
-    runs = []
-    for line in file.read_text().splitlines() if file.is_file() else ():
+    runs = {}
+    for text in file.read_text().splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
-            runs.append(json.loads(line))
+            run = json.loads(text)
+            runs.setdefault((run["arm"], run["cell"]), {})[run["seed"]] = run
     return runs
 
 
 def values(runs, arm, cell, starts, figure="after"):
     """{start: run} of the runs of a cell that have this figure."""
-    return {r["seed"]: r for r in runs if (r["arm"], r["cell"]) == (arm, cell)
-            and r["seed"] in starts and r.get("figures", {}).get(figure) is not None}
+    return {seed: run for seed, run in runs.get((arm, cell), {}).items()
+            if seed in starts and run.get("figures", {}).get(figure) is not None}
 
 
-def beginning(cells, group):
-    return [name for name in cells if name == group or name.startswith(group)]
+def mean_of(found, figure="after"):
+    return intervals.mean(run["figures"][figure] for run in found.values())
+
+
+def group_of(question, arm, group):
+    """The names of the cells of a group: those that it lists, or those that begin with its name."""
+    if group in question.groups:
+        return list(question.groups[group])
+    return [name for name in question.ladder(arm) | question.further if name.startswith(group)]
 
 
 def best(question, runs, arm, group=""):
     """The cell of a group with the highest mean over the choosing starts, or None before all are
     run."""
+    chooser = question.rate_of.get(arm, arm)
     means = {}
-    for cell in beginning(question.cells | question.further, group):
-        found = values(runs, arm, cell, question.choose)
+    for cell in group_of(question, arm, group):
+        found = values(runs, chooser, cell, question.choose)
         if len(found) >= question.choices:
-            means[cell] = intervals.mean(r["figures"]["after"] for r in found.values())
-        elif cell in question.cells:
+            means[cell] = mean_of(found)
+        elif cell not in question.further:
             return None
     return max(means, key=means.get) if means else None
 
@@ -81,54 +92,59 @@ def edge(question, runs, arm, group=""):
     if chosen is None:
         return None
     own = chosen.rpartition(" ")[0]
-    ladder = [c for c in question.cells if c.rpartition(" ")[0] == own]
-    beyond = [c for c in question.further if c.rpartition(" ")[0] == own]
+    ladder, beyond = ([c for c in cells if c.rpartition(" ")[0] == own]
+                      for cells in (question.ladder(arm), question.further))
     if beyond and chosen == ladder[0]:
         return beyond[0]
     return beyond[-1] if beyond and chosen == ladder[-1] else None
+
+
+def survived(question, runs, arm, group=""):
+    """The last cell of a group whose mean over the choosing starts ends above its start."""
+    above = [cell for cell in group_of(question, arm, group)
+             if (found := values(runs, arm, cell, question.choose))
+             and mean_of(found) > mean_of(found, "before")]
+    return above[-1] if above else None
 
 
 def cells_of(question, runs, arm, wanted):
     """The cells that a plan's "all μ4", "edge μ4", "best μ4" or name means, as far as known."""
     word, _, group = wanted.partition(" ")
     if word == "all":
-        return beginning(question.cells, group)
-    found = {"best": best, "edge": edge}.get(word)
-    if found is None:
+        return [c for c in group_of(question, arm, group) if c not in question.further]
+    if word not in ("best", "edge"):
         return [wanted]
-    cell = found(question, runs, arm, group)
+    cell = (best if word == "best" else edge)(question, runs, arm, group)
     return [cell] if cell else []
 
 
 def missing(question, runs):
-    """The places (arm, cell, seed) of the plan without a run, in order, as far as they are
-    known."""
-    done = set(map(place, runs))
-    refused = {r["seed"] for r in runs if "refused" in r}
-    means = cache(lambda arm, wanted: cells_of(question, runs, arm, wanted))
+    """The (arm, cell, seed) of the plan without a run, in order, as far as they are known."""
+    kind = lambda cell: cell.rpartition(" ")[0]              # "48 layers" of "48 layers 0.0001"
+    refused = {(kind(cell), seed) for (_, cell), of in runs.items() for seed, run in of.items()
+               if "refused" in run}
+    known = cache(lambda arm, wanted: cells_of(question, runs, arm, wanted))
     for part in question.plan:
-        starts = [s for s in part.starts if s not in refused][:part.count]
-        for seed in starts:
+        kinds = {kind(c) for arm in part.arms for wanted in part.cells for c in known(arm, wanted)}
+        usable = [s for s in part.starts if not any((k, s) in refused for k in kinds)]
+        for seed in usable[:part.count]:
             for wanted in part.cells:
                 for arm in part.arms:
-                    for cell in means(arm, wanted):
-                        if (arm, cell, seed) not in done:
+                    for cell in known(arm, wanted):
+                        if seed not in runs.get((arm, cell), ()):
                             yield arm, cell, seed
 
 
-def unknown(question, runs):
-    """How many further runs the plan will ask for once its cells are chosen."""
-    return sum(part.count or len(part.starts) for part in question.plan for wanted in part.cells
-               for arm in part.arms if wanted.startswith("best")
-               and not cells_of(question, runs, arm, wanted))
-
-
 def forecast(name, question, runs):
+    """What a question still lacks, as a sentence."""
     known = len(list(missing(question, runs)))
-    later = unknown(question, runs)
-    took = [r["seconds"] for r in runs if "figures" in r]
+    later = sum(part.count or len(part.starts) for part in question.plan for wanted in part.cells
+                for arm in part.arms if wanted.startswith("best")
+                and not cells_of(question, runs, arm, wanted))
+    made = [run for of in runs.values() for run in of.values()]
+    took = [run["seconds"] for run in made if run["seconds"]]
     each = statistics.median(took) if took else question.seconds
-    return (f"{name}: {len(runs)} runs made, {known + later} missing ({later} of them wait for a "
+    return (f"{name}: {len(made)} runs made, {known + later} missing ({later} of them wait for a "
             f"choice), about {(known + later) * each / 3600:.1f} hours on one core at {each:.0f} s "
             f"a run{'' if took else ' (a guess)'}, and half a minute for each new cold start")
 
@@ -136,7 +152,9 @@ def forecast(name, question, runs):
 # -------------------------------------------------------------------------------------- one run
 
 def command(question, arm, cell, seed):
-    cells = question.cells | question.further
+    if question.measure:
+        return f"python experiments/measures.py {question.measure} --seed {seed}"
+    cells = question.ladder(arm) | question.further
     words = (f"--device cpu --seed {seed}", question.flags, cells[cell], question.arms[arm])
     return " ".join(filter(None, words))
 
@@ -161,11 +179,15 @@ def circumstances():
 def make(name, question, arm, cell, seed):
     """Train once -> the line of the run. Raises ValueError if train.py refuses it for another
     reason than its cold start, SystemExit if it was interrupted."""
-    import train
-    folder = Path("runs/questions") / f"{os.getpid()}"
     words = command(question, arm, cell, seed)
     line = dict(question=name, arm=arm, cell=cell, seed=seed, command=words)
     began = time.process_time()
+    if question.measure:
+        from measures import MEASURES
+        found = rounded(MEASURES[question.measure](seed))
+        return line | dict(figures=found, seconds=time.process_time() - began) | circumstances()
+    import train
+    folder = Path("runs/questions") / f"{os.getpid()}"
     code, printed = quietly(train.main, [*words.split(), "--output_dir", str(folder),
                                          "--overwrite_output_dir"])
     spent = dict(seconds=round(time.process_time() - began, 2)) | circumstances()
@@ -196,10 +218,11 @@ def figures(records, summary, asked):
     return {
         "before": summary.get("pass_at_1_before", records[0]["pass_rate"]),
         "after": summary.get("pass_at_1_after", records[-1]["pass_rate"]),
-        "greedy": summary.get("greedy_after"),
+        "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
         **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "stopped_at": None if summary else len(records),
+        "collapsed": collapsed(each("pass_rate")),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
         "batch_samples": [(asked["prompts_per_step"] + r["discarded_groups"])
@@ -211,6 +234,17 @@ def figures(records, summary, asked):
         "inverse_length": median("inverse_length"),
         "mismatch_kl": records[0]["mismatch_kl"], "flips": median("flip_rate"),
         "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
+
+
+def collapsed(pass_rates, patience=4):
+    """1 if so many successive batches have a pass rate below half of the best so far, else 0."""
+    best_so_far = running = 0
+    for rate in pass_rates:
+        best_so_far = max(best_so_far, rate)
+        running = running + 1 if rate < best_so_far / 2 else 0
+        if running == patience:
+            return 1
+    return 0
 
 
 def quietly(main, argv):
@@ -244,42 +278,148 @@ def circumstances_of(run):
     return run["machine"], run["versions"], run["commit"]
 
 
-def series(question, runs, term):
+def series(question, runs, term, starts):
     """({start: value}, {start: circumstances}) of a term such as "GRPO@best μ4:clipped"."""
     arm, _, where = term.partition("@")
     cell, _, figure = where.partition(":")
     figure = figure or "after"
     word, _, group = cell.partition(" ")
-    if word == "mean":
-        of = [values(runs, arm, c, question.starts, figure)
-              for c in beginning(question.cells, group)]
-        whole = set.intersection(*map(set, of))
-        return ({s: intervals.mean(found[s]["figures"][figure] for found in of) for s in whole},
-                {s: circumstances_of(of[0][s]) for s in whole})
-    chosen = cells_of(question, runs, arm, cell)
-    found = values(runs, arm, chosen[0], question.starts, figure) if chosen else {}
-    return ({s: r["figures"][figure] for s, r in found.items()},
-            {s: circumstances_of(r) for s, r in found.items()})
+    if arm[0].isdigit():                                     # "1st": of the league
+        members = list(entered(question, runs))
+        if int(arm[0]) > len(members):
+            return {}, {}
+        arm = members[int(arm[0]) - 1]
+    cells = (group_of(question, arm, group) if word == "mean"
+             else cells_of(question, runs, arm, cell))
+    found = [values(runs, arm, one, starts, figure) for one in cells]
+    whole = set.intersection(*map(set, found)) if found else ()
+    return ({s: intervals.mean(of[s]["figures"][figure] for of in found) for s in whole},
+            {s: circumstances_of(found[0][s]) for s in whole})
 
 
-def contrast(question, runs, of):
+def contrast(question, runs, of, starts):
     """{start: value} of "A - B + C", over the starts at which all terms were run, each of them
     under the same circumstances."""
     words = of.replace(" + ", "\n+").replace(" - ", "\n-").split("\n")
     signs = [-1 if word.startswith("-") else 1 for word in words]
-    terms = [series(question, runs, word.lstrip("+-")) for word in words]
+    terms = [series(question, runs, word.lstrip("+-"), starts) for word in words]
     shared = set.intersection(*(set(found) for found, _ in terms))
     same = [s for s in sorted(shared) if len({where[s] for _, where in terms}) == 1]
     return {s: sum(sign * found[s] for sign, (found, _) in zip(signs, terms)) for s in same}
 
 
+def judge_rule(question, runs, rule):
+    """dict(mean, low, high, starts, verdict, p) of a rule; mean is None without a run."""
+    gap = list(contrast(question, runs, rule.of, rule.starts or question.starts).values())
+    if not gap:
+        return dict(mean=None, starts="0", verdict="not run", p=None)
+    if rule.less:
+        return beyond(gap, list(contrast(question, runs, rule.less, rule.less_starts).values()))
+    bounds = [rule.held, rule.refuted]
+    back = float
+    if rule.factor:
+        gap = list(map(math.log, gap))
+        back = math.exp
+        bounds = [b and tuple(math.log(x) if x > 0 else -math.inf for x in b) for b in bounds]
+    answer = intervals.decide(gap, *bounds, rule.nothing, rule.least)
+    middle, low, high = map(back, intervals.interval(gap))
+    return dict(mean=middle, low=low, high=high, starts=str(len(gap)), verdict=answer, p=answer.p)
+
+
+def beyond(gap, other):
+    """The same for a mean minus that of an independent sample, by Welch's t, above 0 or below."""
+    if min(len(gap), len(other)) < 2:
+        return dict(mean=None, starts="0", verdict="not run", p=None)
+    low, high = stats.ttest_ind(gap, other, equal_var=False).confidence_interval(.95)
+    starts = f"{len(gap)} and {len(other)}"
+    answer = (intervals.HELD if low > 0 else intervals.REFUTED if high < 0
+              else f"undecided ({starts} starts)")
+    return dict(mean=intervals.mean(gap) - intervals.mean(other), low=float(low), high=float(high),
+                starts=starts, verdict=answer, p=None)
+
+
 def judged(question, runs):
-    """({rule: (values, verdict)}, the verdict of the question)."""
+    """({rule: dict}, the verdict of the question)."""
+    found = {name: judge_rule(question, runs, rule) for name, rule in question.rules.items()}
+    answers = [found[name]["verdict"] for name in question.decides]
+    if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
+        return found, intervals.Verdict(f"depends on {question.depends}")
+    return found, intervals.all_of([intervals.Verdict(a, getattr(a, "p", None)) for a in answers])
+
+
+def entered(question, runs):
+    """{member: {start: pass@1}} of the members of the league with all their runs, best first."""
     found = {}
-    for name, rule in question.rules.items():
-        gap = list(contrast(question, runs, rule.of).values())
-        found[name] = gap, intervals.decide(gap, rule.held, rule.refuted, rule.nothing, rule.least)
-    return found, intervals.all_of([found[name][1] for name in question.decides])
+    for name in question.arms:
+        if cell := best(question, runs, name):
+            of = values(runs, name, cell, question.starts)
+            if len(of) == len(question.starts):
+                found[name] = {s: of[s]["figures"]["after"] for s in question.starts}
+    return dict(sorted(found.items(), key=lambda item: -intervals.mean(item[1].values())))
+
+
+def league_table(question, runs):
+    """A row per member, the best first: rank and mean with intervals, who is not told apart,
+    samples until a batch's pass rate is 0.9 and in all (medians)."""
+    found = entered(question, runs)
+    places = intervals.ranks(found)
+    rows = []
+    for name, ends in found.items():
+        cell = best(question, runs, name)
+        near = []
+        for other in found:
+            gap = [ends[s] - found[other][s] for s in question.starts]
+            _, low, high = intervals.interval(gap)
+            if other != name and low <= 0 <= high:
+                near.append(places[other][0])
+        fresh = values(runs, name, cell, question.starts).values()
+        goal = statistics.median(map(to_goal, fresh))
+        rows.append(dict(member=name, cell=cell, rank=places[name], near=sorted(near),
+                         flags=f"{question.arms[name]} {question.ladder(name)[cell]}",
+                         interval=intervals.interval(ends.values()),
+                         to_goal=None if math.isinf(goal) else goal,
+                         samples=statistics.median(sum(r["figures"]["batch_samples"])
+                                                   for r in fresh)))
+    return rows
+
+
+def to_goal(run, goal=.9):
+    """Samples until a rollout batch's pass rate reaches the goal; inf: never."""
+    drawn = 0
+    for rate, samples in zip(run["figures"]["pass_rates"], run["figures"]["batch_samples"]):
+        drawn += samples
+        if rate >= goal:
+            return drawn
+    return math.inf
+
+
+def summary():
+    """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
+    "chosen": {"question: arm, group": cell}, "survived": …, "league": rows}."""
+    found = dict(verdicts={}, numbers={}, chosen={}, survived={}, made={})
+    for name, question in QUESTIONS.items():
+        runs = read(name)
+        numbers, verdict = judged(question, runs)
+        found["verdicts"][name] = dict(verdict=verdict, p=verdict.p)
+        found["numbers"] |= {f"{name}: {rule}": number for rule, number in numbers.items()}
+        found["made"][name] = sum(map(len, runs.values()))
+        for arm, group in chosen_by(question):
+            for kind, of in (("chosen", best), ("survived", survived)):
+                if cell := of(question, runs, arm, group):
+                    found[kind][f"{name}: {arm}, {group}".rstrip(", ")] = cell
+        if name == "league":
+            found["league"] = league_table(question, runs)
+    corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
+    for row, p in zip(found["verdicts"].values(), corrected):
+        row["holm"] = p
+    return rounded(found)
+
+
+def chosen_by(question):
+    """The (arm, group) whose cell a question chooses."""
+    return dict.fromkeys((arm, wanted.partition(" ")[2]) for part in question.plan
+                         for arm in part.arms for wanted in part.cells
+                         if wanted.startswith("best"))
 
 
 def words_of(rule):
@@ -306,16 +446,21 @@ def outside(bounds):
 
 def report(name, question, runs):
     found, verdict = judged(question, runs)
-    print(f"{question.claim}\n  {verdict}\n\n{question.notes}\n")
-    for arm in question.arms:
-        groups = {wanted.partition(" ")[2] for part in question.plan if arm in part.arms
-                  for wanted in part.cells if wanted.startswith("best")}
-        for group in sorted(groups):
-            if chosen := best(question, runs, arm, group):
-                print(f"  chosen: {arm} {chosen}")
-    for rule, (gap, answer) in found.items():
-        told = f"{answer}: {intervals.number(gap)} ({len(gap)})" if gap else "not run"
-        print(f"  {rule}: {told}\n      {words_of(question.rules[rule])}")
+    print(f"{question.claim}   ({question.source})\n  {verdict.upper()}\n  regime    "
+          f"{question.regime}\n  reported  {question.reported}\n  {question.notes}")
+    for arm, group in chosen_by(question):
+        if cell := best(question, runs, arm, group):
+            print(f"  chosen    {arm}: {cell}")
+    for rule, number in found.items():
+        print(f"  {rule}: {number['verdict']}{shown(number, question.rules[rule].form)}\n"
+              f"      {words_of(question.rules[rule])}")
+
+
+def shown(number, form):
+    if number["mean"] is None:
+        return ""
+    middle, low, high = (form.format(number[key]) for key in ("mean", "low", "high"))
+    return f": {middle} [{low}, {high}] ({number['starts']})"
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -324,7 +469,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="experiments/run.py", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}")
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
-    parser.add_argument("--only", metavar="ARM@CELL", help="only runs of this arm and cell")
+    parser.add_argument("--only", metavar="ARM[@CELL]", help="only runs of this arm (and cell)")
     parser.add_argument("--starts", type=int, nargs="*", help="only runs of these cold starts")
     parser.add_argument("--folder", default="results", help="where NAME.jsonl is")
     parser.add_argument("--judge", action="store_true", help="make no runs")
@@ -337,18 +482,29 @@ def main(argv=None):
         print(forecast(name, question, read(name, options.folder)), flush=True)
         if options.names and not options.judge:
             make_all(name, question, options)
+        runs = read(name, options.folder)
         if options.names:
-            report(name, question, read(name, options.folder))
+            report(name, question, runs)
+            pictures.forest(name, question, judged(question, runs)[0])
+        else:
+            print(f"    {question.claim}: {judged(question, runs)[1]}")
+    if options.folder == "results":
+        text = json.dumps(summary(), indent=1, ensure_ascii=False)
+        (ROOT / "results/numbers.json").write_text(text + "\n")
 
 
 def make_all(name, question, options):
     """Make what is missing, one run after the other, as later ones depend on earlier ones."""
     file = ROOT / options.folder / f"{name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
+    for words in question.before:
+        if not Path(words.split()[-1]).is_dir():
+            import train
+            train.main(f"--device cpu {words}".split())
     made = 0
     while made < options.most:
         wanted = (one for one in missing(question, read(name, options.folder))
-                  if options.only in (None, f"{one[0]}@{one[1]}")
+                  if options.only in (None, one[0], f"{one[0]}@{one[1]}")
                   and (not options.starts or one[2] in options.starts))
         one = next(wanted, None)
         if one is None:
@@ -357,7 +513,7 @@ def make_all(name, question, options):
         with open(file, "a") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         made += 1
-        told = line["refused"] if "refused" in line else f"{line['figures']['after']:.3f}"
+        told = line.get("refused") or line["figures"].get("after", "measured")
         print(f"  {' '.join(map(str, one))}: {told}, {line['seconds']:.0f} s", flush=True)
 
 

@@ -1,0 +1,2 @@
+def forest(name, question, found):
+    pass
