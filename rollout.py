@@ -96,7 +96,7 @@ def rows_of(index, group_size):
 
 class Sampler:
     """The old policy π_old with its sampling settings. Any object with the same `sample` method can
-    replace it: a fast sampler, a compiled one, a copy with rounded weights
+    replace it: a fast sampler, a copy with rounded weights
     (plumbing/engines/samplers.py), another inference engine."""
 
     def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None,

@@ -8,14 +8,14 @@ as skipped and why, and the next part begins. Most parts take random weights in 
 Qwen2.5-0.5B, so they download nothing. The last ones are README's first GPU command itself, which
 needs the hub or copies of its model and data (--model, --dataset):
 
-    first command   seconds and peak memory of a batch: fast, --plain, --torch_compile
+    first command   seconds and peak memory of a batch: fast, --plain
     beside TRL      the same by trl.GRPOTrainer, where TRL is installed
     gsm8k           GSPO and GRPO in pairs (--seeds: how many; a pair has the same seed, start and
                     prompts), the held-out questions before and after as many batches as the time
                     allows, greedy: strict (the number stands in \\boxed{}), lenient (it is the
                     last one); beside published results
     samplers        tokens per second of a rollout batch of the first command, by the
-                    built-in sampler, --torch_compile, --sampler continuous and --sampler vllm, on
+                    built-in sampler, --sampler continuous and --sampler vllm, on
                     the same prompts
 
 Neither `samplers` nor `gsm8k` was ever run on a GPU: --cpu runs both with a tiny model on sums.
@@ -47,7 +47,6 @@ from eval import evaluate, with_interval  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from memory import named, peak_bytes, random_rollout, write_json  # noqa: E402
 from plumbing.parallel import devices  # noqa: E402
-from plumbing.speed import compiled  # noqa: E402
 from plumbing.speed.fast import response_logp, sample  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
@@ -65,7 +64,7 @@ EVALUATING = 300  # of them for each of gsm8k's evaluations
 SAMPLING = 300  # of them for the samplers, which come after it
 PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
         "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
-SAMPLERS = {"built-in": [], "--torch_compile": ["--torch_compile"],
+SAMPLERS = {"built-in": [],
             "--sampler continuous": ["--sampler", "continuous"],
             "--sampler vllm": ["--sampler", "vllm"]}
 # Published pass rates on GSM8K in percent, before and after training. None: not published. For
@@ -175,8 +174,8 @@ def limits(bench):
 
 
 def decode(bench):
-    """Tokens per second of sampling, plain and compiled, and the limit that reading all weights at
-    every token step sets."""
+    """Tokens per second of sampling, and the limit that reading all weights at every token step
+    sets."""
     tokenizer = builtin_tokenizer()
     model = sampling_copy(bench.model, "bfloat16")
     prompts = [[3] * (bench.P - 1) + [i % 10] for i in range(bench.Q)]
@@ -185,14 +184,8 @@ def decode(bench):
     tokenizer.eos_token = None  # no token ends an answer: every row is T long
     tokenizer.pad_token_id = 0
     bound = limits(bench)["bytes_per_second"] / (2 * bench.parameters) * bench.Q * bench.G
-    found = {"bound_by_weights": bound}
-    for name in ("plain", "compiled"):
-        if name == "compiled" and not compiled.can_compile(bench.device.type):
-            continue
-        more = {"decoder": compiled.decoder(model)} if name == "compiled" else {}
-        work = lambda: sample(model, tokenizer, prompts, bench.G, bench.T, **more)
-        found[name] = tokens / bench.seconds(work, rounds=1)
-    return found
+    work = lambda: sample(model, tokenizer, prompts, bench.G, bench.T)
+    return {"bound_by_weights": bound, "plain": tokens / bench.seconds(work, rounds=1)}
 
 
 def one_update(bench, optimizer):
@@ -339,7 +332,7 @@ def batch_of(bench, way):
 def first_command(bench):
     """{way: figures of batch_of, or the error}."""
     found = {}
-    for way in ((), ("--plain",), ("--torch_compile",)):
+    for way in ((), ("--plain",)):
         try:
             found[way[0] if way else "fast"] = batch_of(bench, way)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
@@ -490,8 +483,6 @@ def sampler_speed(bench, flags, policy, tokenizer, task, prompts):
     """Tokens per second of the sampler of a run with these flags, or why there are none."""
     if "vllm" in flags and not importlib.util.find_spec("vllm"):
         return {"skipped": "vLLM is not installed: see tests/requirements-vllm.txt"}
-    if "--torch_compile" in flags and not compiled.can_compile(bench.device.type):
-        return {"skipped": "torch.compile finds no compiler here"}
     try:
         args = parse(flags)
         sampler = Measured(make_sampler(args, SimpleNamespace(policy=policy), tokenizer, task))

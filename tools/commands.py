@@ -21,7 +21,7 @@ TRAINING = ("the algorithm", "adapters", "the optimizer", "the run")
 TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mismatch_mask_bounds",
                   "routing_replay", "router_aux_loss_coef", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
-                  "optimizer_offload", "shard", "torch_compile", "bf16", "fp16")
+                  "optimizer_offload", "shard", "bf16", "fp16")
 
 
 def read(argv, description):

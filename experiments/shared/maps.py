@@ -93,8 +93,9 @@ def one_run(c, flags, policies=POLICIES, curves=()):
     folder = Path("runs/maps") / f"{os.getpid()}"
     began = time.perf_counter()
     core = time.process_time()
-    words = (f"--device cpu --steps {c['batches']} --seed {c['seed']} --learning_rate {c['rate']:g} "
-             f"--steps_per_generation {c['minibatches']} --sampler_dtype {c['bits']} {claim.EVAL} "
+    words = (f"--device cpu --steps {c['batches']} --seed {c['seed']} "
+             f"--learning_rate {c['rate']:g} --steps_per_generation {c['minibatches']} "
+             f"--sampler_dtype {c['bits']} {claim.EVAL} "
              f"{policies[c['policy']]} {flags}").split()
     place = ["--output_dir", str(folder), "--overwrite_output_dir"]
     code, printed = claim.quietly(train.main, [*words, *place])

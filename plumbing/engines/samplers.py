@@ -1,5 +1,5 @@
-"""The samplers of a run: plain, fast, compiled, with rounded weights, over several processes, an
-inference engine, or a class of the user's own. All have the same `sample` method
+"""The samplers of a run: plain, fast, with rounded weights, over several processes, an inference
+engine, or a class of the user's own. All have the same `sample` method
 (rollout.Sampler)."""
 
 from functools import lru_cache
@@ -13,7 +13,6 @@ from plumbing.engines.replay import with_sampled_routes
 from plumbing.engines.vllm import VllmSampler
 from plumbing.model.adapters import adapted_layers, merged
 from plumbing.parallel import processes
-from plumbing.speed import compiled
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
@@ -22,11 +21,9 @@ from routes import record_routes
 
 
 def make_sampler(args, actor, tokenizer, task):
-    """The sampler of a run, as chosen by --sampler, --plain, --torch_compile, --sampler_dtype,
-    --routing_replay rollout and the number of processes."""
+    """The sampler of a run, as chosen by --sampler, --plain, --sampler_dtype, --routing_replay
+    rollout and the number of processes."""
     sampler = own_sampler(args, actor.policy, tokenizer, task, args.sampler or basic(args))
-    if args.torch_compile:
-        sampler = CompiledSampler(sampler)
     if args.routing_replay == "rollout":
         sampler = RecordingSampler(sampler, shares_rows=not args.plain)
     if args.load_in_4bit:
@@ -34,7 +31,7 @@ def make_sampler(args, actor, tokenizer, task):
     elif args.sampler == "vllm":
         pass                                 # its own copy of the weights has --sampler_dtype
     elif args.sampler_dtype != "float32" or not all_float32(actor.policy):
-        sampler = RoundedSampler(sampler, args.sampler_dtype, keep=args.torch_compile)
+        sampler = RoundedSampler(sampler, args.sampler_dtype)
     return SharedSampler(sampler, actor) if processes.world() > 1 else sampler
 
 
@@ -103,25 +100,17 @@ class Wrapper:
         return self.sampler.sample(*inputs, **options)
 
 
-class CompiledSampler(Wrapper):
-    """A FastSampler whose token steps run under torch.compile, where there is a compiler."""
-
-    def sample(self, *inputs, **options):
-        return self.sampler.sample(*inputs, decoder=compiled.decoder(self.policy), **options)
-
-
 class RoundedSampler(Wrapper):
     """Samples from a copy of the policy whose weights are rounded to --sampler_dtype."""
 
-    def __init__(self, sampler, dtype, keep):
+    def __init__(self, sampler, dtype):
         super().__init__(sampler)
         self.dtype = dtype
-        self.keep = keep
 
     def sample(self, *inputs, **options):
         policy = self.sampler.policy
         try:
-            self.sampler.policy = sampling_copy(policy, self.dtype, self.keep)
+            self.sampler.policy = sampling_copy(policy, self.dtype)
             rollout = self.sampler.sample(*inputs, **options)
         finally:
             self.sampler.policy = policy
@@ -186,22 +175,17 @@ def all_float32(policy):
     return all(p.dtype == torch.float32 for p in policy.parameters())
 
 
-def sampling_copy(policy, dtype, keep=False):
+def sampling_copy(policy, dtype):
     """The policy to sample with: in float32 the policy itself, else a copy rounded to `dtype`, as
-    an inference engine holds it. keep: write into the copy of the last call, whose addresses
-    compiled code uses."""
+    an inference engine holds it."""
     if dtype == "float32" and all_float32(policy):
         return policy
     kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
     source = merged(policy, kind) if adapted_layers(policy) else policy
-    copied = standing_copy(policy, kind) if keep else source
-    copied = merged(policy, kind) if copied is policy else copied
+    copied = merged(policy, kind) if source is policy else source
     for new, old in zip(copied.parameters(), source.parameters(), strict=True):
         new.data.copy_(rounded(old.data, dtype))
     return copied
-
-
-standing_copy = lru_cache(maxsize=1)(merged)
 
 
 def rounded(weight, dtype):

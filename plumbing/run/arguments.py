@@ -298,8 +298,8 @@ class Settings:
     fp16: bool | None = arg(None, "float16 autocast with a gradient scaler; weights stay float32",
                             unset="on for a checkpoint on a GPU without bfloat16")
     device: str = arg("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
-                      "CPU; mps (Apple GPUs) has not been tested on real hardware", choices=devices.KINDS)
-    torch_compile: bool = arg(False, "compile the token step of sampling with torch.compile")
+                      "CPU; mps (Apple GPUs) has not been tested on real hardware",
+                      choices=devices.KINDS)
     optimizer_offload: bool = arg(False, "keep AdamW's state and the float32 master weights in CPU "
                                   "memory")
     shard: bool = arg(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
@@ -418,17 +418,17 @@ MEANT = {
     **dict.fromkeys(("resume_from_checkpoint", "continue"), "resume"),
     **dict.fromkeys(("overwrite", "force"), "overwrite_output_dir"),
     **dict.fromkeys(("cpu", "no_cuda"), "device"),
-    **dict.fromkeys(("compile",), "torch_compile"),
     **dict.fromkeys(("fsdp", "fsdp2", "deepspeed"), "shard"),
     **dict.fromkeys(("random_seed",), "seed"),
     **dict.fromkeys(("stop_strings", "stop_sequences", "eos"), "stop"),
 }
 
-# What train.py once had, and what to do instead.
+# Flags, or values of flags, that train.py once had, and what to do instead.
 GONE = {
-    "--use_cpu": "write --device cpu",
-    "--print_trl_config": "type python tools/export.py trl and the other flags",
-    "--print_verl_config": "type python tools/export.py verl and the other flags",
+    "use_cpu": "write --device cpu",
+    "print_trl_config": "type python tools/export.py trl and the other flags",
+    "print_verl_config": "type python tools/export.py verl and the other flags",
+    "torch_compile": "on a GPU, --sampler vllm samples faster",
 }
 
 
@@ -488,8 +488,8 @@ def refuse_gone(argv):
     words = [part for word in underscored(argv) for part in word.split("=", 1)]
     for word, value in zip(words, [*words[1:], ""]):
         for name in (word, f"{word} {value}"):
-            if name in GONE:
-                raise ValueError(f"{name} is gone: {GONE[name]}")
+            if name.removeprefix("--") in GONE and name.startswith("--"):
+                raise ValueError(f"{name} is gone: {GONE[name.removeprefix('--')]}")
 
 
 # ------------------------------------------------------------------------------------- --resume

@@ -197,8 +197,6 @@ def check_combinations(args):
         ("old_logp", sampler and args.routing_replay == "old",
          "cannot be combined with --routing_replay old, which reuses the routes of the "
          "recomputation; --routing_replay rollout reuses the sampler's"),
-        ("routing_replay", args.routing_replay == "rollout" and args.torch_compile,
-         "cannot be combined with --torch_compile: compiled routers do not record their routes"),
         ("old_logp", sampler and args.router_aux_loss_coef,
          "cannot be combined with --router_aux_loss_coef: the experts' loads come from the "
          "recomputed routes"),
@@ -210,9 +208,8 @@ def check_combinations(args):
         *((name, sampler and getattr(args, name), "compares the recomputed log-probs with the "
            "sampler's, so it needs --old_logp recompute")
           for name in ("mismatch", "mismatch_mask")),
-        *((name, args.sampler and on, "works only with the built-in sampler: leave out --sampler")
-          for name, on in (("torch_compile", args.torch_compile),
-                           ("routing_replay", args.routing_replay == "rollout"))),
+        ("routing_replay", args.sampler and args.routing_replay == "rollout",
+         "works only with the built-in sampler: leave out --sampler"),
         *((name, on and args.sampler in ENGINES,
            f"works only with the built-in sampler: --sampler {args.sampler} does not return the "
            "tokens that it left to draw from, over which log-probs are renormalized")
@@ -230,21 +227,14 @@ def check_combinations(args):
          "works only with the built-in sampler: leave out --sampler"),
         ("vllm_gpu_memory_utilization", args.vllm_gpu_memory_utilization is not None
          and args.sampler != "vllm", "needs --sampler vllm"),
-        ("torch_compile", args.torch_compile and args.plain,
-         "cannot be combined with --plain, which never samples with compiled code"),
         ("entropy_quantile", sampler and args.entropy_quantile,
          "needs --old_logp recompute, which computes the entropies"),
-        ("torch_compile", args.torch_compile and args.shard,
-         "cannot be combined with --shard: compiled code needs weights at a constant address, and "
-         "gathered weights have a new one in every batch"),
         *((name, getattr(args, name) and not args.use_peft, "needs --use_peft")
           for name in ("merge", "lora_target_modules", "load_in_4bit")),
         ("load_in_4bit", args.load_in_4bit and not args.model_name_or_path,
          "needs --model_name_or_path: the tiny MoE's experts are not linear layers"),
         ("load_in_4bit", args.load_in_4bit and args.sampler_dtype,
          "samples with the 4-bit weights themselves: leave out --sampler_dtype"),
-        ("load_in_4bit", args.load_in_4bit and args.torch_compile,
-         "cannot be combined with --torch_compile"),
         ("load_in_4bit", args.load_in_4bit and args.device == "mps", "has no kernels for MPS"),
         ("load_in_4bit", args.load_in_4bit and not find_spec("bitsandbytes"),
          "needs a package that is not installed: pip install bitsandbytes"),

@@ -18,7 +18,6 @@ from losses import OBJECTIVES, STATISTICS, kl_penalty
 from plumbing.loop.distillation import taught
 from plumbing.run import band, checkpoints, trackers
 from plumbing.parallel import devices
-from plumbing.speed.compiled import buckets
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
@@ -260,8 +259,6 @@ class Recorder:
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
         offloaded = learner.optimizer.moved() if args.optimizer_offload else None
         record |= {
-            "compiled": args.torch_compile and bool(buckets()),
-            "compiled_buckets": buckets() if args.torch_compile else [],
             "lr": learner.optimizer.param_groups[0]["lr"], "bytes_offloaded": offloaded,
             "verifier_errors": progress["verifier_errors"], **clock.laps,
             "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}

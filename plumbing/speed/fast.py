@@ -33,7 +33,7 @@ MAX_PACKED = 256  # longest packed row, in tokens: attention between responses i
 # ---------------------------------------------------------------------------------------- sampling
 
 class FastSampler(Sampler):
-    """A rollout.Sampler that uses sample() of this file. options: drop_every, decoder, reads."""
+    """A rollout.Sampler that uses sample() of this file. options: drop_every, reads."""
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
@@ -44,13 +44,12 @@ class FastSampler(Sampler):
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, top_p=1.0, top_k=0, drop_every=None, decoder=None, reads=None):
+           stop=(), tool=None, top_p=1.0, top_k=0, drop_every=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
                  that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
                  synchronizes
-    decoder      compiled.Decoder: token steps under torch.compile; its rows are never dropped
     reads        a list to which each token step appends (responses [b], rows that they read [b])
     """
     if not copies_rows(model.config):
@@ -76,10 +75,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     inserted = torch.full((B, T), -1, device=device)                                # [B, T]
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
     sets = KeptSets(top_p, top_k, temperature)
-    if decoder:
-        rows = decoder.begin(*prompts, G, T)
-    else:
-        rows = Rows(model, *prompts, prefix, G, share=drop_every == 1)
+    rows = Rows(model, *prompts, prefix, G, share=drop_every == 1)
 
     for t in range(T):
         logits = sets.leave(rows.logits[rows.of], t, live)                          # [b, V]
@@ -100,10 +96,9 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
             keep = (~ended[live]).nonzero().squeeze(-1)                             # [b]
             if len(keep) == 0:
                 break
-            if not decoder:
-                live = live[keep]                                                   # [b]
-                token = token[keep]                                                 # [b]
-                rows.drop(keep, token)
+            live = live[keep]                                                       # [b]
+            token = token[keep]                                                     # [b]
+            rows.drop(keep, token)
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)

@@ -338,7 +338,7 @@ SAYS = {
     "output_dir": (["there"], "output_dir", lambda args: "there"), "report_to": (["tensorboard"], "report_to", lambda args: ["tensorboard"]),
     "save_steps": (["2"], "save_steps", lambda args: 2 * args.steps_per_generation),
     "stop": (["a b", "\\n"], None, None), "use_peft": (["true"], None, None), "merge": (["true"], None, None),
-    "optimizer_offload": (["true"], None, None), "plain": (["true"], None, None), "torch_compile": (["true"], None, None),
+    "optimizer_offload": (["true"], None, None), "plain": (["true"], None, None),
     "max_prompt_length": (["99"], None, None), "verifier": (["exact", "math"], None, None), "chat_template": (["false"], None, None),
     "columns": (["a b"], None, None), "eval_steps": (["3"], None, None), "system_prompt": (["Think."], None, None)}
 NAMED = {"use_peft": "peft_config=LoraConfig(", "lora_r": "r=3,", "lora_alpha": "lora_alpha=5", "stop": "stop strings",

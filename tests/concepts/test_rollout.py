@@ -10,7 +10,6 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedTokenizerF
 
 from moe import TinyMoE
 from plumbing.speed.rollouts import concat
-from plumbing.speed.compiled import Decoder
 from plumbing.speed.fast import sample
 from rollout import draw, token_logp
 from plumbing.data.running_sum import builtin_tokenizer
@@ -94,36 +93,6 @@ def test_responses_that_are_equal_so_far_share_a_row_and_part_where_they_differ(
         assert shared <= len(PROMPTS) * (T - 1) and len(set(tree.texts)) <= len(PROMPTS), "greedy: one row per prompt"
     else:
         assert len(set(tree.texts)) > len(PROMPTS)
-
-
-@pytest.mark.parametrize("make", [qwen3, tiny_moe])
-def test_a_static_cache_as_compiled_code_wants_it_changes_no_token(make):
-    model = make()
-    decoder = Decoder(model)
-    decoder.forward = model.forward                       # what is compiled, without compiling it
-    plain, static = rolled(model), rolled(model, decoder=decoder)
-    assert torch.equal(plain.response_ids, static.response_ids) and torch.equal(plain.mask, static.mask)
-    torch.testing.assert_close(plain.sampler_logp, static.sampler_logp, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_nothing_is_compiled_again_after_the_first_rollout_of_a_bucket():
-    from torch._dynamo.utils import counters
-    counters.clear()
-    model, uniforms = qwen3(), torch.rand(6, 8, generator=torch.Generator().manual_seed(0))
-    decoder, graphs = Decoder(model), []
-    for width in (10, 30, 64, 70, 100, 20, 128):             # two buckets: up to 64 tokens, up to 128
-        prompts = [("1+2+3+4+5+6+7+8+9+" * 8)[:width - i] for i in range(3)]
-        found = sample(model, TOKENIZER, prompts, 2, 8, 1.0, uniforms, decoder=decoder)
-        want = sample(model, TOKENIZER, prompts, 2, 8, 1.0, uniforms)
-        assert torch.equal(found.response_ids, want.response_ids)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs == [1, 1, 1, 2, 2, 2, 2] and decoder.buckets == [[6, 64 + 8], [6, 128 + 8]]
-
-
-def test_a_sliding_window_is_refused_for_compiled_sampling():
-    with pytest.raises(ValueError, match="--torch_compile: a mistral model does not accept"):
-        Decoder(sliding())
 
 
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():

@@ -294,7 +294,6 @@ def test_passk_refuses_a_format_that_its_sampler_would_not_have(workplace, capsy
 @pytest.mark.parametrize("flags, words", [
     ("--sampler vllm", "needs a package that is not installed: vllm"),
     ("--sampler continuous --routing_replay rollout", "works only with the built-in sampler"),
-    ("--sampler continuous --torch_compile", "works only with the built-in sampler"),
     ("--sampler continuous --load_in_4bit --use_peft --model_name_or_path model", "works only with the built-in sampler"),
     ("--sampler continuous --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model", "works only with the built-in sampler"),
     ("--vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),

@@ -208,7 +208,6 @@ def test_r3_trains_on_the_samplers_log_probs(workplace):
 
 @pytest.mark.parametrize("flags, words", [
     (["--routing_replay", "old", "--old_logp", "sampler"], "--old_logp sampler cannot be combined with --routing_replay old"),
-    (["--routing_replay", "rollout", "--torch_compile"], "--routing_replay rollout cannot be combined with --torch_compile"),
     (["--routing_replay", "r3"], "known: none, old, rollout")])
 def test_what_replay_cannot_do_is_refused(flags, words, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rollout as plain
 import train
-from plumbing.speed import compiled, fast
+from plumbing.speed import fast
 from plumbing.run.arguments import parse
 from plumbing.model.policy import load_policy
 from plumbing.data.running_sum import builtin_tokenizer
@@ -200,7 +200,6 @@ def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp
             logp = score(model, drawn, TEMPERATURE).logp
             assert (logp - own).abs().max() < 2e-5
             assert (gradient(model, logp) - wanted).norm() < 1e-4 * wanted.norm()
-    check_compiled_steps(model, prompts, uniforms)
 
 
 @pytest.mark.slow
@@ -212,24 +211,6 @@ def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, tmp_pa
                 "--output_dir", str(tmp_path / "run")])
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert metrics["mismatch_kl"] < 1e-8 and metrics["grad_norm"] > 1e-3
-
-
-def check_compiled_steps(model, prompts, uniforms):
-    """What --torch_compile runs, a static cache and a mask of one's own: right or refused too."""
-    try:
-        decoder = compiled.Decoder(model)
-    except ValueError as error:
-        assert "--torch_compile" in str(error) and "\n" not in str(error)
-        return
-    decoder.forward = model.forward  # not compiled: that takes a minute
-    drawn = fast.sample(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms, decoder=decoder)
-    assert (drawn.sampler_logp - own_logp(model, drawn)).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("name", ["gpt_neo", "falcon, alibi"])
-def test_models_that_a_static_cache_would_get_wrong_are_not_compiled(name, tmp_path):
-    with pytest.raises(ValueError, match="--torch_compile: .* leave out the flag"):
-        compiled.Decoder(checkpoint(name, tmp_path))
 
 
 @families(REFUSED)

@@ -45,7 +45,7 @@ def test_the_device_is_the_one_asked_for(has, flags, kind, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     ("--device cuda", "--device cuda: torch"), ("--device mps", "--device mps: torch"), ("--device tpu", "known: auto, cpu, cuda, mps"),
-    ("--use_cpu", "--use_cpu is gone: write --device cpu"), ("--bf16 true --fp16 true", "autocast uses only one format")])
+    ("--bf16 true --fp16 true", "autocast uses only one format")])
 def test_what_cannot_be_is_one_line(flags, words, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     machine(monkeypatch)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from plumbing.parallel import processes as distributed
+from plumbing.run.arguments import GONE
 import train
 from tiny_run import TINY, TRAIN, metrics
 
@@ -99,7 +100,6 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--algorithm srpo --min_terms 5 --max_terms 5", ["--stage2_step 20", "--max_terms"]),
     ("--algorithm srpo --model_name_or_path m --dataset_name d", ["--stage2_step 20", "--stage2_dataset_name"]),
     ("--model_name_or_path m --dataset_name d --stage2_dataset_name e", ["--stage2_dataset_name e", "--stage2_step"]),
-    ("--torch_compile true --shard true", ["--torch_compile", "--shard"]),
     ("--resume true", ["--resume", "--output_dir"]), ("--overwrite_output_dir true", ["--overwrite_output_dir", "--output_dir"]),
     ("--resume true --overwrite_output_dir true --output_dir x", ["--resume", "--overwrite_output_dir"]),
     ("--max_terms 1 --min_terms 1 --cold_start_steps 0", ["cold start failed", "--cold_start_steps"]),
@@ -110,6 +110,15 @@ def test_contradictions(argv, words, capsys):
     Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3)
     err = refused(capsys, *argv.split(), *(TINY[4:6] if "cold_start" in argv else []))
     assert [w for w in words if w not in err] == [], err
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_what_is_gone_says_what_to_do_instead(name, capsys):
+    words = f"--{name}"
+    line = f"train.py: {words} is gone: {GONE[name]}\n"
+    assert refused(capsys, *words.split()) == line
+    assert refused(capsys, words.replace(" ", "=")) == line
+
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_passk_takes_train_pys_names_for_its_numbers():
     assert options([])[0].k == [1, 4, 16]
 
 
-@pytest.mark.parametrize("flag", ["learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "torch_compile"])
+@pytest.mark.parametrize("flag", ["learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "shard"])
 def test_passk_refuses_what_only_training_has(flag):
     with pytest.raises(ValueError, match=f"passk: --{flag} affects training only, not an evaluation"):
         options([f"--{flag}", "1"])

@@ -27,7 +27,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start
-from plumbing.speed import compiled
 from plumbing.run.arguments import flags
 from tiny_run import TINY, TRAIN
 
@@ -196,7 +195,6 @@ EFFECTS = {
     "device": (ONE, "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
     "bf16": (ONE, None, "true", last("perplexity_old")),
     "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
-    "torch_compile": (ONE, None, "true", last("compiled")),
 
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
     "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
@@ -278,9 +276,6 @@ def observed(patch, flags, name):
         patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs its own environment
         patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
-    if "--torch_compile" in flags:                           # the real one takes a minute
-        patch.setattr(torch, "compile", lambda function, **options: function)
-        compiled.can_compile.cache_clear()
 
     def look(module, args):
         if isinstance(module, torch.nn.Embedding):
@@ -299,7 +294,6 @@ def observed(patch, flags, name):
     finally:
         hook.remove()
         sys.modules.pop("vllm", None)
-        compiled.can_compile.cache_clear()
     folder = Path.cwd() / folder
     read = lambda file: [json.loads(line) for line in (folder / file).read_text().splitlines()]
     there = (folder / "metrics.jsonl").exists()

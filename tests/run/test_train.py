@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train
 from plumbing.model import cold_start
 from plumbing.run.arguments import ALGORITHMS, flags
-from plumbing.speed import compiled
 from tiny_run import TINY, TRAIN, differences, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
@@ -156,50 +155,6 @@ def test_options_run(flags, workplace):
         assert 0 <= records[0]["pass_at_1"][0] <= 1
     if "--routing_replay" in flags and "sampler" not in flags:
         assert records[0]["route_bytes_per_token"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], ["--sampler_dtype", "bfloat16"]])
-def test_compiled_sampling_draws_the_tokens_of_the_plain_path(more, workplace):
-    for name, flags in (("plain", []), ("compiled", ["--torch_compile"])):
-        train.main([*TINY, "--steps", "2", "--eval_samples", "0", *flags, *more, "--output_dir", name])
-    assert [r["compiled"] for r in metrics("plain") + metrics("compiled")] == [False, False, True, True]
-    assert [r["compiled_buckets"] for r in metrics("compiled")] == [[[16, 64 + 5]]] * 2
-    for a, b in zip(metrics("plain"), metrics("compiled")):
-        assert a["reward"] == b["reward"] and a["length"] == b["length"] and a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-
-
-def test_without_a_compiler_one_warning_and_the_plain_path(workplace, monkeypatch, capsys):
-    def broken(*_, **__):
-        raise RuntimeError("no C++ compiler\nat all")
-    monkeypatch.setattr(torch, "compile", broken)
-    compiled.can_compile.cache_clear()
-    train.main([*TINY, "--steps", "2", "--eval_samples", "0", "--torch_compile", "--output_dir", "run"])
-    compiled.can_compile.cache_clear()
-    compiled.decoder.cache_clear()
-    assert capsys.readouterr().err == ("train.py: warning: no working compiler for --torch_compile, sampling is not compiled: "
-                                       "no C++ compiler at all\n")
-    assert [r["compiled"] for r in metrics("run")] == [False, False]
-
-
-def test_prompts_of_many_widths_are_sampled_in_one_compiled_shape(workplace, cold_start, monkeypatch):
-    """Each other shape would be compiled again, and after eight of them torch gives up."""
-    shapes = set()
-
-    def watched(function, **options):
-        def call(*args, **inputs):
-            shapes.update(tuple(x.shape) for x in inputs.values() if isinstance(x, torch.Tensor))
-            return function(*args, **inputs)
-        return call
-    monkeypatch.setattr(torch, "compile", watched)
-    compiled.can_compile.cache_clear()
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": "+".join("1" * n) + "=", "answer": str(n)}) + "\n" for n in range(1, 17)))
-    train.main([*TINY, "--torch_compile", "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
-                "--prompts_per_step", "2", "--max_completion_length", "4", "--steps", "4", "--plain", "false", "--output_dir", "run"])
-    compiled.can_compile.cache_clear()
-    compiled.decoder.cache_clear()
-    assert shapes == {(8, 1), (8, 1, 1, 64 + 4)}
-    assert [r["compiled_buckets"] for r in metrics("run")] == [[[8, 64 + 4]]] * 4
 
 
 def test_micro_batches_change_no_metric_but_by_rounding(workplace):
