@@ -27,16 +27,13 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from tools import dashboard as pictures
 from tools import passk as comparison
-from tools import style
 from plumbing.model.offload import halves
 from plumbing.parallel.devices import autocast
 from plumbing.engines.samplers import evaluation_sampler
 from plumbing.run.memory import EVALUATION_ROWS
 from plumbing.run.metrics import read_metrics
 from plumbing.parallel.processes import gather, gathered, share
-from tools.view import write_page
 
 
 # ------------------------------------------------------------------------------------- estimators
@@ -161,13 +158,14 @@ def claims(words):
 
 
 def dashboard(asked):
+    from tools import dashboard as pictures, style      # here: training does not need tools/
     page = asked.output or Path(asked.runs[0]) / "dashboard.png"
-    runs = {run: pictures.with_held_out(Path(run), read_metrics(Path(run))) for run in asked.runs}
-    style.save(pictures.draw(runs), page)
+    style.save(pictures.draw({run: read_metrics(Path(run)) for run in asked.runs}), page)
     print(page)
 
 
 def view(asked):
+    from tools.view import write_page
     page = write_page(asked.runs, asked.output)
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 

@@ -331,12 +331,12 @@ def tensors_of(batch):
 # -------------------------------------------------------------------------- a line on the screen
 
 def collapse(record, best_pass_rate):
-    """A warning for the screen if the run has collapsed, else ''."""
+    """How the run has collapsed, or ''."""
     if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
-        return "  COLLAPSED? pass rate below half its best"
+        return "pass rate below half its best"
     entropy = record["entropy"]
     if entropy is not None and entropy < 1e-4 and record["pass_rate"] < 0.5:
-        return "  COLLAPSED? no entropy left"
+        return "no entropy left"
     return ""
 
 
@@ -402,7 +402,9 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
         f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
     bad = record["skipped"] - record["overflows"]
     skipped = f"  {bad} bad update(s) skipped" if bad else ""
-    return "  ".join(filter(None, words)) + collapse(record, best_pass_rate) + skipped
+    reason = collapse(record, best_pass_rate)
+    collapsed = f"  COLLAPSED? {reason}" if reason else ""
+    return "  ".join(filter(None, words)) + collapsed + skipped
 
 
 # ---------------------------------------------------------------------- one group's tokens

@@ -8,8 +8,7 @@ import json
 
 from losses import OBJECTIVES
 from plumbing.run import band, checkpoints, trackers
-from plumbing.run.advice import next_steps
-from plumbing.run.metrics import held_out_record
+from plumbing.run.metrics import collapse, held_out_record
 from plumbing.parallel.processes import rank
 
 
@@ -113,8 +112,8 @@ def summary_of(when, answers):
 
 
 def report(args, folder, task, before, after, seconds):
-    """Print the scores before and after training, two transcripts, and what to try next; write
-    summary.json."""
+    """Print the scores before and after training, two transcripts, and a sentence if the run
+    collapsed; write summary.json."""
     if rank():
         return
     summary = {"seconds": seconds, "steps": args.steps}
@@ -133,8 +132,8 @@ def report(args, folder, task, before, after, seconds):
         trackers.report(args, folder, last)
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n\n"
-          "worth trying next:")
-    for command, why in next_steps(args, folder, records, task.max_completion_length):
-        long = len(command) > 48
-        print(f"  {command}\n      # {why}" if long else f"  {command:<50}# {why}")
+    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/")
+    reason = records and collapse(records[-1], max(record["pass_rate"] for record in records))
+    if reason:
+        print(f"the run collapsed ({reason}): try a lower --learning_rate than "
+              f"{args.learning_rate:g}")

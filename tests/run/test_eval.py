@@ -271,58 +271,21 @@ def test_dashboard_of_one_run_and_of_several(tmp_path):
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 20_000
 
 
-def test_dashboard_draws_zeros_on_logarithmic_axes_and_the_parts_of_a_reward():
-    records = [dict(step=i, clip_low=low, clip_high=0.0, reward_parts={"format": .5, "maths": i / 4})
-               for i, low in enumerate([0.0, .1, 0.0, .01])]
-    figure = pictures.draw({"run": records})
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    clipped = panels["clipped tokens"]
-    assert clipped.get_lines()[0].get_ydata().tolist() == [0.0, .1, 0.0, .01]
-    low, high = clipped.get_ylim()
-    assert low < 0 < .1 <= high and clipped.get_yscale() == "symlog", "0 stands inside the axis"
-    parts = {line.get_label(): line.get_ydata().tolist() for line in panels["reward and its parts, held-out (dots)"].get_lines()}
-    assert parts == {"format": [.5] * 4, "maths": [0, .25, .5, .75]}
-    assert len(panels) == 8 and all(any("usual: " in text.get_text() for text in axes.texts) for axes in figure.axes)
-
-
-def test_dashboard_draws_the_held_out_scores_from_before_the_first_batch_to_after_the_last(tmp_path):
-    run = Path(write_run(tmp_path / "run", 3))
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    records[1] |= {"pass_at_1": [.4, .3, .5], "held_out_reward": [.6, .5, .7]}
-    (run / "summary.json").write_text(json.dumps({"pass_at_1_before": .1, "reward_before": .2, "pass_at_1_after": .8, "reward_after": .9}))
-    figure = pictures.draw({"run": pictures.with_held_out(run, records)})
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    for title, scores in (("right answers: rollouts, held-out (dots)", [.1, .4, .8]), ("reward and its parts, held-out (dots)", [.2, .6, .9])):
-        dots, = [line for line in panels[title].get_lines() if line.get_marker() == "o"]
-        assert dots.get_xdata().tolist() == [0, 2, 3] and dots.get_ydata().tolist() == pytest.approx(scores)
+def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run():
+    """Metrics that are null or absent leave an empty panel; a logarithmic axis survives zeros."""
+    whole = [dict(step=i, reward=i / 4, pass_rate=.5, grad_norm=norm, entropy=None)
+             for i, norm in enumerate([0.0, .1, 0.0, .01])]
+    figure = pictures.draw({"run": whole, "other": whole[:1]})
     figure.canvas.draw()
-    for axes in figure.axes:
-        assert all(tick == int(tick) for tick in axes.get_xticks()), "a rollout batch is a whole number"
-    (run / "summary.json").unlink()
-    assert pictures.with_held_out(run, records) == records
-
-
-@pytest.mark.parametrize("share", [True, False])
-def test_dashboard_draws_one_panel_where_the_reward_is_the_share_of_right_answers(share, tmp_path):
-    """As in the built-in task; with other rewards, the parts of the held-out reward stand in the panel of the rewards."""
-    run = Path(write_run(tmp_path / "run", 3))
-    parts = {"correct": .5} if share else {"some": .2, "any": .1}
-    records = [json.loads(line) | {"reward": .5 if share else .3, "reward_parts": parts} for line in (run / "metrics.jsonl").read_text().splitlines()]
-    ends = {when: {"pass_at_1": value, "reward": value if share else value / 2, "reward_parts": {name: value * x for name, x in parts.items()}}
-            for when, value in (("before", .4), ("after", .8))}
-    (run / "summary.json").write_text(json.dumps({f"{name}_{when}": value for when, found in ends.items() for name, value in found.items()}))
-    figure = pictures.draw({"run": pictures.with_held_out(run, records)})
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
-    assert len(panels) == (7 if share else 8)
-    if share:
-        lines = panels["reward = right answers: rollouts, held-out (dots)"].get_lines()
-        assert [line.get_ydata().tolist() for line in lines] == [[.5] * 3, [.4, .8]]
-        return
-    lines = {line.get_label(): line for line in panels["reward and its parts, held-out (dots)"].get_lines()}
-    assert {name: line.get_ydata().tolist() for name, line in lines.items()} == {
-        "reward": [.3] * 3, "held-out": [.2, .4], "some": [.2] * 3, "any": [.1] * 3,
-        "some, held-out": pytest.approx([.08, .16]), "any, held-out": pytest.approx([.04, .08])}
-    assert lines["some, held-out"].get_xdata().tolist() == [0, 3] and len({line.get_marker() for line in lines.values()}) == 4
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    assert tuple(panels) == pictures.CURVES
+    first, second = panels["reward"].get_lines()
+    assert first.get_xdata().tolist() == [0, 1, 2, 3]
+    assert first.get_ydata().tolist() == [0, .25, .5, .75]
+    assert second.get_ydata().tolist() == [0] and second.get_marker() == "o"
+    assert panels["grad_norm"].get_yscale() == "log" and panels["reward"].get_yscale() == "linear"
+    assert not any(len(line.get_ydata()) for line in panels["entropy"].get_lines())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run", "other"]
 
 
 def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):

@@ -292,6 +292,6 @@ def test_collapse_is_announced_in_the_line_of_its_batch(workplace, monkeypatch, 
 
 
 def test_lost_entropy_is_announced_unless_all_is_learnt():
-    assert collapse({"pass_rate": 0.3, "entropy": 1e-6}, 0.3) == "  COLLAPSED? no entropy left"
+    assert collapse({"pass_rate": 0.3, "entropy": 1e-6}, 0.3) == "no entropy left"
     assert collapse({"pass_rate": 1.0, "entropy": 1e-6}, 1.0) == ""
     assert collapse({"pass_rate": 0.3, "entropy": 0.1}, 0.5) == ""

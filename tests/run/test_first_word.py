@@ -64,7 +64,7 @@ def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, caps
 
 
 @pytest.mark.parametrize("flag, meant", [("lr", "learning_rate"), ("epochs", "steps"), ("batch-size", "prompts_per_step"), ("kl_coef=0.1", "beta"),
-                                         ("max_new_tokens", "max_completion_length"), ("learning_rat", "learning_rate")])
+                                         ("max_new_tokens", "max_completion_length"), ("learning_rat", "learning_rate"), ("lora_rank", "lora_r"), ("entropy_coeff", "entropy_coef")])
 def test_a_near_miss_is_known_by_its_meaning(flag, meant):
     with pytest.raises(ValueError, match=f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( |\\?)"):
         parse([f"--{flag}", "1"])

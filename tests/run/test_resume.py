@@ -108,7 +108,7 @@ FLAGS = ["--steps", "4", "--save_steps", "2", "--temperature", "0.9", "--stop", 
          "--objective_constants", "tau_negative=1.1"]
 
 
-def test_resume_alone_reads_the_flags_of_the_run(whole, workplace, monkeypatch, capsys):
+def test_resume_alone_reads_the_flags_of_the_run(whole, workplace, monkeypatch):
     run, argv = whole(*FLAGS[2:]), [*TINY, *FLAGS, "--output_dir", "resumed"]
     with monkeypatch.context() as patch, pytest.raises(Killed):
         kill_after(patch, 3)
@@ -119,8 +119,6 @@ def test_resume_alone_reads_the_flags_of_the_run(whole, workplace, monkeypatch, 
     assert differences(run, "resumed", 4) == []
     after = json.loads(Path("resumed/config.json").read_text())
     assert after["given"] == before["given"] and after["arguments"] == before["arguments"] | {"resume": True}
-    advice = capsys.readouterr().out.split("worth trying next:")[1]
-    assert "--temperature 0.9" in advice and "--resume" not in advice and "--max_completion_length" not in advice
 
 
 @pytest.mark.parametrize("given, words", [
