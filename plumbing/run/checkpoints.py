@@ -25,7 +25,8 @@ from plumbing.parallel import processes
 from plumbing.run.arguments import FREE, changed, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
-RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # one line per rollout batch
+# Files with a line per rollout batch, and an entry that every line has beside its "step".
+RECORDS = {"metrics.jsonl": "pass_rate", "samples.jsonl": "samples", "tokens.jsonl": "tokens"}
 
 
 def write_text(path, text):
@@ -57,24 +58,34 @@ def naming(path, more=""):
 
 def keep_lines(path, step):
     """Drop the lines of a .jsonl file that are later than `step`, so that a resumed run has no step
-    twice, and lines that are not whole records. Returns a note about the latter, "" if there are
-    none."""
-    if not path.exists():
+    twice, and lines that are not whole records. Returns a note about the latter and about batches
+    that have no record, "" if there are none."""
+    optional = path.name == "tokens.jsonl"                   # --save_tokens
+    if optional and not path.exists():
         return ""
-    kept = []
+    kept = {}
     skipped = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
-            kept += [line] if int(json.loads(line)["step"]) <= step else []
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            record = json.loads(line)
+            later = record["step"] > step
+            whole = RECORDS[path.name] in record
+        except (ValueError, TypeError, KeyError, RecursionError):
+            whole = False
+        if not whole:
             skipped.append(number)
+        elif not later:
+            kept[record["step"]] = line + b"\n"
     partial = path.with_name(f".partial-{path.name}")
     with naming(path):
-        partial.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept))
+        partial.write_bytes(b"".join(kept.values()))
         os.replace(partial, path)
-    more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-    return (f"{path}: left out what is no whole record: line {', '.join(map(str, skipped[:5]))}"
-            f"{more}" if skipped else "")
+    lost = [] if optional else [n for n in range(1, step + 1) if n not in kept]
+    notes = (("left out what is no whole record: line", skipped), ("no record of batch", lost))
+    return "; ".join(f"{path}: {what} {', '.join(map(str, numbers[:5]))}"
+                     f"{f' and {len(numbers) - 5} more' if len(numbers) > 5 else ''}"
+                     for what, numbers in notes if numbers)
 
 
 class Saver:

@@ -231,7 +231,8 @@ def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, capsys):
 
 # ------------------------------------------------------------------------------- records, data
 
-@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2, "rew', "3", "\xff"])
+@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2}', '{"step": 2, "rew', "3",
+                                 '{"step": [], "pass_rate": 1, "samples": 1, "tokens": 1}', "\xff"])
 @pytest.mark.parametrize("name", checkpoints.RECORDS)
 def test_a_bad_line_costs_no_other(name, bad, finished, capsys):
     file = finished / name
@@ -265,3 +266,46 @@ def test_other_data_than_before_the_stop_are_refused(changed, words, data, capsy
     file.write_text(text)
     train.main([*argv, "--steps", "3", "--resume"])
     assert sound == Path("rows.jsonl").read_text() and len(metrics("run")) == 3
+
+
+# ------------------------------------------------------------------------------- every file
+
+def damage(file, how):
+    data = file.read_bytes()
+    middle = len(data) // 2
+    if how == "removed":
+        file.unlink()
+    else:
+        file.write_bytes({"emptied": b"", "cut": data[:middle], "replaced": b"\xff\x00\n",
+                          "edited": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]
+                          }[how])
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "replaced", "edited"])
+def test_every_file_of_a_run_folder_is_missed(how, finished, capsys):
+    """The newest checkpoint and config.json: refused, and nothing changes. Records: said, and the
+    run goes on, as it does without its summary."""
+    names = sorted(str(path.relative_to(finished)) for path in files())
+    assert len(names) == 7 + 7 + 5
+    for name in names:
+        if "step_2/" in name and how != "removed":           # not read: one way is enough
+            continue
+        damage(finished / name, how)
+        if name == "config.json" or name.startswith("checkpoints/step_3"):
+            err = refused(capsys, train.main, RESUME)
+            assert "run/config.json is " in err or f"{Path(name).name} is " in err \
+                or checksums.NAME in err and name.endswith(checksums.NAME), err
+            assert "run/checkpoints/step_" in err
+        else:
+            before = files()
+            train.main(RESUME)
+            after = files()
+            if how != "edited":                              # which may change a number only
+                said = f"run/{name}: " in capsys.readouterr().out
+                cut = how in ("cut", "replaced")             # --save_tokens may be off
+                assert said == (name in checkpoints.RECORDS and (cut or name != "tokens.jsonl"))
+            rewritten = {name, "config.json", "summary.json"}
+            assert all(after[path] == data for path, data in before.items()
+                       if str(path.relative_to(finished)) not in rewritten)
+        shutil.rmtree("run")
+        shutil.copytree(Path.cwd().parent / "run-of-three", "run")
