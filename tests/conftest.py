@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")                 # no test waits for
 
 import pytest  # noqa: E402
 
-from tiny_run import TINY  # noqa: E402
+from tiny_run import TINY, flags, metrics  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 os.fsync = lambda number: None                               # no test pulls the plug: it would only wait for the disk
@@ -77,3 +78,42 @@ def workplace(cold_start, tmp_path, monkeypatch):
     os.chdir(ROOT)                                           # pyproject.toml: pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def refused(tmp_path, monkeypatch, request):
+    """refused("--beta -1") is the one line in which a command ends with exit code 2. Nothing is
+    left behind, unless the run had begun=True. Further words are given as they are."""
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(line, *words, main=None, begun=False):
+        import train
+        main = main or train.main
+        tree = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+        capsys = request.getfixturevalue("capsys")
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            words = [*shlex.split(line), *map(str, words)]
+            main(flags(*words) if main is train.main else words)
+        said = capsys.readouterr().err
+        script = f"{main.__module__.rpartition('.')[2]}.py: "
+        assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(script), said
+        after = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+        assert begun or tree == after, f"left behind: {tree.keys() ^ after}"
+        return said
+    return refuse
+
+
+@pytest.fixture
+def run(workplace, refused):
+    """run("--steps 2 --beta 0.1") trains in the folder "run" (folder= another one), one step unless
+    the flags say more, and gives the lines of its metrics. Further words are given as they are.
+    run.refused is the fixture refused."""
+    import train
+
+    def trained(line="", *words, folder="run"):
+        given = flags("--steps", "1", *shlex.split(line), *map(str, words))
+        train.main([*given, "--output_dir", folder])
+        return metrics(folder)
+    trained.refused = refused
+    return trained

@@ -5,9 +5,21 @@ from pathlib import Path
 
 import torch
 
-TINY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 1 --cold_start_steps 120 "
-        "--cold_start_learning_rate 0.005 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --eval_samples 0 --device cpu").split()
+TASK = "--min_terms 1 --max_terms 2".split()
+POLICY = ("--hidden_size 32 --num_experts 4 --num_hidden_layers 1 --cold_start_steps 120 "
+          "--cold_start_learning_rate 0.005").split()
+SMALL = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --eval_samples 0 "
+         "--device cpu").split()
+TINY = [*TASK, *POLICY, *SMALL]
 TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
+
+
+def flags(*words):
+    """The flags of a tiny run with these words: no task's where they name data, no policy's where
+    they name a checkpoint."""
+    task = [] if "--dataset_name" in words else TASK
+    policy = [] if "--model_name_or_path" in words else POLICY
+    return [*task, *policy, *SMALL, *words]
 
 
 def metrics(run):

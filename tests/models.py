@@ -1,0 +1,52 @@
+"""Tiny models and tokenizers for tests: any family of transformers with random weights."""
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from moe import TinyMoE
+from plumbing.data.running_sum import builtin_tokenizer
+
+SIZES = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, intermediate_size=48, initializer_range=0.1,
+             bos_token_id=None, eos_token_id=15, pad_token_id=16)           # builtin_tokenizer's
+MOE = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+
+
+def make(family="qwen3", seed=0, **sizes):
+    """A model of a family by its name in transformers ("qwen3", "mixtral", "gpt2", …), in eval
+    mode; "tiny_moe" is moe.TinyMoE. Whatever sizes changes of SIZES, or adds to it."""
+    torch.manual_seed(seed)
+    more = MOE if "mo" in family or family == "mixtral" else {}
+    if family == "tiny_moe":
+        return TinyMoE(AutoConfig.for_model("qwen3_moe", **SIZES | more | sizes)).eval()
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **SIZES | more | sizes)).eval()
+
+
+def saved(folder, family="qwen3", tokenizer=None, **sizes):
+    """A checkpoint of a model and a tokenizer (builtin_tokenizer unless given), its folder as str.
+    The model has the tokenizer's vocabulary and end token."""
+    tokenizer = tokenizer or builtin_tokenizer()
+    of_tokenizer = dict(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id,
+                        pad_token_id=tokenizer.pad_token_id)
+    make(family, **of_tokenizer | sizes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def ascii_tokenizer():
+    """One token per printable ASCII character and line break."""
+    return builtin_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+
+
+def byte_tokenizer(text=("a\nb a\nb max(1,2)=2\nmax(3,1)=3\n the the then 12 12 123",) * 9):
+    """A byte-pair tokenizer of 300 tokens, trained on lines of text; "<eos>" is token 0."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<eos>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>",
+                                   pad_token="<eos>")
