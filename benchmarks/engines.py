@@ -34,7 +34,6 @@ from make_max_data import SHOTS, make_max_data  # noqa: E402
 from memory import write_json  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
 from plumbing.engines import vllm  # noqa: E402
-from plumbing.engines.continuous import ContinuousSampler  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.model.cold_start import tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
@@ -45,7 +44,7 @@ from rollout import response_logp  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 FEW_SHOT = "".join(f"max({a},{b})={max(a, b)}\n" for a, b in SHOTS)
-SAMPLERS = {"vllm": vllm.VllmSampler, "continuous": ContinuousSampler}
+SAMPLERS = {"vllm": vllm.VllmSampler}
 LEARN = (f"--model_name_or_path {SMOLLM2} --no_chat_template --verifier exact "
          "--max_completion_length 5 --learning_rate 1.5e-5 --epsilon 0.03 --epsilon_high 0.04 "
          "--lr_scheduler_type constant_with_warmup --prompts_per_step 16 --steps_per_generation 4 "

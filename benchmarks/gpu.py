@@ -15,7 +15,7 @@ needs the hub or copies of its model and data (--model, --dataset):
                     allows, greedy: strict (the number stands in \\boxed{}), lenient (it is the
                     last one); beside published results
     samplers        tokens per second of a rollout batch of the first command, by the
-                    built-in sampler, --sampler continuous and --sampler vllm, on
+                    built-in sampler and --sampler vllm, on
                     the same prompts
 
 Neither `samplers` nor `gsm8k` was ever run on a GPU: --cpu runs both with a tiny model on sums.
@@ -64,9 +64,7 @@ EVALUATING = 300  # of them for each of gsm8k's evaluations
 SAMPLING = 300  # of them for the samplers, which come after it
 PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
         "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
-SAMPLERS = {"built-in": [],
-            "--sampler continuous": ["--sampler", "continuous"],
-            "--sampler vllm": ["--sampler", "vllm"]}
+SAMPLERS = {"built-in": [], "--sampler vllm": ["--sampler", "vllm"]}
 # Published pass rates on GSM8K in percent, before and after training. None: not published. For
 # GSPO at this size there are curves, but no table is known.
 PUBLISHED = [

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from plumbing.data.reward_functions import load_here
-from plumbing.engines.continuous import ContinuousSampler
 from plumbing.engines.replay import with_sampled_routes
 from plumbing.engines.vllm import VllmSampler
 from plumbing.model.adapters import adapted_layers, merged
@@ -48,8 +47,6 @@ def basic(args):
 def own_sampler(args, policy, tokenizer, task, kind):
     settings = (policy, tokenizer, task.max_completion_length, args.temperature, task.stop,
                 task.tool)
-    if kind == "continuous":
-        return ContinuousSampler(*settings)
     if kind == "vllm":
         return VllmSampler(*settings, dtype=args.sampler_dtype,
                            prompt_tokens=args.max_prompt_length,
@@ -64,8 +61,8 @@ def load_class(name):
     `sample`."""
     path, _, attribute = name.rpartition(":")
     if not path.endswith(".py") or not Path(path).is_file():
-        raise ValueError(f"--sampler {name}: it must be vllm, continuous or FILE.py:CLASS, and "
-                         "the file must exist")
+        raise ValueError(f"--sampler {name}: it must be vllm or FILE.py:CLASS, and the file must "
+                         "exist")
     try:
         kind = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
     except AttributeError:

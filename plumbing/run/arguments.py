@@ -168,8 +168,7 @@ class Settings:
                         "the log-probs that the sampler recorded",
                         section="the sampler and the routers", choices=("recompute", "sampler"))
     sampler: str | None = arg(None, "what samples the rollouts: vllm (in the same process), "
-                              "continuous (continuous batching of transformers), or FILE.py:CLASS, "
-                              "your own class (docs/data.md#another-sampler)",
+                              "or FILE.py:CLASS, your own class (docs/data.md#another-sampler)",
                               unset="the built-in sampler")
     vllm_gpu_memory_utilization: float | None = arg(
         None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
@@ -421,6 +420,7 @@ GONE = {
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "type python tools/export.py verl and the other flags",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
+    "sampler continuous": "leave it out, or use --sampler vllm",
 }
 
 

@@ -14,7 +14,6 @@ from advantages import ADVANTAGES, check_row, estimate_advantages
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.run import band, trackers
 
-ENGINES = ("vllm", "continuous")     # names of --sampler
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
 
 
@@ -210,11 +209,11 @@ def check_combinations(args):
           for name in ("mismatch", "mismatch_mask")),
         ("routing_replay", args.sampler and args.routing_replay == "rollout",
          "works only with the built-in sampler: leave out --sampler"),
-        *((name, on and args.sampler in ENGINES,
+        *((name, on and args.sampler == "vllm",
            f"works only with the built-in sampler: --sampler {args.sampler} does not return the "
            "tokens that it left to draw from, over which log-probs are renormalized")
           for name, on in (("top_p", args.top_p < 1), ("top_k", args.top_k))),
-        ("tool", args.tool and args.sampler in ENGINES,
+        ("tool", args.tool and args.sampler == "vllm",
          f"works only with the built-in sampler: --sampler {args.sampler} writes a response "
          "without a break"),
         ("sampler", args.sampler == "vllm" and not find_spec("vllm"),
@@ -223,7 +222,7 @@ def check_combinations(args):
         ("sampler_dtype", args.sampler == "vllm"
          and args.sampler_dtype not in (None, "float32", "bfloat16", "float16"),
          "is not a format of --sampler vllm: float32, bfloat16, float16"),
-        ("load_in_4bit", args.load_in_4bit and args.sampler in ENGINES,
+        ("load_in_4bit", args.load_in_4bit and args.sampler == "vllm",
          "works only with the built-in sampler: leave out --sampler"),
         ("vllm_gpu_memory_utilization", args.vllm_gpu_memory_utilization is not None
          and args.sampler != "vllm", "needs --sampler vllm"),

@@ -144,7 +144,7 @@ def test_top_p_resumes_bit_equal(workplace):
 
 
 @pytest.mark.parametrize("flags, words", [(["--top_p", "1.5"], "between 0 and 1"), (["--top_p", "0"], "is not above 0"),
-                                          (["--top_k", "-1"], "is not at least 0"), (["--top_p", "0.9", "--sampler", "continuous"], "built-in sampler")])
+                                          (["--top_k", "-1"], "is not at least 0"), (["--top_p", "0.9", "--sampler", "vllm"], "built-in sampler")])
 def test_what_cannot_be_is_refused(flags, words):
     with pytest.raises(ValueError, match=words):
         parse(flags)

@@ -1,7 +1,6 @@
-"""Inference engines as samplers, from the command line: continuous batching for real, vLLM's side of the seam by a
-stand-in (tests/engines/fake). test_vllm.py runs vLLM itself. python -m pytest tests/engines/test_engines.py"""
+"""Inference engines as samplers, from the command line: vLLM's side of the seam by a stand-in
+(tests/engines/fake). test_vllm.py runs vLLM itself. python -m pytest tests/engines/test_engines.py"""
 
-import gc
 import importlib
 import json
 import math
@@ -10,17 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import eval
 import train
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines import continuous
 from plumbing.engines.agreement import check_agreement
-from plumbing.engines.continuous import ContinuousSampler
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
 from plumbing.engines.vllm import RUNNING, VllmSampler, close_engine
-from plumbing.run.checks import ENGINES
 from rollout import response_logp, sample
 from tiny_run import TINY, differences, metrics
 
@@ -50,22 +46,15 @@ def vllm(monkeypatch):
     del sys.modules["vllm"]
 
 
-@pytest.fixture(params=ENGINES)
-def kind(request):
-    if request.param == "vllm":
-        request.getfixturevalue("vllm")
-    return {"vllm": VllmSampler, "continuous": ContinuousSampler}[request.param]
-
-
 PROMPTS = [[1, 10, 2, 11], [3, 11], [4, 10, 4, 10, 4, 11]]
 
 
 @pytest.mark.parametrize("ends, stop", [((), ()), ((3, 5), ("2", "1+"))])
-def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends, stop, kind):
+def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends, stop, vllm):
     policy, tokenizer = model(ends)
     uniforms = torch.rand(3 * 64, 10, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    rollout = kind(policy, tokenizer, 10, 0.7, stop).sample(PROMPTS, 64, uniforms=uniforms)
+    rollout = VllmSampler(policy, tokenizer, 10, 0.7, stop).sample(PROMPTS, 64, uniforms=uniforms)
     assert torch.equal(before, torch.get_rng_state())        # an engine seeds the global generator
     own = response_logp(policy, rollout, 0.7, entropy=False).logp
     assert torch.allclose(own[rollout.mask], rollout.sampler_logp[rollout.mask], atol=1e-5)
@@ -80,51 +69,15 @@ def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends
         assert not {*own[:-1]} & {tokenizer.eos_token_id, *ends}
 
 
-def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(kind):
+def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm):
     policy, tokenizer = model()
-    sampler = kind(policy, tokenizer, 6)
+    sampler = VllmSampler(policy, tokenizer, 6)
     uniforms = torch.rand(3 * 4, 6, generator=torch.Generator().manual_seed(1))
     one, two = (sampler.sample(PROMPTS, 4, uniforms=uniforms) for _ in range(2))
     other = sampler.sample(PROMPTS, 4, uniforms=1 - uniforms)
     assert torch.equal(one.response_ids, two.response_ids) and one.texts != other.texts
     greedy = sampler.sample(PROMPTS, 4, uniforms=uniforms, temperature=0)
     assert greedy.texts == sample(policy, tokenizer, PROMPTS, 4, 6, 0).texts
-
-
-def test_continuous_batching_leaves_the_policy_as_it_was():
-    """More responses than run at once; afterwards ordinary forwards work, without paged attention."""
-    policy, tokenizer = model()
-    attention = policy.config._attn_implementation
-    rollout = ContinuousSampler(policy, tokenizer, 4).sample(PROMPTS, continuous.AT_ONCE)
-    assert len(rollout.texts) == 3 * continuous.AT_ONCE and policy.config._attn_implementation == attention
-    loss = response_logp(policy, rollout).logp.sum()
-    loss.backward()
-    assert policy.get_input_embeddings().weight.grad.abs().sum() > 0
-
-
-def test_the_collections_at_the_end_of_continuous_batching_pass_over_older_objects():
-    """Each of the two would otherwise visit every object of the process, which takes longer than sampling."""
-    sizes = []
-
-    def note(phase, info):
-        if phase == "start" and info["generation"] == 2:
-            sizes.append((len(gc.get_objects()), gc.get_freeze_count()))
-    policy, tokenizer = model()
-    before = len(gc.get_objects())
-    gc.callbacks.append(note)
-    try:
-        ContinuousSampler(policy, tokenizer, 4).sample(PROMPTS, 2)
-    finally:
-        gc.callbacks.remove(note)
-    assert any(visited < before / 5 and frozen > before / 2 for visited, frozen in sizes), sizes
-    assert gc.get_freeze_count() == 0 and len(gc.get_objects()) > before / 2
-
-
-def test_continuous_batching_refuses_a_state_space_model_in_one_line():
-    _, tokenizer = model()
-    mamba = MambaForCausalLM(MambaConfig(vocab_size=17, hidden_size=32, num_hidden_layers=1, state_size=4))
-    with pytest.raises(ValueError, match="--sampler continuous: transformers cannot batch MambaForCausalLM"):
-        ContinuousSampler(mamba, tokenizer, 4).sample(PROMPTS, 2)
 
 
 # ------------------------------------------------------------------------------------------ pieces
@@ -190,28 +143,6 @@ DATA = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact --
 FAST = "--learning_rate 0.003 --algorithm grpo --warmup_steps 0 --entropy_coef 0.1".split()
 
 
-@pytest.mark.slow
-def test_continuous_resumes_with_the_same_responses(workplace):
-    argv = [*TINY, *FAST, "--sampler", "continuous", "--lr_scheduler_type", "constant_with_warmup"]
-    train.main([*argv, "--steps", "2", "--output_dir", "whole"])
-    train.main([*argv, "--steps", "1", "--output_dir", "parts"])
-    train.main([*argv, "--steps", "2", "--output_dir", "parts", "--resume"])
-    assert not differences("whole", "parts", 2)
-
-
-@pytest.mark.parametrize("flags, limit", [
-    ("--use_peft --steps 2", 1e-10), ("--sampler_dtype bfloat16", 0.1), ("--sampler_dtype bfloat16 data", 0.1),
-    ("--plain --eval_samples 1 --eval_prompts 2", 1e-10), ("--use_peft data", 1e-10)])
-def test_continuous_trains_with_adapters_and_in_16_bits(flags, limit, workplace):
-    if "--use_peft" in flags:
-        pytest.importorskip("peft")
-    save_model("model")
-    data = DATA if "data" in flags else ()
-    train.main([*TINY, *FAST, *data, "--sampler", "continuous", "--steps", "1", *flags.replace("data", "").split(), "--output_dir", "run"])
-    assert all(record["mismatch_kl"] < limit for record in metrics("run"))
-    assert ("16" in flags) == (metrics("run")[0]["mismatch_kl"] > 1e-9)
-
-
 def test_vllm_gets_the_weights_after_every_batch(workplace, vllm):
     """One engine for rollouts and evaluations; a transfer where the policy has changed, and nowhere else."""
     save_model("model")
@@ -272,7 +203,7 @@ PASSK = ["passk", "--model_name_or_path", "model", *DATA[2:], "--n", "2", "--k",
 def test_passk_uses_an_engine_in_the_format_that_it_is_given(workplace, vllm):
     """Greedy-like at temperature 0.01: every sampler gives the same scores; --sampler_dtype is that of vLLM's copy."""
     save_model("model")
-    for sampler in ([], ["--sampler", "continuous"], ["--sampler", "vllm"], ["--sampler", "vllm", "--sampler_dtype", "bfloat16"]):
+    for sampler in ([], ["--sampler", "vllm"], ["--sampler", "vllm", "--sampler_dtype", "bfloat16"]):
         eval.main([*PASSK, *sampler, "--temperature", "0.01", "--output", "scores.json"])
         found = json.loads(Path("scores.json").read_text())["checkpoints"][0]
         lengths = lengths if sampler else found["mean_length"]
@@ -284,22 +215,22 @@ def test_passk_uses_an_engine_in_the_format_that_it_is_given(workplace, vllm):
 
 
 def test_passk_refuses_a_format_that_its_sampler_would_not_have(workplace, capsys):
-    for sampler in ([], ["--sampler", "continuous"]):
-        with pytest.raises(SystemExit) as stop:
-            eval.main([*PASSK, *sampler, "--sampler_dtype", "bfloat16"])
-        err = capsys.readouterr().err
-        assert stop.value.code == 2 and err.count("\n") == 1 and "--sampler_dtype needs --sampler vllm" in err
+    with pytest.raises(SystemExit) as stop:
+        eval.main([*PASSK, "--sampler_dtype", "bfloat16"])
+    err = capsys.readouterr().err
+    assert stop.value.code == 2 and err.count("\n") == 1 and "--sampler_dtype needs --sampler vllm" in err
 
 
 @pytest.mark.parametrize("flags, words", [
     ("--sampler vllm", "needs a package that is not installed: vllm"),
-    ("--sampler continuous --routing_replay rollout", "works only with the built-in sampler"),
-    ("--sampler continuous --load_in_4bit --use_peft --model_name_or_path model", "works only with the built-in sampler"),
-    ("--sampler continuous --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model", "works only with the built-in sampler"),
+    ("--sampler vllm --routing_replay rollout", "works only with the built-in sampler"),
+    ("--sampler vllm --load_in_4bit --use_peft --model_name_or_path model", "works only with the built-in sampler"),
+    ("--sampler vllm --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model", "works only with the built-in sampler"),
     ("--vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),
-    ("--sampler continuous --vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),
     ("--vllm_gpu_memory_utilization 1.5", "not between 0 and 1"), ("--vllm_gpu_memory_utilization 0", "above 0")])
-def test_flags_that_do_not_go_with_an_engine_are_refused(flags, words, workplace, capsys):
+def test_flags_that_do_not_go_with_an_engine_are_refused(flags, words, workplace, request, capsys):
+    if "needs a package" not in words:
+        request.getfixturevalue("vllm")
     with pytest.raises(SystemExit) as stop:
         train.main([*TINY, *flags.split(), "--output_dir", "run"])
     err = capsys.readouterr().err

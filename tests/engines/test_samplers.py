@@ -82,7 +82,7 @@ def test_the_sampler_of_the_documentation_ends_at_every_end_token_and_trains_on_
 
 @pytest.mark.parametrize("sampler, words", [
     ("nowhere.py:Sampler", "the file must exist"), ("generate.py:Nothing", "has no class Nothing with a method sample"),
-    ("broken.py:Sampler", "does not load: ZeroDivisionError"), ("generate", "must be vllm, continuous or FILE.py:CLASS")])
+    ("broken.py:Sampler", "does not load: ZeroDivisionError"), ("generate", "must be vllm or FILE.py:CLASS")])
 def test_what_is_no_sampler_is_refused_in_one_line(sampler, words, place, capsys):
     Path("broken.py").write_text("1 / 0\n")
     with pytest.raises(SystemExit) as stop:

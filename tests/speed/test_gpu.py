@@ -120,8 +120,7 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     gspo, grpo = gsm8k["runs"]
     assert (gspo["algorithm"], grpo["algorithm"]) == ("gspo", "grpo") and gspo["after"] and grpo["after"]
     assert gspo["pass_rate"][0] == grpo["pass_rate"][0]      # same start, prompts and seed
-    for name in ("built-in", "--sampler continuous"):
-        assert samplers[name]["tokens_per_second"] > 0, samplers
+    assert samplers["built-in"]["tokens_per_second"] > 0, samplers
     assert "skipped" in samplers["--sampler vllm"] or samplers["--sampler vllm"]["tokens_per_second"] > 0, samplers
     assert len(found["beside TRL"]["seconds"]) == 3
     assert found["decode"]["plain"] > 0 and found["noise"]["bfloat16"]["log_s"] > 0
