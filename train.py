@@ -56,7 +56,7 @@ from plumbing.engines.vllm import close_engine
 from plumbing.loop import batches
 from plumbing.loop.distillation import check_hints, teacher_of
 from plumbing.loop.extras import make_extras
-from plumbing.model.actor import make_scorer, reference_of, trained_policy, write_merged
+from plumbing.model.actor import make_scorer, reference_of, trained_policy
 from plumbing.model.offload import HostAdamW
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
@@ -471,7 +471,6 @@ def run_on(device, settings, task):
             screen.say(f"stopped after batch {step} and saved; python train.py "
                        f"{run.resuming(settings, folder)} continues")
             raise SystemExit(130)
-        write_merged(settings, task, policy, tokenizer, folder)
         after = held_out(settings, learner.actor, tokenizer, task)
         screen.report(settings, folder, task, progress["before"], after,
                       time.perf_counter() - began)

@@ -1,16 +1,14 @@
-"""The trained module, policy and critic: how it is loaded, scored and written at the end."""
+"""The trained module, policy and critic: how it is loaded and scored."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from advantages import ADVANTAGES, ValueHead
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
-                                     load_adapters, merged, named_adapters)
-from plumbing.model.checksums import usual_modes
-from plumbing.model.fourbit import decoded
+                                     load_adapters, named_adapters)
 from plumbing.model.offload import halve_matrices, halves
 from plumbing.model.policy import load_base, load_policy
 from plumbing.parallel import processes
@@ -98,7 +96,7 @@ def trained_policy(args, task, device, folder=None):
         if is_adapter(start) and in_4bit(start) and not args.load_in_4bit:
             raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
                              " weights; add --load_in_4bit, or start from their merged weights "
-                             "(--merge)")
+                             "(docs/data.md)")
         if folder:
             load_adapters(policy, folder)
     else:
@@ -122,21 +120,6 @@ def adapted_policy(args, task, device):
     add_adapters(policy, args, start).to(device)
     policy.first_adapters = [p.detach().clone() for p in named_adapters(policy).values()]
     return policy, tokenizer
-
-
-def write_merged(args, task, policy, tokenizer, folder):
-    """Write the checkpoint of --merge: a plain float32 checkpoint, with the adapters added to the
-    base weights as they were read from their checkpoint."""
-    if not args.merge or processes.rank():
-        return
-    plain, _ = adapted_policy(replace(args, load_in_4bit=False), task, torch.device("cpu"))
-    for name, weight in decoded(policy).items() if args.load_in_4bit else ():
-        plain.get_submodule(name).weight.data.copy_(weight)
-    for own, trained in zip(named_adapters(plain).values(), named_adapters(policy).values()):
-        own.data.copy_(trained)
-    merged(plain).save_pretrained(folder / "merged")
-    tokenizer.save_pretrained(folder / "merged")
-    usual_modes(folder / "merged")
 
 
 def reference_of(args, task, device, actor):

@@ -2,8 +2,8 @@
 
 A frozen matrix needs no gradient and no AdamW moments, and it can be held in bfloat16 (offload.py):
 about 2 bytes per parameter instead of 16. The reference of --beta is the same model with the
-adapters that the run started from. Checkpoints are peft's (`PeftModel.from_pretrained` reads them);
---merge writes a plain one at the end. A run that starts from an adapter's checkpoint goes on with
+adapters that the run started from. Checkpoints are peft's (`PeftModel.from_pretrained` reads them).
+A run that starts from an adapter's checkpoint goes on with
 that adapter, so every checkpoint holds all that was trained since the base model.
 """
 
@@ -92,7 +92,7 @@ def check_continues(policy, args, folder):
         if theirs != now:
             raise ValueError(f"--{flag} {now}: the adapters of {folder}, which this run would go "
                              f"on training, have {theirs}; give --{flag} {theirs}, or start from "
-                             "their merged weights (--merge) to train new ones")
+                             "their merged weights (docs/data.md) to train new ones")
 
 
 def spelled(value):

@@ -64,10 +64,3 @@ def compute_in(policy, dtype):
     """Set the dtype in which 4-bit layers multiply; None means float32."""
     for _, layer in small_layers(policy):
         layer.compute_dtype = dtype or torch.float32
-
-
-def decoded(policy):
-    """{name of a layer: its weight [out, in], float32} of all 4-bit layers."""
-    from bitsandbytes.functional import dequantize_4bit
-    return {name: dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
-            for name, layer in small_layers(policy)}

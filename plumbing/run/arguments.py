@@ -219,8 +219,6 @@ class Settings:
     lora_alpha: int = arg(32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
     lora_target_modules: list[str] = arg([], "modules that get a LoRA adapter",
                                          unset="every linear layer")
-    merge: bool = arg(False, "after training, add the LoRA adapters to the weights and write a "
-                      "plain checkpoint to output_dir/merged")
 
     dataset_name: str | None = arg(None, "problems: a hub id, a .jsonl, .json, .csv or .parquet "
                                    "file, or reasoning_gym:NAME?option=value&…,NAME…",
@@ -420,6 +418,7 @@ GONE = {
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "type python tools/export.py verl and the other flags",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
+    "merge": "merge_and_unload of peft does it (docs/data.md)",
     "sampler continuous": "leave it out, or use --sampler vllm",
 }
 

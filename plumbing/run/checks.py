@@ -229,7 +229,7 @@ def check_combinations(args):
         ("entropy_quantile", sampler and args.entropy_quantile,
          "needs --old_logp recompute, which computes the entropies"),
         *((name, getattr(args, name) and not args.use_peft, "needs --use_peft")
-          for name in ("merge", "lora_target_modules", "load_in_4bit")),
+          for name in ("lora_target_modules", "load_in_4bit")),
         ("load_in_4bit", args.load_in_4bit and not args.model_name_or_path,
          "needs --model_name_or_path: the tiny MoE's experts are not linear layers"),
         ("load_in_4bit", args.load_in_4bit and args.sampler_dtype,

@@ -315,7 +315,7 @@ SAYS = {
     "report_to": (["tensorboard"], "report_to", lambda args: ["tensorboard"]),
     "save_steps": (["2"], "save_steps", lambda args: 2 * args.steps_per_generation)}
 SAYS |= {flag: (values, None, None) for flag, values in {
-    "stop": ["a b", "\\n"], "use_peft": ["true"], "merge": ["true"],
+    "stop": ["a b", "\\n"], "use_peft": ["true"],
     "optimizer_offload": ["true"], "plain": ["true"],
     "max_prompt_length": ["99"], "verifier": ["exact", "math"], "chat_template": ["false"],
     "columns": ["a b"], "eval_steps": ["3"], "system_prompt": ["Think."]}.items()}

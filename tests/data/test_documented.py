@@ -192,6 +192,8 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch):
     assert max(record["reward_parts"]["form"] for record in records) > 0, "no response was JSON: there is nothing to learn from"
     events = accumulator.EventAccumulator("runs/notes/tensorboard").Reload()
     assert [event.step for event in events.Scalars("reward_parts/form")] == [1, 2, 3, 4]
+    merge = Path("merge.py").read_text().replace("step_40", "step_4").replace("checkpoints/SmolLM2-135M-Instruct", str(SMOLLM2))
+    subprocess.run([sys.executable, "-c", merge], check=True)
     done = subprocess.run([sys.executable, "ask.py"], capture_output=True, text=True)
     assert done.returncode == 0 and json.loads(done.stdout) == {"name": "Hugo", "city": "Cairo"}, done.stdout + done.stderr
 

@@ -1,5 +1,5 @@
 """An adapter's checkpoint computes what was trained: train, save, load, equal, over {tied, untied} x
-{base model, adapter's checkpoint} x {4 bits, not} x {--merge, not}. python -m pytest tests/model/test_adapter_checkpoints.py
+{base model, adapter's checkpoint} x {4 bits, not}. python -m pytest tests/model/test_adapter_checkpoints.py
 
 References: the policy in memory at the end of the run; transformers and peft, which read the same folder.
 """
@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import shutil
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from tiny_run import TINY, differences, metrics
 TOKENIZER = builtin_tokenizer()
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
 MODULES = ["--lora_target_modules", "q_proj", "down_proj", "lm_head"]
-CASES = list(itertools.product(("tied", "untied"), ("base", "adapter"), ("plain", "4bit"), ("kept", "merged")))
-QUICK = {("tied", "adapter", "plain", "merged"), ("untied", "adapter", "4bit", "kept")}
+CASES = list(itertools.product(("tied", "untied"), ("base", "adapter"), ("plain", "4bit")))
+QUICK = {("tied", "adapter", "plain"), ("untied", "adapter", "4bit")}
 
 
 @pytest.fixture
@@ -80,9 +81,9 @@ def close(one, other):
     torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("tied, start, bits, merge", [
+@pytest.mark.parametrize("tied, start, bits", [
     pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow, id="-".join(case)) for case in CASES])
-def test_trained_saved_loaded_equal(tied, start, bits, merge, place):
+def test_trained_saved_loaded_equal(tied, start, bits, place):
     more = ["--load_in_4bit"] if bits == "4bit" else []
     if more:
         pytest.importorskip("bitsandbytes")
@@ -90,16 +91,12 @@ def test_trained_saved_loaded_equal(tied, start, bits, merge, place):
     if start == "adapter":
         _, end = run(model, "first", *more)
         model = "first/checkpoints/step_2"
-    begin, final = run(model, "second", *more, *(["--merge"] if merge == "merged" else []))
+    begin, final = run(model, "second", *more)
     if start == "adapter":                                   # the run begins where the first one ended
         close(begin, end)
     assert (final - begin).abs().max() > 0.01                # and learns
     folder = Path("second/checkpoints/step_2")
     close(loaded(folder), final)
-    if merge == "merged":
-        close(loaded("second/merged"), final)
-        from transformers import AutoModelForCausalLM
-        close(AutoModelForCausalLM.from_pretrained("second/merged")(input_ids=IDS).logits, final)
     config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == tied         # with or without an adapter in between
     if not more:
@@ -107,6 +104,19 @@ def test_trained_saved_loaded_equal(tied, start, bits, merge, place):
         from transformers import AutoModelForCausalLM
         theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tied), folder)
         close(theirs(input_ids=IDS).logits, final)
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_the_lines_of_the_page_make_a_plain_checkpoint(name, place):
+    """docs/data.md's merge.py, on the default modules: transformers alone computes what was trained."""
+    from transformers import AutoModelForCausalLM
+    modules = ["--lora_target_modules", "q_proj", "down_proj"]
+    _, final = run(name, "run", *modules)
+    page = (Path(train.__file__).parent / "docs/data.md").read_text().split("`merge.py`:\n\n")[1].split("\nTransformers alone")[0]
+    lines = textwrap.dedent(page).replace("runs/notes/checkpoints/step_40", "run/checkpoints/step_2")
+    exec(lines.replace("checkpoints/SmolLM2-135M-Instruct", name), {})
+    close(AutoModelForCausalLM.from_pretrained("runs/notes/merged")(input_ids=IDS).logits, final)
+    assert not Path("runs/notes/merged/adapter_config.json").exists()
 
 
 @pytest.mark.parametrize("modules", [["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]], ids=" ".join)

@@ -85,27 +85,20 @@ def test_the_sampling_copy_rounds_weights_and_no_buffer():
 
 
 @pytest.mark.slow
-def test_a_policy_with_adapters_learns_resumes_exactly_and_merges(workplace):
+def test_a_policy_with_adapters_learns_and_resumes_exactly(workplace):
     pytest.importorskip("peft")
     flags = [*TINY, "--use_peft", "--lora_r", "4", "--beta", "0.05", "--learning_rate", "0.01",
              "--warmup_steps", "0"]
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "whole"])
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "whole"])
     first, *_, last = metrics("whole")
     assert first["kl"] == 0 and last["kl"] > 0               # the reference has its adapters off
     steps = Path("whole/checkpoints")
     assert (steps / "step_3/adapter_model.safetensors").is_file()
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "parts"])
-    for name in ("checkpoints/step_3", "merged"):
-        shutil.rmtree(f"parts/{name}")
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir", "parts",
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "parts"])
+    shutil.rmtree("parts/checkpoints/step_3")
+    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "parts",
                 "--resume"])
     assert differences("whole", "parts", 3, weights="adapter_model.safetensors") == []
-    from moe import TinyMoE
-    plain = TinyMoE.from_pretrained("whole/merged")
-    config = json.loads((steps / "step_3/adapter_config.json").read_text())
-    base = TinyMoE.from_pretrained(config["base_model_name_or_path"])
-    changed = {n for n, p in plain.named_parameters() if not torch.equal(p, base.state_dict()[n])}
-    assert changed == {f"model.layers.0.self_attn.{k}_proj.weight" for k in "qkvo"}
 
 
 @pytest.mark.parametrize("flags", ["--routing_replay old", "--algorithm rspo", "--bf16 true"])
@@ -116,8 +109,9 @@ def test_adapters_go_with(flags, workplace):
 
 
 def test_gpt2s_layers_carry_adapters_too(workplace):
-    """They are transformers' Conv1D, weights [in, out]; --merge adds the products the right way round."""
+    """They are transformers' Conv1D, weights [in, out]; peft adds the products the right way round."""
     pytest.importorskip("peft")
+    from peft import PeftModel
     from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
     torch.manual_seed(0)
     ends = dict(bos_token_id=15, eos_token_id=15, pad_token_id=16)
@@ -128,13 +122,13 @@ def test_gpt2s_layers_carry_adapters_too(workplace):
     Path("mine.py").write_text("def reward(response, answer):\n    return len(response) % 3 / 2\n")
     train.main([*TINY, "--model_name_or_path", "gpt2", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
                 "--max_completion_length", "8", "--steps", "2", "--warmup_steps", "0", "--learning_rate", "0.01", "--use_peft",
-                "--bf16", "true", "--sampler_dtype", "float32", "--merge", "--output_dir", "run"])
+                "--bf16", "true", "--sampler_dtype", "float32", "--output_dir", "run"])
     assert metrics("run")[0]["grad_norm"] > 0
     adapted = AutoModelForCausalLM.from_pretrained("gpt2")
     args = SimpleNamespace(**vars(ARGS) | dict(lora_r=16, lora_alpha=32))
     add_adapters(adapted, args, "run/checkpoints/step_2")
     assert {name.split(".")[-1] for name, _ in adapted_layers(adapted)} == {"c_attn", "c_proj", "c_fc"}
-    plain = AutoModelForCausalLM.from_pretrained("run/merged")
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "run/checkpoints/step_2").merge_and_unload()
     torch.testing.assert_close(plain(input_ids=IDS).logits, adapted(input_ids=IDS).logits, atol=1e-5, rtol=0)
 
 
@@ -210,7 +204,7 @@ def test_an_offloaded_run_is_the_plain_one_and_resumes_exactly(workplace):
 
 
 @pytest.mark.parametrize("flags, wanted", [
-    ("--merge", "needs --use_peft"), ("--use_peft --shard", "--shard"),
+    ("--use_peft --shard", "--shard"),
     ("--lora_target_modules q_proj", "--use_peft"), ("--optimizer_offload --use_peft", "master copies"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
 def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, workplace, capsys):

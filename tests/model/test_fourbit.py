@@ -50,7 +50,8 @@ def test_the_layers_hold_four_bits_and_compute_with_what_they_decode(dense):
     args = parse(dense)
     small, _ = load_policy(args, None, torch.device("cpu"))
     plain, _ = load_policy(replace(args, load_in_4bit=False), None, torch.device("cpu"))
-    weights = fourbit.decoded(small)
+    from bitsandbytes.functional import dequantize_4bit
+    weights = {name: dequantize_4bit(layer.weight.data, layer.weight.quant_state).float() for name, layer in fourbit.small_layers(small)}
     assert len(weights) == 2 * 7 and small.lm_head.weight.dtype == torch.float32
     for name, weight in weights.items():
         original, layer = plain.get_submodule(name).weight.data, small.get_submodule(name)
@@ -88,20 +89,13 @@ def test_a_run_trains_float32_adapters_and_samples_as_it_scores(more, dense):
     assert all(weight.abs().max() > 0 for name, weight in saved.items())          # every B has moved
 
 
-def test_a_run_resumes_exactly_and_merges_what_it_trained_beside(dense):
-    flags = [*dense, "--steps", "3", "--save_steps", "1", "--merge", "--output_dir"]
+def test_a_run_resumes_exactly(dense):
+    flags = [*dense, "--steps", "3", "--save_steps", "1", "--output_dir"]
     train.main([*flags, "whole"])
     train.main([*flags, "parts"])
-    for name in ("checkpoints/step_3", "merged"):
-        shutil.rmtree(f"parts/{name}")
+    shutil.rmtree("parts/checkpoints/step_3")
     train.main([*flags, "parts", "--resume"])
     assert differences("whole", "parts", 3, weights="adapter_model.safetensors") == []
-    from transformers import AutoModelForCausalLM
-    merged = AutoModelForCausalLM.from_pretrained("whole/merged")
-    args = replace(parse(dense), model_name_or_path="whole/checkpoints/step_3", load_in_4bit=False)
-    small, _ = load_policy(args, None, torch.device("cpu"))                       # as eval.py passk reads it
-    ids = torch.tensor([[1, 10, 2, 11, 3]])
-    torch.testing.assert_close(merged(input_ids=ids).logits, small(input_ids=ids).logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -107,12 +107,12 @@ def test_passk_and_a_new_run_name_the_file(name, workplace, capsys):
         assert name in refused(capsys, lambda: train.main(new))
 
 
-@pytest.mark.parametrize("more", [[], pytest.param(["--use_peft", "--lora_r", "2", "--merge"], marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("more", [[], pytest.param(["--use_peft", "--lora_r", "2"], marks=pytest.mark.slow)], ids=str)
 def test_the_sums_are_those_of_sha256sum_and_the_files_have_one_mode(more, workplace):
     train.main([*RUN, *more])
     mask = os.umask(0)
     os.umask(mask)
-    for folder in (NEWEST, *[Path("run/merged")] * ("--merge" in more), next(Path("runs/cold_start").iterdir())):
+    for folder in (NEWEST, next(Path("runs/cold_start").iterdir())):
         assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~mask}
     subprocess.run(["sha256sum", "--check", "--quiet", "--strict", checksums.NAME], cwd=NEWEST, check=True)
     listed = {line.split("  ")[1] for line in (NEWEST / checksums.NAME).read_text().splitlines()}

@@ -153,7 +153,6 @@ EFFECTS = {
     "lora_alpha": (f"{ONE} --use_peft", None, "8", last("grad_norm")),
     "lora_target_modules": (f"{ONE} --use_peft", None, "q_proj", last("grad_norm")),
     "load_in_4bit": (f"{DENSE} --use_peft", None, "true", last("perplexity_old")),
-    "merge": (f"{ONE} --use_peft", None, "true", lambda seen: "merged/config.json" in seen.files),
 
     "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
     "test_dataset_name": (f"{DATA} --eval_samples 1", "b.jsonl", "c.jsonl",
