@@ -26,6 +26,7 @@ from advantages import ADVANTAGES
 from losses import OBJECTIVES
 from plumbing.run import band
 from plumbing.parallel import devices
+from plumbing.run.config import read_config, words_of
 from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
 from plumbing.run.trackers import TRACKERS
 
@@ -302,7 +303,10 @@ class Settings:
     shard: bool = arg(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                       "copy in every process")
 
-    output_dir: str | None = arg(None, "run folder", section="the run",
+    config: str | None = arg(None, "YAML file of flags by their own names, for example one of "
+                             "recipes/, or the config.json of a run; the command line wins",
+                             unset="none", section="the run")
+    output_dir: str | None = arg(None, "run folder",
                                  unset="runs/<algorithm>, numbered if it exists")
     overwrite_output_dir: bool = arg(False, "replace the run in --output_dir")
     resume: bool = arg(False, "continue the run in --output_dir from its last checkpoint")
@@ -430,7 +434,8 @@ def parse(argv):
 
     Raises ValueError with one line that names the flag and says which values are allowed.
     """
-    given = given_flags(argv)
+    typed = given_flags(argv)
+    given = of_config(typed) | typed
     if given.get("resume"):
         given = going_on(given)
     algorithm = given.get("algorithm", Settings.algorithm)
@@ -444,6 +449,27 @@ def parse(argv):
     check_values(settings, flags())
     check_combinations(settings)
     return resolved(settings)
+
+
+def of_config(typed):
+    """{flag: value} of the file that --config names; {} without one. typed: the command line's.
+    Raises ValueError, which names the file and the flag."""
+    path = typed.get("config")
+    if path is None:
+        return {}
+    given = {}
+    lists = {f.name for f in flags() if get_origin(f.type) is list}
+    for name, value in read_config(path, OF_A_CALL).items():
+        if name in OF_A_CALL - {"output_dir"}:
+            raise ValueError(f"--config {path}: {name} can only be typed: leave it out")
+        try:
+            if isinstance(value, list) and name not in lists:
+                raise ValueError(f"{name} takes one value, not a list")
+            given |= given_flags(words_of(name, value))
+        except ValueError as error:
+            raise ValueError(f"--config {path}: {error}") from None
+    check_trusted(given, typed, f"--config {path}")
+    return given
 
 
 def resolved(settings):
@@ -486,7 +512,7 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"resume", "overwrite_output_dir", "output_dir", "trust_run_code"}
+OF_A_CALL = {"config", "resume", "overwrite_output_dir", "output_dir", "trust_run_code"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
 

@@ -1,0 +1,126 @@
+"""--config FILE and the recipes. python -m pytest tests/run/test_config.py"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+import train
+from plumbing.parallel import devices
+from plumbing.run.arguments import parse
+from tiny_run import TINY, differences
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+
+REFUSED = {
+    "steps: [1, 2]": "steps takes one value, not a list",
+    "stepss: 3": "did you mean --steps",
+    "steps: 3\nseed: 1\nsteps: 4": "line 3: steps stands twice",
+    "steps: many": "argument --steps: invalid int value: 'many'",
+    "steps: null": "steps is null",
+    "steps: {a: 1}": 'steps is {"a": 1}',
+    "- steps": "not a mapping",
+    "": "not a mapping",
+    "steps: [1": "line 1: expected",
+    "resume: true": "resume can only be typed",
+    "trust_run_code: true": "trust_run_code can only be typed",
+    "verifier: mine.py:reward": "names code that would be run: --verifier mine.py:reward",
+    "sampler: mine.py:Sampler": "names code that would be run: --sampler mine.py:Sampler",
+    "epsilon: -1": "--epsilon",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_bad_file_is_refused_in_one_line(text, workplace, capsys):
+    Path("mine.py").write_text("raise SystemExit('was run')")
+    Path("bad.yaml").write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--config", "bad.yaml", "--output_dir", "run"])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1 and REFUSED[text] in said
+    assert ("bad.yaml" in said or text == "epsilon: -1") and not Path("run").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_refused(content, workplace, capsys):
+    if content:
+        Path("bad.yaml").write_bytes(content)
+    with pytest.raises(SystemExit):
+        train.main(["--config", "bad.yaml"])
+    assert re.search("--config bad.yaml: (No such file|not a text file)", capsys.readouterr().err)
+
+
+def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workplace):
+    Path("a.yaml").write_text("algorithm: dr_grpo\nscale_rewards: batch\nlearning_rate: 1e-6\n"
+                              "stop: '\\n'\nreward_weights: [1, 2]\nbf16: false\n")
+    settings = parse(["--config", "a.yaml", "--learning_rate", "2e-6", "--model_name_or_path", "x",
+                      "--dataset_name", "rows.jsonl", "--verifier", "exact", "math"])
+    assert settings.scale_rewards == "batch" and settings.learning_rate == 2e-6
+    assert settings.stop == ["\n"] and settings.reward_weights == [1.0, 2.0]
+    assert settings.bf16 is False and settings.config == "a.yaml"
+
+
+def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
+    Path("a.yaml").write_text("sampler: mine.py:Sampler")
+    assert parse(["--config", "a.yaml", "--sampler", "mine.py:Sampler"]).sampler
+    assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
+
+
+def test_a_run_is_repeated_by_its_own_config_json(workplace):
+    train.main([*TINY, "--steps", "2", "--algorithm", "grpo", "--output_dir", "run"])
+    train.main(["--config", "run/config.json", "--output_dir", "again"])
+    assert differences("run", "again", 2) == []
+
+
+def test_a_run_of_a_file_is_resumed_and_compared_with_it(workplace, capsys):
+    words = [word.removeprefix("--") for word in TINY]
+    Path("a.yaml").write_text(json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}))
+    train.main(["--config", "a.yaml", "--output_dir", "run"])
+    Path("b.yaml").write_text("steps: 2\n")
+    train.main(["--config", "b.yaml", "--output_dir", "run", "--resume"])
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 2
+    Path("b.yaml").write_text("steps: 3\nlearning_rate: 0.1\n")
+    with pytest.raises(SystemExit):
+        train.main(["--config", "b.yaml", "--output_dir", "run", "--resume"])
+    assert "learning_rate was 0.0004, now 0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
+def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
+    monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's recipe
+    given = parse(["--config", str(recipe)]).given
+    assert given.keys() == yaml.safe_load(recipe.read_text()).keys() | {"config"}
+    comment = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
+    assert len(comment) <= 8 and any("Needs:" in line for line in comment)
+    assert any("Expect:" in line for line in comment)
+
+
+def test_there_are_recipes_for_every_machine():
+    assert {"laptop", "laptop-smollm2", "gsm8k-80gb", "gsm8k-24gb", "gsm8k-16gb", "gsm8k-8gb",
+            "mac"} <= {file.stem for file in RECIPES}
+
+
+def test_the_laptops_recipe_is_the_default_run():
+    spelled, default = (vars(parse(argv)) for argv in (["--config", str(ROOT / "recipes/laptop.yaml")], []))
+    assert all(spelled[name] == default[name] for name in default if name not in ("given", "config"))
+
+
+def test_the_laptops_recipe_runs_shortened(workplace):
+    train.main(["--config", str(ROOT / "recipes/laptop.yaml"), *TINY, "--steps", "1", "--output_dir", "run"])
+    assert json.loads(Path("run/summary.json").read_text())["steps"] == 1
+
+
+@pytest.mark.checkpoint
+def test_smollm2s_recipe_runs_shortened(tmp_path):
+    from make_max_data import make_max_data
+    if not (ROOT / "checkpoints/SmolLM2-135M-Instruct").is_dir():
+        pytest.skip("python tests/make_smollm2.py writes the checkpoint")
+    train_rows, test_rows = make_max_data(tmp_path, train_size=32, test_size=8)
+    train.main(["--config", str(ROOT / "recipes/laptop-smollm2.yaml"), "--steps", "1",
+                "--prompts_per_step", "4", "--eval_samples", "0", "--dataset_name", str(train_rows),
+                "--test_dataset_name", str(test_rows), "--output_dir", str(tmp_path / "run"),
+                "--model_name_or_path", str(ROOT / "checkpoints/SmolLM2-135M-Instruct")])
+    assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 1
