@@ -219,7 +219,7 @@ def plan(settings, learner, saved):
     kept = learner.extras.state_dict(learner) if learner.extras else {}
     critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
     size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept.values(), [])])
-    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
     done = checksums.step_of(saved) if saved else 0
     every = settings.save_steps
     first = done + every - done % every if every else settings.steps
