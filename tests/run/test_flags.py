@@ -195,7 +195,7 @@ EFFECTS = {
     "bf16": (ONE, None, "true", last("perplexity_old")),
     "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
 
-    "config": (ONE, None, "faster.yaml", last("lr")),
+    "config": (ONE, None, "settings.yaml", last("grad_norm")),
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
     "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
     "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
@@ -244,7 +244,7 @@ def home(cold_start, tmp_path_factory):
                                   "def some(response, answer):\n    return float(answer < '4')\n\n"
                                   "def slow(response, answer):\n    import time\n    time.sleep(0.03)\n    return 1.0\n\n"
                                   "def tool(text):\n    return '11'\n")
-    (home / "faster.yaml").write_text("learning_rate: 0.001\n")
+    (home / "settings.yaml").write_text("scale_rewards: none\n")
     return home
 
 
