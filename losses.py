@@ -20,7 +20,7 @@ Next: rollout.py, where the log-probs come from.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -38,6 +38,11 @@ class Objective:
     reduction: str               # how tokens are averaged, see token_weights
     source: str = ""             # arXiv id and equation
     constants: dict = field(default_factory=dict)    # the constants of the clip, by name
+    dual_clip: float | None = None         # c > 1: where A < 0, no gradient above w = c
+                                           # (1912.09729; 2505.07291)
+    off_policy_mask: float | None = None   # δ: drop responses with A < 0 and s < e^-δ
+                                           # (DeepSeek-V3.2, 2512.02556)
+    name: str = "this objective"           # for messages; see varied
 
     @property
     def per_token(self):
@@ -207,11 +212,11 @@ def binary_kl(logp, other_logp):
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
-                weights=None, group_size=None, max_length=None, router_shift=None, mismatch=None,
-                dual_clip=None, off_policy_mask=None, constants=None):
-    """The loss of objective `name` and its statistics: (loss, stats). It does not synchronize with
-    the GPU.
+                weights=None, group_size=None, max_length=None, router_shift=None, mismatch=None):
+    """The loss of an objective and its statistics: (loss, stats). It does not synchronize with the
+    GPU.
 
+    name             a key of OBJECTIVES, or a row with options: see `varied`
     logp, old_logp   [B, T] float32, log-probs of the sampled tokens in nats: under the new policy,
                      with gradient, and under the old policy
     advantages       [B], or [B, T] if the ratio is per token (gspo_token has one, gspo does not)
@@ -223,36 +228,32 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
     mismatch         [B, T] constants that multiply the clipped surrogate (mismatch_weight,
                      high_entropy_mask)
-    dual_clip        c > 1: where A < 0, no gradient above w = c (1912.09729; 2505.07291)
-    off_policy_mask  δ: drop responses with A < 0 and s < e^-δ (DeepSeek-V3.2, 2512.02556)
-    constants        {name: number}, replaces constants of the objective's row
 
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
     not 0); and ratio_stats."""
-    row = OBJECTIVES[choose("name", name, OBJECTIVES)]
+    row = name if isinstance(name, Objective) else varied(name)
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     mismatch=mismatch)
-    low, high = check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip)
-    constants = check_constants(name, constants)
+    low, high = check_band(row, advantages, mask, epsilon, epsilon_high, router_shift)
     A = spread(advantages.detach(), mask).masked_fill(~mask, 0.0)                # [B, T]
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
     ratio = spread(RATIOS[row.ratio](shifted, old_logp, mask), mask)             # [B, T]
-    terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, constants)
+    terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
         raise ValueError(f"clip {row.clip!r}: token_surrogate must return three values for every "
                          "token: the surrogate, and whether its gradient was removed below and "
                          "above the clip range")
     surrogate, below, above = terms                                              # [B, T] each
-    if dual_clip is not None:
-        surrogate = torch.where(A < 0, torch.max(surrogate, dual_clip * A), surrogate)
-        above = above | (ratio > dual_clip) & (A < 0)                            # [B, T]
-    if off_policy_mask is not None:
+    if row.dual_clip is not None:
+        surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
+        above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
+    if row.off_policy_mask is not None:
         log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
-        stale = (A < 0) & (-log_s > off_policy_mask)                             # [B, T]
+        stale = (A < 0) & (-log_s > row.off_policy_mask)                         # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
         below = below | stale                                                    # [B, T]
         above = above & ~stale                                                   # [B, T]
@@ -416,34 +417,35 @@ def choose(argument, value, known):
     return value
 
 
-def check_constants(name, constants):
-    """The constants of objective `name`, updated by the dict `constants`. Raises ValueError for a
-    constant that the objective does not have."""
+def varied(name, constants=None, **options):
+    """The row `name` of OBJECTIVES with options: dual_clip, off_policy_mask, and the constants of
+    its clip {name: number} that are not the paper's. Raises ValueError for an unknown name."""
+    row = OBJECTIVES[choose("name", name, OBJECTIVES)]
     for constant in constants or ():
-        choose(f"{name}'s constant", constant, OBJECTIVES[name].constants)
-    return OBJECTIVES[name].constants | (constants or {})
+        choose(f"{name}'s constant", constant, row.constants)
+    return replace(row, name=name, constants=row.constants | (constants or {}), **options)
 
 
-def check_band(name, advantages, mask, epsilon, epsilon_high, router_shift, dual_clip):
+def check_band(row, advantages, mask, epsilon, epsilon_high, router_shift):
     """(low, high), the ends of the clip range; None each for an objective without one. Raises
     ValueError for arguments that are out of range or contradict each other."""
-    row = OBJECTIVES[name]
     per_token = row.per_token and advantages.shape == mask.shape
     if advantages.shape != mask.shape[:1] and not per_token:
         raise ValueError(f"advantages has shape {list(advantages.shape)}, mask {list(mask.shape)}: "
-                         f"{name} takes advantages of shape [B]; [B, T] needs a ratio per token, "
-                         "as in gspo_token")
+                         f"{row.name} takes advantages of shape [B]; [B, T] needs a ratio per "
+                         "token, as in gspo_token")
     if row.ratio == "log-shifted" and router_shift is None:
-        raise ValueError(f"router_shift is missing: {name} needs routes.router_shift, [B, T]")
-    if dual_clip is not None and ((row.ratio, row.clip) != ("token", "min") or dual_clip <= 1):
-        raise ValueError(f"dual_clip is {dual_clip}: it must be > 1 and needs an objective with "
-                         f"the token ratio and PPO's clip, which {name} does not have")
+        raise ValueError(f"router_shift is missing: {row.name} needs routes.router_shift, [B, T]")
+    if row.dual_clip is not None and (
+            (row.ratio, row.clip) != ("token", "min") or row.dual_clip <= 1):
+        raise ValueError(f"dual_clip is {row.dual_clip}: it must be > 1 and needs an objective "
+                         f"with the token ratio and PPO's clip, which {row.name} does not have")
     low = row.epsilon if epsilon is None else epsilon
     high = row.epsilon_high if epsilon_high is None else epsilon_high
     if (row.epsilon, low, high) == (None, None, None):
         return None, None
     if row.epsilon is None:
-        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {name} has no clip range")
+        raise ValueError(f"epsilon is {low}, epsilon_high is {high}: {row.name} has no clip range")
     if min(low, high) < 0 or row.clip == "min" and low > 1:
         raise ValueError(f"epsilon is {low}, epsilon_high is {high}: the clip range [1 - epsilon, "
                          "1 + epsilon_high] must contain 1 and start at 0 or above")

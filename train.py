@@ -48,7 +48,7 @@ from transformers.utils import logging
 
 from advantages import estimate_advantages, not_all_correct
 from eval import held_out
-from losses import combine_stats, policy_loss, token_weights
+from losses import OBJECTIVES, combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
@@ -194,9 +194,7 @@ def update(settings, learner, mini):
             more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
             loss, stats = policy_loss(
                 learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
-                epsilon=epsilon, epsilon_high=epsilon_high, weights=part.weights,
-                dual_clip=settings.dual_clip, off_policy_mask=settings.off_policy_mask,
-                constants=learner.constants, **more)
+                epsilon=epsilon, epsilon_high=epsilon_high, weights=part.weights, **more)
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
@@ -307,8 +305,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: object
     stream: PromptStream         # which prompts come next
-    objective: str = "gspo"      # row of losses.OBJECTIVES
-    constants: dict | None = None    # of the objective's clip, where a run has its own
+    objective: object = OBJECTIVES["gspo"]   # a row of losses.OBJECTIVES with the run's options
     extras: object = None        # what rarely used flags add; None: nothing
     band: object = None          # --epsilon auto: the clip range that follows log s
     has_routes: bool = False     # record what the routers of the policy choose
@@ -395,7 +392,7 @@ def make_learner(settings, task, policy, tokenizer, device, progress=None):
         schedule=make_schedule(settings, optimizer),
         stream=PromptStream(task.sizes, settings.seed, settings.stage2_step,
                             settings.history_resampling),
-        objective=settings.objective, constants=settings.constants,
+        objective=settings.row,
         extras=make_extras(settings, task, policy, reference_of(settings, task, device, actor),
                            teacher_of(settings, task, device, tokenizer)),
         band=make_band(settings, {} if progress is None else progress),

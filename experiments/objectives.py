@@ -22,7 +22,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from losses import OBJECTIVES, policy_loss                                            # noqa: E402
+from losses import OBJECTIVES, policy_loss, varied                                    # noqa: E402
 from tools import style                                                            # noqa: E402
 from ratios import product_ratio, sequence_ratio, token_ratio                         # noqa: E402
 
@@ -60,10 +60,10 @@ def curves(name, A, ratio, **options):
     old = torch.full_like(ratio, OLD).log()[:, None]                                  # [x, 1]
     logp = (old + ratio.log()[:, None]).requires_grad_()                              # [x, 1]
     weights = torch.ones_like(logp).requires_grad_()                                  # [x, 1]
-    if OBJECTIVES[name].ratio == "log-shifted":
-        options["router_shift"] = torch.full_like(logp, SHIFT).detach()
-    loss, _ = policy_loss(name, logp, old, torch.full_like(ratio, A), torch.ones_like(old).bool(),
-                          weights=weights, **options)
+    row = varied(name, **options)
+    shift = torch.full_like(old, SHIFT) if row.ratio == "log-shifted" else None       # [x, 1]
+    loss, _ = policy_loss(row, logp, old, torch.full_like(ratio, A), torch.ones_like(old).bool(),
+                          weights=weights, router_shift=shift)
     by_weight, by_logp = torch.autograd.grad(loss, (weights, logp))
     return -by_weight[:, 0].detach(), -by_logp[:, 0] / A
 

@@ -45,7 +45,7 @@ import torch
 sys.path.insert(0, "..")                     # the concept files are in the folder above
 
 from advantages import group_advantages
-from losses import OBJECTIVES, policy_loss, token_weights
+from losses import OBJECTIVES, policy_loss, token_weights, varied
 from ratios import sequence_ratio, token_ratio
 
 plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.right": False,
@@ -116,10 +116,10 @@ token. It is 1 for REINFORCE, w or s for an objective with a ratio inside its cl
 token that the clip removes.
 
 %% code
-def weights_of(name, **options):
+def weights_of(name, constants=None, **band):
     """-> (weights [B, T], share of the tokens with A ≠ 0 that are removed)."""
     new = logp.clone().requires_grad_()
-    loss, stats = policy_loss(name, new, old_logp, A, mask, **options)
+    loss, stats = policy_loss(varied(name, constants), new, old_logp, A, mask, **band)
     gradient, = torch.autograd.grad(loss, new)                                  # [B, T]
     plain = -A[:, None] * token_weights(mask, OBJECTIVES[name].reduction)       # [B, T]
     return torch.where(plain != 0, gradient / plain, torch.nan), stats["clip_signal"].item()
@@ -191,7 +191,7 @@ compared with the same objective at its paper's constants. A dot marks the paper
 
 %% code
 def slid(name, factor):
-    """The options of policy_loss for `name` with its constant times `factor`."""
+    """The options of weights_of for `name` with its constant times `factor`."""
     row = OBJECTIVES[name]
     if name == "sapo":
         return dict(constants={key: value * factor for key, value in row.constants.items()})

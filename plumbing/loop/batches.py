@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 
 from advantages import ADVANTAGES, has_signal
-from losses import OBJECTIVES
 from plumbing.speed.rollouts import FastRollout, concat
 from rollout import rows_of
 
@@ -18,10 +17,10 @@ def with_gradient(learner, batch):
     filled up with such groups: one with fewer rows may round otherwise than the forward of the old
     log-probs, by more than GSPO's clip range."""
     args = learner.settings
-    pull = OBJECTIVES[learner.objective].kind.pulls
+    pull = learner.objective.kind.pulls
     others = (args.beta or args.entropy_coef or args.router_aux_loss_coef
               or args.positive_example_nll_weight)
-    others = others or pull and learner.constants[pull]
+    others = others or pull and learner.objective.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask = batch.rollout.mask
     G = args.num_generations

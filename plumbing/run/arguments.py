@@ -23,7 +23,7 @@ from typing import get_args, get_origin
 import torch
 
 from advantages import ADVANTAGES
-from losses import OBJECTIVES
+from losses import OBJECTIVES, varied
 from plumbing.run import band
 from plumbing.parallel import devices
 from plumbing.run.config import read_config, words_of
@@ -332,6 +332,12 @@ class Settings:
     def objective(self):
         """Row of losses.OBJECTIVES: ratio, clip and reduction."""
         return ALGORITHMS[self.algorithm]["objective"]
+
+    @property
+    def row(self):
+        """The objective's row with the options of this run."""
+        return varied(self.objective, self.constants, dual_clip=self.dual_clip,
+                      off_policy_mask=self.off_policy_mask)
 
     @property
     def router_shift(self):

@@ -286,8 +286,8 @@ def check_loss(args, epsilon):
     one = torch.ones(2, 3)
     try:
         (loss, stats), (dead, _) = (policy_loss(
-            args.objective, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,
-            epsilon_high=args.epsilon_high, dual_clip=args.dual_clip, constants=args.constants,
+            args.row, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,
+            epsilon_high=args.epsilon_high,
             router_shift=one if args.router_shift else None)
             for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))
         combine_stats([stats])

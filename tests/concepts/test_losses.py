@@ -12,7 +12,7 @@ import torch
 
 from advantages import group_advantages
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
-                    mismatch_mask, mismatch_weight, policy_loss, token_weights)
+                    mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
 from plumbing.run.metrics import weight_stats
 from ratios import sequence_ratio
 from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, weight
@@ -29,18 +29,21 @@ class Got(NamedTuple):
     stats: dict
 
 
-def ours(name, batch, *, reduction=None, mismatch=False, **options):
+def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_clip=None,
+         off_policy_mask=None, **options):
     """policy_loss of a batch. The only place of this file that hands it options."""
+    row = varied(name, constants, dual_clip=dual_clip, off_policy_mask=off_policy_mask)
     sizes = dict(group_size=min(G, len(batch.mask)), max_length=L_MAX)
     options = sizes | options
     if reduction:
         options["weights"] = token_weights(batch.mask, reduction, **sizes)
     if mismatch:
         options["mismatch"] = batch.mismatch
-    if OBJECTIVES[name].ratio == "log-shifted":
+    if row.ratio == "log-shifted":
         options.setdefault("router_shift", batch.shift)
     logp = batch.logp.clone().requires_grad_()
-    loss, stats = policy_loss(name, logp, batch.old_logp, batch.A, batch.mask, **options)
+    given = name if row == varied(name) else row
+    loss, stats = policy_loss(given, logp, batch.old_logp, batch.A, batch.mask, **options)
     gradient, = torch.autograd.grad(loss, logp)
     stats = {key: value.item() for key, value in stats.items()}
     return Got(loss.item(), gradient.double(), stats)

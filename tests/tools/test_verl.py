@@ -237,8 +237,8 @@ def verl_loss(verl, given, logp, old_logp, ref_logp, gap, A, mask, whole=None):
 def our_loss(args, logp, old_logp, ref_logp, gap, A, mask):
     weights = token_weights(mask, args.reduction, max_length=L_MAX)
     rollout = SimpleNamespace(mask=mask, sampler_logp=old_logp - gap)
-    loss, _ = policy_loss(args.objective, logp, old_logp, A, mask, epsilon=args.epsilon, epsilon_high=args.epsilon_high,
-                          weights=weights, dual_clip=args.dual_clip, constants=args.constants,
+    loss, _ = policy_loss(args.row, logp, old_logp, A, mask, epsilon=args.epsilon,
+                          epsilon_high=args.epsilon_high, weights=weights,
                           mismatch=mismatch_correction(args, old_logp, rollout))
     if args.beta and args.advantage != "reinforce_plus_plus":
         loss = loss + args.beta * (weights * kl_penalty(logp, ref_logp, mask, args.kl_estimator, old_logp)).sum()

@@ -16,7 +16,7 @@ import torch
 
 import train
 from eval import main
-from losses import OBJECTIVES, Objective, policy_loss, token_weights
+from losses import OBJECTIVES, Objective, policy_loss, token_weights, varied
 from tools import view
 from plumbing.run.metrics import read_metrics, token_record
 from rollout import Rollout
@@ -286,13 +286,14 @@ def reference(group, name, epsilon, epsilon_high, run):
     A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G], [G, T]
     row, own = OBJECTIVES[name], name == run["objective"]
     weighted = padded(group["factors"]) if "factors" in group else None                  # [G, T]
-    loss, stats = policy_loss(
-        name, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
-        weights=token_weights(mask, run["reduction"]).double() if own else None,
-        group_size=len(A), max_length=16, off_policy_mask=run["off_policy_mask"],
-        router_shift=padded(group["router_shift"], 1.0) if row.ratio == "log-shifted" else None,
-        mismatch=weighted, constants=run.get("constants") if own else None,
+    varying = varied(
+        name, run.get("constants") if own else None, off_policy_mask=run["off_policy_mask"],
         dual_clip=run["dual_clip"] if (row.ratio, row.clip) == ("token", "min") else None)
+    loss, stats = policy_loss(
+        varying, new, old, A, mask, epsilon=epsilon, epsilon_high=epsilon_high,
+        weights=token_weights(mask, run["reduction"]).double() if own else None,
+        group_size=len(A), max_length=16, mismatch=weighted,
+        router_shift=padded(group["router_shift"], 1.0) if row.ratio == "log-shifted" else None)
     push = -torch.autograd.grad(loss, new)[0]                                            # [G, T]
     struck = (push == 0) & mask & ((A if A.dim() == 2 else A[:, None]) != 0)             # [G, T]
     flat = lambda x: [value for values, saved in zip(x.tolist(), group["mask"])
