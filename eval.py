@@ -5,8 +5,8 @@
     python eval.py dashboard runs/gspo [runs/grpo …]      the curves of a run or several, as a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
-passk also accepts train.py's flags for the task, the policy and sampling, with the same meaning;
-`python eval.py passk --help` lists them.
+passk evaluates a run's checkpoint as the run does: with its task, lengths and sampling, unless they
+are given by train.py's flags, which `python eval.py passk --help` lists.
 """
 
 import os
@@ -20,19 +20,23 @@ from tools import commands
 if __name__ == "__main__":
     commands.first_word(sys.argv[1:], __doc__)   # --help does not wait for the imports below
 
+import json
 import math
 import subprocess
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers.utils import logging
 
-from tools import passk as comparison
+from plumbing.data import tasks
 from plumbing.model.offload import halves
-from plumbing.parallel.devices import autocast
+from plumbing.model.policy import load_policy
+from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import evaluation_sampler
 from plumbing.run.memory import EVALUATION_ROWS
 from plumbing.run.metrics import read_metrics
+from plumbing.run.screen import say, with_limits
 from plumbing.parallel.processes import gather, gathered, share
 
 
@@ -149,7 +153,67 @@ def held_out(args, actor, tokenizer, task):
 # --------------------------------------------------------------------------------- the commands
 
 def passk(asked):
-    comparison.compare(*asked, evaluate, pass_at_k, with_interval)
+    """Print and save pass@1, pass@k and the mean reward of one checkpoint, or of two and of their
+    difference, problem by problem. asked: (passk's own flags, Settings)."""
+    own, args = asked
+    logging.disable_progress_bar()
+    print(own.settings)
+    task = tasks.of_run(args)
+    device = torch.device(kind_of(args))
+    report = {"dataset": task.name, "settings": own.settings, "n": own.n,
+              "temperature": args.temperature, "seed": args.seed, "checkpoints": []}
+    found = []                                               # {problem: {score: number}}
+    for name in own.model_name_or_path:
+        policy, tokenizer = load_policy(args, task, device, name)
+        say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
+        problems = task.test[:own.problems]
+        answers = evaluate(args, evaluation_sampler(args, policy, tokenizer, task), task, problems,
+                           own.n, args.temperature, args.seed, progress=str(name))
+        rows = scores_by_problem(answers, own.k)
+        limits = {"reward": answers["reward_limits"],
+                  "mean_length": (0, task.max_completion_length)}
+        found.append(dict(zip(problems, rows)))
+        scores = intervals(rows, limits)
+        report["checkpoints"].append({"model": str(name), "problems": len(problems), **scores,
+                                      "reward_parts": answers["reward_parts"]})
+        show(name or "cold start", scores)
+    if len(found) == 2:
+        before, after = found                                # the second may have fewer problems
+        gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in after]
+        widths = {key: pair and (pair[0] - pair[1], pair[1] - pair[0])
+                  for key, pair in limits.items()}
+        report["difference"] = intervals(gains, widths, shares=(-1.0, 1.0))
+        show("after minus before, problem by problem", report["difference"], "+")
+    Path(own.output).parent.mkdir(parents=True, exist_ok=True)
+    Path(own.output).write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{own.output}")
+
+
+def scores_by_problem(answers, ks):
+    """[{score: number}], one per problem: pass@k for every k, and means over the n samples."""
+    rows = []
+    for i, rewards in enumerate(answers["rewards"]):
+        n = len(rewards)
+        right = sum(r >= 1 for r in rewards)
+        shares = {f"pass@{k}": pass_at_k(n, right, k) for k in sorted({1, *ks})}
+        rows.append(shares | {"reward": answers["mean_rewards"][i],
+                              "mean_length": sum(answers["lengths"][i]) / n,
+                              "truncated": sum(answers["truncated"][i]) / n})
+    return rows
+
+
+def intervals(rows, limits, shares=(0.0, 1.0)):
+    """{score: (mean, low, high)} of rows, {score: number} each. limits: {score: the (least, most)
+    that it can be, or None}; other scores are shares, which `shares` limits."""
+    return {key: with_interval([row[key] for row in rows], limits.get(key, shares))
+            for key in rows[0]}
+
+
+def show(title, scores, sign=""):
+    """Print scores {score: (mean, low, high)}; sign: "+" for a difference."""
+    print(f"\n{title}")
+    for key, value in scores.items():
+        print(f"  {key:12} {with_limits(value, sign)}")
 
 
 def claims(words):

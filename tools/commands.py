@@ -5,11 +5,13 @@ Nothing here imports transformers, so that --help and error messages appear imme
 
 import argparse
 import sys
+from pathlib import Path
 
-from plumbing.run.arguments import flags, parse, underscored
+from plumbing.run.arguments import (Settings, as_words, check_trusted, check_types, config_of,
+                                    flags, given_flags, parse, underscored)
 
 COMMANDS = {
-    "passk": "pass@1, pass@k, majority vote of a checkpoint, or of two and their difference.",
+    "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
     "claims": "Measure the papers' claims (experiments/shared/run_claims.py, in its own process).",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
@@ -22,6 +24,14 @@ TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mis
                   "routing_replay", "router_aux_loss_coef", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
                   "optimizer_offload", "shard", "bf16", "fp16")
+
+# Flags that decide how a run is evaluated, besides those of the task. The seed also decides which
+# problems are held out.
+EVALUATION = ("max_prompt_length", "max_completion_length", "temperature", "top_p", "top_k",
+              "seed", "stage2_dataset_name", "stage2_step")
+# Those of them that belong to the run's own problems.
+PROBLEMS = ("test_dataset_name", "columns", "stage2_dataset_name", "stage2_step", "min_terms",
+            "max_terms", "verbose_answers")
 
 
 def read(argv, description):
@@ -84,9 +94,12 @@ def of_training():
 
 
 def options(argv):
-    """(passk's own flags, train.py's arguments for the rest). Raises ValueError with one line."""
+    """(passk's own flags, train.py's arguments for the rest). own.settings: the line that says
+    which settings of a run they hold. Raises ValueError with one line."""
     shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
-    parser = quiet_parser("passk", f"Flags of train.py that also apply here: {', '.join(shared)}.")
+    parser = quiet_parser("passk", "The checkpoint of a run is evaluated with the settings of that "
+                          "run, unless they are given. Flags of train.py that also apply here: "
+                          f"{', '.join(shared)}.")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one checkpoint, or two to compare (default: the built-in cold start)")
     parser.add_argument("--n", "--num_generations", "--eval_samples", type=int, default=16,
@@ -95,15 +108,14 @@ def options(argv):
                         help="values of k for pass@k, at most n (default: 1, 4 and 16, up to n)")
     parser.add_argument("--problems", "--eval_prompts", type=int, default=256,
                         help="largest number of held-out problems (default: 256)")
-    parser.add_argument("--examples", type=int, default=2,
-                        help="number of right and of wrong responses to show (default: 2)")
     parser.add_argument("--output", default="runs/passk.json",
                         help="file for the numbers (default: runs/passk.json)")
+    parser.add_argument("--trust_run_code", action="store_true",
+                        help="import every FILE.py:NAME that the run's config.json names")
     own, rest = parser.parse_known_args(underscored(argv))
     own.k = own.k or [k for k in (1, 4, 16) if k <= own.n]
-    if own.n < 1 or own.problems < 1 or own.examples < 0:
-        raise ValueError(f"--n {own.n}, --problems {own.problems}, --examples {own.examples}: they "
-                         "must be at least 1, 1 and 0")
+    if own.n < 1 or own.problems < 1:
+        raise ValueError(f"--n {own.n}, --problems {own.problems}: they must be at least 1")
     for k in own.k:
         if not 1 <= k <= own.n:
             raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {own.n} samples per problem")
@@ -115,8 +127,59 @@ def options(argv):
         if word.startswith("--") and name.removeprefix("no_") in of_training():
             raise ValueError(f"passk: --{name} affects training only, not an evaluation")
     first = own.model_name_or_path[0]
-    args = parse(rest + (["--model_name_or_path", first] if first else []))
+    rest += ["--model_name_or_path", first] if first else []
+    given = given_flags(rest)
+    run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
+    own.settings = in_words(run, kept, given)
+    args = parse(rest, kept)
     if "sampler_dtype" in args.given and args.sampler != "vllm":
         raise ValueError("passk: --sampler_dtype needs --sampler vllm, which copies the weights; "
                          "the other samplers evaluate the checkpoint's own")
     return own, args
+
+
+def settings_of_runs(names, given, trusted):
+    """(run folder, {flag: value}) of the run that made the checkpoints `names`: what decides how
+    it is evaluated, unless `given` (flags of the command line) says it; (None, {}) if no run made
+    them. Raises ValueError if two runs differ, and, unless trusted, for code that only a run's
+    folder names."""
+    found = {}
+    for name in filter(None, names):
+        run = Path(name).parent.parent
+        if Path(name).absolute().parent.name == "checkpoints" and (config := config_of(run)):
+            found[run] = of_evaluation(config["arguments"], given)
+    if not found:
+        return None, {}
+    (run, kept), *others = found.items()
+    for other, theirs in others:
+        differ = [name for name in kept | theirs if kept.get(name) != theirs.get(name)]
+        if differ:
+            raise ValueError(f"{run} and {other} were evaluated with other settings: give --"
+                             f"{', --'.join(differ)}")
+    where = f"{run}/config.json"
+    check_types(kept, where)
+    check_trusted(kept, given | {"trust_run_code": trusted}, where)
+    return run, kept
+
+
+def of_evaluation(arguments, given):
+    """The part {flag: value} of a run's arguments that decides how it is evaluated: what differs
+    from the defaults and is not given. Another data set takes over prompts, not problems."""
+    names = {*EVALUATION}
+    section = None
+    for f in flags():
+        section = f.metadata.get("section", section)
+        names |= {f.name} if section == "the task" else set()
+    if given.get("dataset_name", arguments.get("dataset_name")) != arguments.get("dataset_name"):
+        names -= {*PROBLEMS}
+    usual = vars(Settings())
+    return {name: arguments[name] for name in usual if name in names and name not in given
+            and arguments.get(name, usual[name]) != usual[name]}
+
+
+def in_words(run, kept, given):
+    """A line that says with which settings checkpoints are evaluated."""
+    words = lambda values: " ".join(as_words(name, value) for name, value in values.items()
+                                    if name != "model_name_or_path") or "none"
+    source = f"settings of {run}: {words(kept)}" if run else "default settings, not those of a run"
+    return f"{source}; given here: {words(given)}"

@@ -435,13 +435,14 @@ GONE = {
 
 # ------------------------------------------------------------------------------- the command line
 
-def parse(argv):
-    """Command line -> Settings, with all defaults filled in and all values checked.
+def parse(argv, kept=None):
+    """Command line -> Settings, with all defaults filled in and all values checked. kept: {flag:
+    value} of what was given elsewhere, for flags that the command line lacks.
 
     Raises ValueError with one line that names the flag and says which values are allowed.
     """
     typed = given_flags(argv)
-    given = of_config(typed) | typed
+    given = (kept or {}) | of_config(typed) | typed
     if given.get("resume"):
         given = going_on(given)
     algorithm = given.get("algorithm", Settings.algorithm)

@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
 
 import eval
 from experiments.shared import run_claims
 from tools import dashboard as pictures
-from plumbing.data import running_sum
 from eval import bootstrap, pass_at_1, pass_at_k, reward_scores, with_interval
 from plumbing.data.task import Task
-from tools.passk import majority
-from moe import TinyMoE
 
 
 # -------------------------------------------------------------------------------------------------------------- estimators
@@ -96,33 +92,7 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
     assert scores["reward_limits"] == ((0, 1) if bounded else None)
 
 
-@pytest.mark.parametrize("texts, rewards, expected", [
-    (["3,1.", "3,1.", "3,2."], [1, 1, 0], 1.0),
-    (["3,1.", "3,2.", "3,2."], [1, 0, 0], 0.0),
-    (["a", "b"], [1, 0], .5),                                                            # a tie shares the vote
-    (["so \\boxed{42}", "I get \\boxed{42}", "\\boxed{41}"], [1, 1, 0], 1.0),            # reasoning differs, the answer agrees
-    (["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{2}}", "x"], [1, 1, 0], 1.0),
-    (["1+1 #### 2", "#### 2", "#### 3", "#### 3", "#### 3"], [1, 1, 0, 0, 0], 0.0)])
-def test_majority(texts, rewards, expected):
-    assert majority(texts, rewards) == expected
-
-
 # ---------------------------------------------------------------------------------------------------------- command lines
-
-def save_tiny(folder, seed=0, vocabulary=17):
-    torch.manual_seed(seed)
-    TinyMoE(Qwen3MoeConfig(vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, head_dim=8, num_experts=2,
-                           num_experts_per_tok=1, moe_intermediate_size=16, intermediate_size=16, tie_word_embeddings=False,
-                           eos_token_id=15, pad_token_id=16 if vocabulary > 16 else 0, bos_token_id=None)).save_pretrained(folder)
-    running_sum.builtin_tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return [save_tiny(folder / name, seed) for name, seed in (("before", 0), ("after", 1))]
-
 
 def refused(capsys, *argv, main=eval.main):
     """The one line on the error stream of a command that exits 2."""
@@ -133,64 +103,6 @@ def refused(capsys, *argv, main=eval.main):
     return error
 
 
-def test_passk_of_two_checkpoints(checkpoints, tmp_path, capsys):
-    output = tmp_path / "passk.json"
-    eval.main(["passk", "--model_name_or_path", *checkpoints, "--n", "4", "--k", "1", "4", "--problems", "6", "--device", "cpu", "--output", str(output)])
-    report, printed = json.loads(output.read_text()), capsys.readouterr().out
-    assert (report["problems"], report["n"], len(report["checkpoints"])) == (6, 4, 2)
-    for one in report["checkpoints"]:
-        assert {"pass@1", "pass@4", "majority@4", "mean_length", "truncated"} <= set(one)
-        for key in ("pass@1", "pass@4", "majority@4"):
-            mean, low, high = one[key]
-            assert low <= mean <= high
-    before, after = report["checkpoints"]
-    assert report["difference"]["pass@1"][0] == pytest.approx(after["pass@1"][0] - before["pass@1"][0])
-    assert "pass@4" in printed and "wrong" in printed and "after minus before" in printed
-
-
-def test_passk_of_a_dataset_that_a_file_holds(checkpoints, tmp_path, capsys):
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)}) + "\n" for a in range(1, 5) for b in range(1, 5)))
-    eval.main(["passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact", "--n", "2", "--k", "2", "--device", "cpu",
-               "--max_completion_length", "4", "--temperature", "0.7", "--output", str(tmp_path / "out.json")])
-    report = json.loads((tmp_path / "out.json").read_text())
-    assert report["dataset"] == str(data) and report["temperature"] == .7 and 0 <= report["checkpoints"][0]["pass@2"][0] <= 1
-
-
-def test_passk_reports_the_mean_reward_and_its_parts_and_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypatch, capsys):
-    """As train.py does. pass@1 is 0 where the verifier gives partial credit alone."""
-    monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": f"{a}+{b}=", "answer": str(a)} for a in range(1, 5) for b in range(1, 3)]
-    long = {"prompt": "+".join("1" * 30) + "=", "answer": "0"}
-    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [long, *rows]))
-    Path("train.jsonl").write_text('{"prompt": "9+9=", "answer": "9"}\n')
-    Path("mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
-    eval.main(["passk", "--model_name_or_path", *checkpoints, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
-               "--n", "4", "--device", "cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
-    report, printed = json.loads(Path("out.json").read_text()), capsys.readouterr().out
-    assert report["problems"] == 8 and "left out 1 held-out prompt(s): " in printed and "has 60 tokens" in printed
-    before, after = report["checkpoints"]
-    for one in (before, after):
-        assert one["reward_parts"]["any"] == 2 and 0 <= one["reward_parts"]["some"] <= .5
-        assert one["reward"][0] == pytest.approx(sum(one["reward_parts"].values()))
-    difference = report["difference"]
-    assert difference["reward"][0] == pytest.approx(after["reward"][0] - before["reward"][0], abs=1e-9) != 0
-    assert difference["reward_parts"]["some"] == pytest.approx(difference["reward"][0])
-    assert "parts        some " in printed and "parts        some +" in printed or "parts        some -" in printed
-    only = [word for word in checkpoints[:1] for _ in range(2)]          # twice the same: no interval where nothing differs
-    eval.main(["passk", "--model_name_or_path", *only, "--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier", "mine.py:reward",
-               "--n", "1", "--device", "cpu", "--max_completion_length", "4", "--max_prompt_length", "16", "--output", "out.json"])
-    assert json.loads(Path("out.json").read_text())["difference"]["reward"] == [0, None, None]
-    assert "reward       +0.000 [all equal]" in capsys.readouterr().out
-
-
-def test_passk_without_a_prompt_that_fits_says_so(checkpoints, tmp_path, capsys):
-    data = tmp_path / "sums.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "1"}) + "\n" for a in range(1, 4) for b in range(1, 4)))
-    assert "held-out prompts fits" in refused(capsys, "passk", "--model_name_or_path", checkpoints[0], "--dataset_name", str(data), "--verifier", "exact",
-                                              "--max_prompt_length", "3", "--device", "cpu")
-
-
 def test_the_paired_difference_is_narrower_than_two_intervals():
     rng = random.Random(0)
     hard = [rng.random() for _ in range(200)]
@@ -198,21 +110,6 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
     paired = bootstrap([b - a for a, b in zip(before["pass@1"], after["pass@1"])])
     alone = bootstrap(after["pass@1"])
     assert paired[1] - paired[0] < (alone[1] - alone[0]) / 5 and paired[0] > 0
-
-
-def test_passk_refuses(checkpoints, tmp_path, capsys):
-    one = ["passk", "--model_name_or_path", checkpoints[0], "--device", "cpu"]
-    assert "k is 16: pass@k needs 1 <= k <= n = 8" in refused(capsys, *one, "--n", "8", "--k", "1", "16")
-    for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):          # a hub id has one slash
-        assert "there is no such folder" in refused(capsys, "passk", "--model_name_or_path", nothing)
-    assert "3 checkpoints: give one, or two" in refused(capsys, "passk", "--model_name_or_path", *checkpoints, checkpoints[0])
-    assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
-    assert "--n 0" in refused(capsys, *one, "--n", "0")
-    small = save_tiny(tmp_path / "small", vocabulary=12)     # our tokenizer, a model of another vocabulary
-    assert "token 16, its model has 12 tokens" in refused(capsys, "passk", "--model_name_or_path", small)
-    words = tmp_path / "words.jsonl"                         # our checkpoint, a dataset it has no tokens for
-    words.write_text('{"prompt": "How many legs has a spider?", "answer": "8"}\n{"prompt": "And a cat?", "answer": "4"}\n')
-    assert "words.jsonl" in refused(capsys, *one, "--dataset_name", str(words), "--verifier", "exact")
 
 
 def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, capsys, monkeypatch):
