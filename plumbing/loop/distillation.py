@@ -7,7 +7,9 @@
                                    (--self_distillation_hint sibling: SDPO 2601.20802)
 
 `advantages.distillation` turns them into advantages. The teacher's forwards run like those of
---beta's reference: in the same micro-batches and precision, divided over the processes.
+--beta's reference: in the same micro-batches and precision, divided over the processes. With
+--routing_replay the teacher keeps its own routers' choices: no ratio is formed with it, so there is
+nothing to stabilize, and after a hint its routes mean something else.
 """
 
 import re
