@@ -290,6 +290,8 @@ def test_every_file_of_a_run_folder_is_missed(how, finished, capsys):
     for name in names:
         if "step_2/" in name and how != "removed":           # not read: one way is enough
             continue
+        if name == "config.json" and how == "edited":        # the tests above change its settings
+            continue
         damage(finished / name, how)
         if name == "config.json" or name.startswith("checkpoints/step_3"):
             err = refused(capsys, train.main, RESUME)
