@@ -15,7 +15,6 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -89,11 +88,6 @@ def smollm2(key):
     return mean(run[key] for run in load("reference_runs")["smollm2"]["runs"])
 
 
-def bf16_error():
-    """Error of log s under bfloat16 autocast, after one step at 1e-6."""
-    return load("bfloat16")["noise"]["steps"]["1"]["arms"]["bfloat16"]["error_rms"]
-
-
 FIGURES = {
     "bands": lambda: f"{OBJECTIVES['grpo'].epsilon / OBJECTIVES['gspo'].epsilon:.0f}",
     "outside": lambda: f"{mean(data('product_ratio')['outside']['s']):.0%}",
@@ -122,17 +116,13 @@ FIGURES = {
     "smollm2_before": lambda: f"{smollm2('pass_at_1_before'):.3f}",
     "smollm2_after": lambda: f"{smollm2('pass_at_1_after'):.3f}",
     "smollm2_seconds": lambda: f"{smollm2('seconds'):.0f} s",
-    "versus_trl": lambda: f"{load('versus_trl')['cpu']['default_run']['ratio_median']:.1f}",
-    "versus_trl_max": lambda: f"{load('versus_trl')['cpu']['smollm2_max']['ratio_median']:.1f}",
+    "lora_after": lambda: f"{load('reference_runs')['lora']['runs'][0]['pass_at_1_after']:.3f}",
+    "lora_mb": lambda: f"{load('reference_runs')['lora']['beside']['lora']['peak_mb']:,}",
+    "full_mb": lambda: f"{load('reference_runs')['lora']['beside']['full']['peak_mb']:,}",
     "distilled": lambda: which.with_interval("teacher - verifier"),
     "distilled_both": lambda: which.with_interval("both - verifier"),
     "distilled_self": lambda: f"{mean(data('distillation')['after']['self']):.2f}",
     "sdpo_takeaway": lambda: load("family_flags")["takeaway"],
-    "plain": lambda: f"{load('scaling')['plain']['median']:.1f}",
-    "plain_range": lambda: "{min:.1f} to {max:.1f}".format(**load("scaling")["plain"]),
-    "bf16_true": lambda: f"{load('bfloat16')['noise']['steps']['1']['true_rms']:.3f}",
-    "bf16_error": lambda: f"{bf16_error():.3f}",
-    "bf16_bands": lambda: f"{bf16_error() / OBJECTIVES['gspo'].epsilon_high:.0f}",
 }
 
 
@@ -364,197 +354,6 @@ def in_ranges(places):
                      for part in parts)
 
 
-# ------------------------------------------------------------------------ speed, memory, scaling
-
-CASES = {"tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed", 2),
-         "tiny_moe_sampler": ("tiny MoE, 256 × 24, log-probs of sampling reused", 2.5),
-         "default_run": ("the default run, responses end by themselves", 3),
-         "tiny_moe_long": ("tiny MoE, 256 × 128", "–"),
-         "tiny_dense": ("tiny dense, 256 × 24", "–"),
-         "smollm2_max": ("SmolLM2-135M, 4-shot `max`, 64 answers", 8),
-         "smollm2": ("SmolLM2-135M, 64 + 64 tokens, G 8", 3)}
-
-
-def speed():
-    found = load("versus_trl")["cpu"]
-    rows = []
-    machine = found["machine"]
-    for name, (what, target) in CASES.items():
-        r = found[name]
-        share = [f"{r[s]['share_of_limit']:.0%}" if "share_of_limit" in r[s] else "–"
-                 for s in ("trl", "ours")]
-        seconds = [f"{r[side]['total']['median']:.2f}" for side in ("trl", "ours")]
-        times = f"**{r['ratio_median']:.2f}** [{r['ratio']['min']:.2f}, {r['ratio']['max']:.2f}]"
-        peak = f"{r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f}"
-        rows.append((what, *seconds, times, target, peak, " / ".join(share)))
-    ours = [(r["gflop"], r["ours"]) for r in found.values() if "gflop" in r]
-    limits = [gflop / o["total"]["median"] / o["share_of_limit"] for gflop, o in ours]
-    off = [(name, f"{ratio:.2f}", f"{found['smollm2_max']['one_off'][name]:.2f}")
-           for name, ratio in found["default_run"]["one_off"].items()]
-    return (table(("same work, same process, in turns", "TRL s", "ours s", "TRL ÷ ours [min, max]",
-                   "target", "peak MB TRL / ours", "share of matmul limit"), *rows)
-            + f"\n\n{machine['threads']} threads, TRL 1.16.0, torch {machine['torch']}, limit "
-            f"{min(limits):.0f} to {max(limits):.0f} GFLOP/s in different runs; "
-            "`python benchmarks/versus_trl.py`.\n\n"
-            + table(("one technique off: seconds relative to all on", "the default run",
-                     "SmolLM2, 4-shot `max`"), *off))
-
-
-def memory():
-    found = load("memory")
-    cell = lambda sides, name, i: f"{sides[name][i]:,}" if name in sides else "–"
-    both = [(side, i) for i in (0, 1) for side in ("ours", "at once", "trl")]
-    rows = [(f"{int(T):,}", *(cell(sides, side, i) for side, i in both))
-            for T, sides in found["vocabulary"].items()]
-    fits = "\n".join(found.get("fits", ["not computed yet: python benchmarks/memory.py"]))
-    checks = "; ".join(f"{name} {r['estimated_mb'] / r['measured_mb']:.2f}"
-                       for name, r in found["estimate"].items())
-    return (table(("response tokens", "log-probs: ours", "all logits at once", "TRL",
-                   "update: ours", "all logits at once", "TRL"), *rows)
-            + "\n\nPeak MB beyond the weights, one response, vocabulary 151,936, a backbone of "
-            "width 64 (`python benchmarks/memory.py`).\n\nWhat fits on a GPU, computed by "
-            "`plumbing/run/memory.py`. In float32, as in README's\ncommands for GSPO, fewer rows "
-            "fit:\n\n```\n" + fits + "\n```\n\n"
-            f"The estimate divided by the measured peak of an update on a CPU: {checks}.")
-
-
-def checkpointing():
-    """Memory and time of an update of train.py with and without --gradient_checkpointing."""
-    found = load("memory")["script"]
-    (_, (peak, seconds)), (flag, (lower, longer)) = found["ways"].items()
-    head = (f"an update, {found['layers']} layers, {found['tokens']:,} tokens", "peak memory")
-    return table(head, ("no checkpointing", f"{peak} MB"), (f"`{flag}`", f"{lower} MB, "
-                 f"{longer / seconds:.1f} times the CPU time"))
-
-
-def lora():
-    """SmolLM2's reference run with LoRA adapters, beside full fine-tuning."""
-    runs = load("reference_runs")["lora"]
-    full = {key: smollm2(key) for key in ("pass_at_1_before", "pass_at_1_after")}
-    run = runs["runs"][0]
-    held_out = lambda r: (f"{r['pass_at_1_before']:.3f} → {r['pass_at_1_after']:.3f}"
-                          if "pass_at_1_after" in r else "–")
-    rows = [(title, held_out(r), f"{runs['beside'][name]['processor_seconds']:.0f}",
-             f"{runs['beside'][name]['peak_mb']:,}")
-            for title, name, r in (("full fine-tuning (mean of 3 seeds)", "full", full),
-                                   ("`--use_peft --lora_r 16 --lora_alpha 32`", "lora", run))]
-    curve = ", ".join(f"{x:.2f}" for x in run["curve"]["pass_rate"])
-    return (table(("SmolLM2-135M, 4-shot `max`", "held-out pass@1",
-                   "processor seconds of 3 batches", "peak MB of the process"), *rows)
-            + f"\n\nPass rate of the batches with LoRA: {curve} "
-            "(`python experiments/reference_runs.py lora`; float32 on a CPU).")
-
-
-def bfloat16():
-    """What bfloat16 does to log s, and to the speed of sampling on a CPU."""
-    found = load("bfloat16")
-    steps = found["noise"]["steps"]
-    rows = []
-    for name, error in found["noise"]["log_prob_error"].items():
-        cells = [(f"{s['arms'][name]['error_rms']:.1e}", f"{s['arms'][name]['correlation']:.2f}",
-                  f"{s['arms'][name]['outside']:.0%}") for s in steps.values()]
-        rows.append((name, f"{error:.1e}", *(" / ".join(pair) for pair in zip(*cells))))
-    true = " / ".join(f"{s['true_rms']:.1e}" for s in steps.values())
-    seconds = [(name, f"{r['float32']:.2f}", f"{r['bfloat16']:.2f}", f"{r['faster']:.2f}")
-               for name, r in found["sampling"].items()]
-    return (table(("arithmetic", "error of a log-prob", "of log s", "correlation with the truth",
-                   "outside the band by the error alone"), *rows)
-            + f"\n\nSmolLM2, {found['noise']['answers']} answers of "
-            f"{found['noise']['tokens']:.0f} tokens on average, on a CPU, after one AdamW step of "
-            f"1e-6 / after sixteen, by which log s truly moves {true} (root mean squares; GSPO's "
-            "band: 3e-4, 4e-4).\n\n"
-            + table(("processor seconds of a rollout on a CPU", "float32",
-                     "`--sampler_dtype bfloat16`", "times as fast"), *seconds)
-            + "\n\n`python benchmarks/bfloat16.py`")
-
-
-def engines():
-    """What benchmarks/engines.py measured: agreement, speed, and runs that learned."""
-    found = load("engines")
-    parts = []
-    agree = [(f"`--sampler {engine}`, {policy}", f"{r['loaded']:.0e}", f"{max(r['after']):.0e}",
-              f"{min(r['moved']):.2f} to {max(r['moved']):.2f}")
-             for engine, policies in found.get("differences", {}).items()
-             for policy, r in policies.items()]
-    if agree:
-        parts.append(table(("largest difference of a log-prob, nats", "as loaded",
-                            "after ten updates, at most", "moved by each update"), *agree))
-    if "fault" in found:
-        parts.append("After an update whose transfer left out the tied LM head, `--sampler vllm` "
-                     f"stopped with: `{found['fault']}`")
-    parts.append(table(
-        ("SmolLM2, 4-shot `max`, float32 on a CPU", "rollout batches", "held-out pass@1", "greedy",
-         "largest `mismatch_kl`"),
-        *((f"`--sampler {engine}`", r["steps"],
-           f"{r['pass_at_1_before']:.3f} → {r['pass_at_1_after']:.3f}",
-           f"{r['greedy_before']:.3f} → {r['greedy_after']:.3f}", f"{max(r['mismatch_kl']):.0e}")
-          for engine, r in found["learned"].items())))
-    speed = found.get("speed", {})
-    if speed:
-        kinds = list(next(iter(speed.values())))
-        parts.append(table(("tokens per processor second of one thread, in turns", *kinds),
-                           *((name, *(f"{row[kind]:.0f}" for kind in kinds))
-                             for name, row in speed.items())))
-    return "\n\n".join([*parts, "`python benchmarks/engines.py`"])
-
-
-def company():
-    """Seconds of gspo.py and train.py alone and beside two busy processes, by how torch's threads
-    wait and how many they are."""
-    found = load("company")
-    rows = []
-    for program, companies in found["programs"].items():
-        for name in next(iter(companies.values())):
-            cells = [[clocks[0] for clocks in companies[company][name]] for company in companies]
-            rows.append((f"`{program}`", name.replace("spin ", "GOMP_SPINCOUNT="),
-                         *(f"{min(x):.1f}, {median(x):.1f}" for x in cells)))
-    head = (f"seconds of {found['batches']} rollout batches: minimum, median", "threads",
-            *next(iter(found["programs"].values())))
-    before, after = found["load_before_and_after"]
-    return (table(head, *rows)
-            + f"\n\n{found['cores']} cores, {found['rounds']} rounds in turns, load {before:g} "
-            f"before and {after:g} after (`python benchmarks/company.py`). 300000 is libgomp's own "
-            "number.")
-
-
-def attempts():
-    """Ways to compute the tiny MoE with fewer operations, beside the code as it is."""
-    found = load("attempts")
-    cell = lambda r: f"{r['as_it_is_over_this']:.2f} ({r['min']:.2f}, {r['median']:.2f})"
-    cases = found["cases"]
-    rows = [(name, *(cell(case[name]) for case in cases.values()))
-            for name in next(iter(cases.values()))]
-    return (table(("speed relative to the code as it is (minimum and median seconds)",
-                   *(CASES[name][0].split(",")[0] for name in cases)), *rows)
-            + f"\n\n{found['threads']} threads, {found['rounds']} rounds in turns (`python "
-            "benchmarks/attempts.py`).")
-
-
-def simulated():
-    """How often the host waits and how many kernels it starts, per token step and per update, on a
-    pretended GPU."""
-    rows = [(f"`{r['flags']}`", *(f"{r[what][phase]:,.{digits}f}"
-                                  for phase in ("token step", "update")
-                                  for what, digits in (("syncs", 1), ("launches", 0))))
-            for r in load("simulated")]
-    return table(("simulated without a GPU", "waits per token step", "kernels",
-                  "waits per update", "kernels"), *rows)
-
-
-def scaling():
-    found = load("scaling")
-    rows = [(name, ", ".join(f"{x:,}" for x in r["sizes"]), f"{r['slope_seconds']:.2f}",
-             f"{r['slope_last']:.2f}", f"{r['slope_memory']:.2f}")
-            for name, r in found["growth"].items()]
-    costs = ", ".join(f"{name} {r['relative']:.2f}" for name, r in found["algorithms"].items())
-    return (table(("what grows", "sizes", "slope of seconds", "between the last two", "of memory"),
-                  *rows)
-            + "\n\nLog-log slopes of a rollout batch of the tiny MoE "
-            "(`python benchmarks/scaling.py`).\n\n"
-            + "\n".join(f"* {name}: {r['why']}." for name, r in found["growth"].items())
-            + f"\n\nSeconds of a rollout batch relative to GSPO's: {costs}.")
-
-
 def stability():
     """The table of results/moe_stability.json: every arm with its collapses and its final
     pass@1."""
@@ -569,15 +368,6 @@ def stability():
     return table(("policy", "answers", "optimizer, rate", "mini-batches", "arm", "collapsed",
                   "95 %", "pass rate, last 4", "held out", "flips per layer (%)", "max w, A < 0",
                   "max |g|"), *rows)
-
-
-def stranger():
-    """The table of the seven tasks of benchmarks/stranger.py."""
-    form = lambda r, key: f"{r[key + '_before']:.3f} → {r[key + '_after']:.3f}"
-    rows = [(f"`{name}`: {r['what']}", r["steps"], form(r, "pass_at_1"), form(r, "reward"),
-             f"{r['processor_seconds']:.0f}") for name, r in load("stranger").items()]
-    return table(("task", "rollout batches", "held-out pass@1", "held-out mean reward",
-                  "processor seconds"), *rows)
 
 
 def read_off():
@@ -601,15 +391,18 @@ def rooms():
     return "\n\n".join(parts)
 
 
-BLOCKS = {"rooms": rooms, "read off": read_off, "stranger": stranger,
+BLOCKS = {"rooms": rooms, "read off": read_off,
           "headline": headline, "claims": claims, "verdicts": verdicts,
           "all claims": all_claims, "family": family, "family flags": family_flags,
-          "self distillation": self_distillation,
-          "presets": presets, "speed": speed, "memory": memory, "checkpointing": checkpointing,
-          "scaling": scaling, "lora": lora, "bfloat16": bfloat16, "engines": engines,
-          "company": company, "attempts": attempts, "simulated": simulated,
+          "self distillation": self_distillation, "presets": presets,
           "stability": stability, "league": league,
           "which": which.page, "which in short": which.short}
+
+
+def of_benchmarks():
+    """{name: text} that the benchmarks wrote beside their measurements."""
+    return {name: text for file in ("versus_trl", "scaling", "memory", "simulated", "bfloat16",
+                                    "engines") for name, text in load(file)["texts"].items()}
 
 
 # --------------------------------------------------------------------------------- the documents
@@ -621,15 +414,18 @@ def documents():
 def build(text):
     """The text of a document with its marked parts generated again. Raises ValueError for an
     unknown mark."""
+    measured = of_benchmarks()
+
     def block(match):
         if match[1] not in BLOCKS:
             raise ValueError(f"<!-- {match[1]} --> is no block of experiments/readme.py")
         return f"<!-- {match[1]} -->\n{BLOCKS[match[1]]()}\n<!-- /{match[1]} -->"
 
     def figure(match):
-        if match[1] not in FIGURES:
+        if match[1] not in FIGURES and match[1] not in measured:
             raise ValueError(f"<!-- ={match[1]} --> is no figure of experiments/readme.py")
-        return f"<!-- ={match[1]} -->{FIGURES[match[1]]()}<!-- / -->"
+        text = measured[match[1]] if match[1] in measured else FIGURES[match[1]]()
+        return f"<!-- ={match[1]} -->{text}<!-- / -->"
 
     text = re.sub(r"<!-- ([a-z][\w ]*) -->.*?<!-- /\1 -->", block, text, flags=re.S)
     return re.sub(r"<!-- =(\w+) -->.*?<!-- / -->", figure, text, flags=re.S)

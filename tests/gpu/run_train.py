@@ -1,7 +1,6 @@
 """train.main on a pretended GPU, one list of flags after the other; a JSON line for each.
 
     python tests/gpu/run_train.py '["--algorithm gspo", "hf --beta 0.1", "resume --bf16 true"]'
-    python tests/gpu/run_train.py        # the counts of docs/speed.md, into results/simulated.json
 
 First words: `hf` trains a random Qwen2 checkpoint (`mixtral`: a random Mixtral) on prompts of
 unequal length that begin alike, not the tiny MoE; `resume` takes the last checkpoint away, resumes
@@ -18,7 +17,6 @@ import json
 import random
 import shutil
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 
@@ -107,8 +105,6 @@ def run(case):
     return found | {"where": {name: gpu.sites[name].most_common(12) for name in PHASES}}
 
 
-SHOWN = ["--bf16 true", "--bf16 false", "hf --bf16 true", "hf --bf16 true --gradient_checkpointing",
-         "hf --bf16 true --micro_batch_size 4", "hf --bf16 true --use_peft"]
 PHASES = {"rollout": (fast, "sample"), "token step": (fast.Rows, "step"),
           "look": (fast.Rows, "drop"), "cut": (train.Batch, "groups"),
           "update": (train, "update")}
@@ -118,14 +114,5 @@ if __name__ == "__main__":
         phase(owner, name, label)
     torch.set_num_threads(1)
     with gpu:
-        if len(sys.argv) > 1:
-            for case in json.loads(sys.argv[1]):
-                print(json.dumps(run(case)), flush=True)
-        else:
-            file = HERE.parents[1] / "results" / "simulated.json"
-            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-                found = {case: run(f"{case} --steps 2 --output_dir {i}")
-                         for i, case in enumerate(SHOWN)}
-            found = [{"flags": case, "syncs": r["syncs"], "launches": r["launches"]}
-                     for case, r in found.items()]
-            file.write_text(json.dumps(found, indent=1) + "\n")
+        for case in json.loads(sys.argv[1]):
+            print(json.dumps(run(case)), flush=True)

@@ -6,6 +6,7 @@ commands name files and flags that exist, links lead somewhere.
 
 import re
 import shlex
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -45,6 +46,17 @@ def commands():
 def test_every_measured_figure_is_the_committed_result(name):
     what = f"python experiments/readme.py brings {name} up to date with results/"
     assert build(DOCUMENTS[name]) == DOCUMENTS[name], what
+
+
+def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
+    """In a process of its own: benchmarks/simulate.py comes before torch."""
+    code = ("import json, sys; sys.path[:0] = ['benchmarks', '.']; import simulate\n"
+            "for name in ('versus_trl', 'scaling', 'memory', 'bfloat16', 'engines', 'simulated'):\n"
+            "    found = json.load(open(f'results/{name}.json'))\n"
+            "    module = simulate if name == 'simulated' else __import__(name)\n"
+            "    assert module.texts(found) == found['texts'], name")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_stale_figure_and_an_unknown_mark_are_noticed():

@@ -198,4 +198,3 @@ def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path, mo
     errors = found["noise"]["log_prob_error"]       # float16 has three more bits of mantissa
     assert errors["float16"] < errors["bfloat16"] / 3
     assert sixteen["arms"]["float16"]["error_rms"] < sixteen["arms"]["bfloat16"]["error_rms"]
-    assert all(r["faster"] > 0 for r in found["sampling"].values())

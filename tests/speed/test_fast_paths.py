@@ -1,10 +1,10 @@
-"""What is fast is equal to what is plain, and what is estimated is measured: plumbing/speed/fast.py, plumbing/run/memory.py, benchmarks/. python -m pytest tests/speed/test_fast_paths.py
+"""What is fast is equal to what is plain: plumbing/speed/fast.py; benchmarks/ measures it. python -m pytest tests/speed/test_fast_paths.py
 
 References: transformers' own cache and logits; the CPU allocator's peak. Shared prompts and chunks one by one: tests/speed/test_logprobs.py.
 """
 
+import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +12,18 @@ import torch
 import rollout
 import train
 from plumbing.run.arguments import parse
-from plumbing.run.memory import Work, advice, fits, footprint, parameters_of
+from plumbing.run.memory import advice
 from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import response_logp, sample
 from test_rollout import MODELS, PROMPTS, TOKENIZER, qwen3, tiny_moe
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import bfloat16  # noqa: E402
 import memory  # noqa: E402
 import scaling  # noqa: E402
+import timing  # noqa: E402
 import versus_trl  # noqa: E402
 
 
@@ -71,26 +74,6 @@ def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatc
     assert peaks[1] - peaks[0] < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in ("dense, weights", "dense, plain path", "dense, checkpointing") else name
-                                  for name in memory.CHECKS])
-def test_the_estimate_is_within_a_fifth_of_the_measured_peak(name):
-    measured, estimated = memory.measured(*memory.CHECKS[name])
-    assert 0.8 * measured < estimated < 1.2 * measured
-
-
-def test_the_estimate_grows_where_memory_grows():
-    config, work = memory.named("Qwen 0.5B"), Work(8, 8, 512, 512, 32)
-    parameters = parameters_of(config)
-    peak = lambda **change: footprint(config, parameters, replace(work, **change))["peak"]
-    assert peak() > peak(rows=16) > peak(rows=16, gradient_checkpointing=True)
-    assert peak(new_tokens=1024) > peak() > peak(bf16=True)
-    assert peak(plain=True) > peak() and peak(reference=True) - peak() == 4 * parameters
-    assert peak(bf16=True) > peak(bf16=True, state="offload") > peak(bf16=True, state="lora")
-    rows = fits(config, parameters, work, 80e9)
-    assert rows and peak(rows=rows) < 80e9
-    assert sum("80 GB" in line for line in memory.fits_table(0.1)) == 1
-
-
 @pytest.mark.parametrize("flags, capacity, wanted", [
     ("--prompts_per_step 256 --steps_per_generation 1", 0.9e9, "--micro_batch_size"), ("--prompts_per_step 65536", 4e9, "--prompts_per_step"), ("", 10e6, "smaller model")])
 def test_out_of_memory_names_the_flags_to_lower(flags, capacity, wanted):
@@ -109,11 +92,41 @@ def test_train_ends_with_that_line(monkeypatch, capsys):
     assert stop.value.code == 2 and error.startswith("train.py: out of GPU memory") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("script", [versus_trl, memory, scaling])
+@pytest.mark.parametrize("script", [bfloat16, memory, scaling, versus_trl])
 def test_benchmarks_explain_themselves(script, capsys):
     with pytest.raises(SystemExit) as stop:
         script.main(["--help"])
     assert stop.value.code == 0 and "--quick" in capsys.readouterr().out
+
+
+def test_sides_take_turns_and_the_first_round_does_not_count():
+    """Two sides, three rounds after the warm-up: their order, and quotients within a round."""
+    order = []
+
+    def side(name, seconds):
+        def measure(turn):
+            order.append((name, turn))
+            return seconds[turn]
+        return measure
+    found = timing.in_turns({"a": side("a", [9.0, 2.0, 4.0, 6.0]),
+                             "b": side("b", [9.0, 1.0, 1.0, 2.0])}, 3)
+    assert order == [(name, turn) for turn in range(4) for name in "ab"]
+    assert found == {"a": [2.0, 4.0, 6.0], "b": [1.0, 1.0, 2.0]}
+    assert timing.quotients(found["a"], found["b"]) == {"min": 2.0, "median": 3.0, "max": 4.0}
+    assert timing.timed(lambda turn: turn, iter([3.0, 5.5]).__next__)(0) == 2.5
+
+
+@pytest.mark.slow
+def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
+    """python benchmarks/scaling.py --quick --only plain: the other parts of the file stay."""
+    file = tmp_path / "scaling.json"
+    measured = json.loads((ROOT / "results/scaling.json").read_text())
+    file.write_text(json.dumps(measured))
+    scaling.main(["--quick", "--only", "plain", "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert found["plain"]["median"] > 1 and found["plain"]["rounds"] == 2
+    assert found["texts"]["plain"] == f"{found['plain']['median']:.1f}"
+    assert found["growth"] == measured["growth"]
 
 
 def test_without_trl_the_benchmark_says_how_to_get_it(monkeypatch, capsys):
@@ -135,8 +148,8 @@ def test_an_unknown_case_is_named(capsys):
 def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     """TRL's trainer as the benchmark sets it up, on completions that it sampled: its old log-probs and its gradient are ours."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
-    case, cpu = ("tiny_moe", 4, None, 4, 8, 2, 1, ""), torch.device("cpu")
-    args, task, folder, _ = versus_trl.prepare("tiny_moe", case, cpu, False, None)
+    case, cpu = ("", "tiny_moe", 4, None, 4, 8, 2, 1, ""), torch.device("cpu")
+    args, task, folder, _ = versus_trl.prepare(case, cpu)
     ours, trainer = versus_trl.Ours(args, task, folder, cpu), versus_trl.Trl(args, task, folder, cpu).trainer
     trainer.model.train()
     batch = trainer._generate_and_score_completions([{"prompt": p.prompt, "number": i} for i, p in enumerate(task.train[:4]) for _ in range(4)])
@@ -150,5 +163,5 @@ def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     loss.backward()
     assert mask.all() and torch.allclose(logp, batch["old_per_token_logps"], atol=1e-5)
     theirs = dict(trainer.model.named_parameters())
-    for name, p in ours.policy.named_parameters():
+    for name, p in ours.learner.policy.named_parameters():
         assert (p.grad - theirs[name].grad).norm() < 1e-4 * p.grad.norm() + 1e-9, name

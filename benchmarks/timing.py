@@ -1,0 +1,100 @@
+"""What the benchmarks share: one way of timing, peaks of memory, a machine's limit, results.
+
+Sides take turns within a round, so that other work on the machine meets all of them; round 0 warms
+up and is not counted. The minimum and the median of a side are kept, and of two sides the quotient
+within each round. A file of results/ holds what was measured and, under "texts", the tables and
+figures that the documents show of it, as markdown by name.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's own log
+MB = 2 ** 20
+
+
+def timed(work, clock=time.perf_counter):
+    """The function work(round), made to return its seconds."""
+    def seconds(turn):
+        began = clock()
+        work(turn)
+        return clock() - began
+    return seconds
+
+
+def in_turns(sides, rounds):
+    """{name: function of the round that returns its seconds} -> {name: seconds of each round}."""
+    found = {name: [] for name in sides}
+    for turn in range(rounds + 1):
+        for name, seconds in sides.items():
+            found[name].append(seconds(turn))
+    return {name: seconds[1:] for name, seconds in found.items()}
+
+
+def rounded(x, digits=4):
+    return float(f"{x:.{digits}g}")
+
+
+def spread(values):
+    values = list(values)
+    return {"min": rounded(min(values)), "median": rounded(median(values)),
+            "max": rounded(max(values))}
+
+
+def quotients(seconds, others):
+    """The spread of seconds / others within each round."""
+    return spread(a / b for a, b in zip(seconds, others, strict=True))
+
+
+def peak_bytes(work, device=torch.device("cpu")):
+    """How many bytes work() allocates at most, beyond what is allocated before it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        work()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+def wait(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure_limit(device, n=None):
+    """Matrix-multiply FLOP/s: float32 on a CPU, bfloat16 on a GPU. n: width of the matrices."""
+    cpu = device.type == "cpu"
+    n = n or (1024 if cpu else 8192)
+    dtype = torch.float32 if cpu else torch.bfloat16
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
+
+    def product(turn):
+        a @ b
+        wait(device)
+    return 2 * n ** 3 / min(in_turns({"": timed(product)}, 20)[""])
+
+
+def table(head, *rows):
+    """A markdown table on lines of its own."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n" + "".join("| " + " | ".join(map(str, cells)) + " |\n" for cells in lines)
+
+
+def write_json(path, found):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(found, indent=1) + "\n")
