@@ -61,7 +61,6 @@ from plumbing.model.offload import HostAdamW
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, folder as run, memory, screen
-from plumbing.run.band import make_band
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
 from plumbing.speed.rollouts import cut_routes, join_scores
@@ -181,7 +180,6 @@ def mini_batches(settings, task, batch, step):
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
     extras = learner.extras
-    epsilon, epsilon_high = learner.clip_range()
     live = mini if settings.plain else batches.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     passes = []                                  # the statistics of each micro-batch
@@ -194,7 +192,8 @@ def update(settings, learner, mini):
             more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
             loss, stats = policy_loss(
                 learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
-                epsilon=epsilon, epsilon_high=epsilon_high, weights=part.weights, **more)
+                epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
+                **more)
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
@@ -307,7 +306,6 @@ class Learner:
     stream: PromptStream         # which prompts come next
     objective: object = OBJECTIVES["gspo"]   # a row of losses.OBJECTIVES with the run's options
     extras: object = None        # what rarely used flags add; None: nothing
-    band: object = None          # --epsilon auto: the clip range that follows log s
     has_routes: bool = False     # record what the routers of the policy choose
     scaler: object = NO_SCALER   # of gradients, for --fp16
     half: object = None          # the format of forwards in 16 bits
@@ -365,19 +363,13 @@ class Learner:
             return nullcontext({})
         return self.extras.forcing(rollout, passes, scorer)
 
-    def clip_range(self):
-        """(epsilon, epsilon_high) of the next update."""
-        return self.band.edges() if self.band else (self.settings.epsilon,
-                                                    self.settings.epsilon_high)
-
     def gather(self, part):
         """The parts of all processes, in their order."""
         return processes.gather(part) if self.world > 1 else [part]
 
 
-def make_learner(settings, task, policy, tokenizer, device, progress=None):
-    """The Learner of a run: everything that is fixed before the first batch. progress: the run's
-    own counts, which a checkpoint keeps."""
+def make_learner(settings, task, policy, tokenizer, device):
+    """The Learner of a run: everything that is fixed before the first batch."""
     check_hints(settings, task, policy, tokenizer)
     actor = make_scorer(settings, policy).to(device)
     judge = task.judge
@@ -395,7 +387,6 @@ def make_learner(settings, task, policy, tokenizer, device, progress=None):
         objective=settings.row,
         extras=make_extras(settings, task, policy, reference_of(settings, task, device, actor),
                            teacher_of(settings, task, device, tokenizer)),
-        band=make_band(settings, {} if progress is None else progress),
         has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,
         exact=widest(device), rank=processes.rank(), world=processes.world())
@@ -452,7 +443,7 @@ def run_on(device, settings, task):
         screen.say(memory.comparison(settings, policy.config, task, device))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
-        learner = make_learner(settings, task, policy, tokenizer, device, progress)
+        learner = make_learner(settings, task, policy, tokenizer, device)
         screen.say(checkpoints.plan(settings, learner, saved))
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)

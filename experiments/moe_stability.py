@@ -171,7 +171,7 @@ def one_run(c, done, batches=BATCHES):
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     with open(run / "log.txt", "w") as log, redirect_stdout(log), watched(seen, c["optim"]):
-        learner = train.make_learner(args, task, policy, tokenizer, device, progress)
+        learner = train.make_learner(args, task, policy, tokenizer, device)
         recorder = Recorder(args, run, task, learner, progress, device)
         step = train.train(args, learner, task, recorder, Saver(args, run, learner, progress))
     if step < batches:                                       # Ctrl-C: train.py let the batch end

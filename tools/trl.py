@@ -10,7 +10,6 @@ import torch
 from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.engines.vllm import GPU_SHARE
-from plumbing.run import band
 
 NAME = "TRL 1.16"
 ELSEWHERE = "not in trl.GRPOConfig, for GRPOTrainer or for code of your own"
@@ -249,7 +248,6 @@ def lacking(settings):
 def only_here(settings):
     """What neither TRL nor verl has."""
     return ", no ".join(words for words, on in (
-        ("clip range that follows log s (--epsilon auto)", band.is_auto(settings)),
         ("clip of the advantages", settings.advantage_clip is not None),
         ("log-probs renormalized over the tokens that top-p and top-k keep",
          settings.top_p < 1 or settings.top_k),

@@ -15,7 +15,6 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
 
 from losses import OBJECTIVES
 from plumbing.run.arguments import ALGORITHMS, read_constants
@@ -52,8 +51,6 @@ def read_run(folder):
     except (OSError, ValueError, KeyError):
         raise ValueError(f"{folder}/config.json does not say which algorithm was trained") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
-    if isinstance(kept["epsilon"], str):                     # auto: the sliders start at its median
-        kept["epsilon"] = kept["epsilon_high"] = median(m["epsilon"] for m in records)
     constants = read_constants(arguments.get("objective_constants", []))
     return {"name": str(folder), "objective": objective, **kept, "constants": constants,
             "curves": curves, "groups": groups}

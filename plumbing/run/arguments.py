@@ -24,7 +24,6 @@ import torch
 
 from advantages import ADVANTAGES
 from losses import OBJECTIVES, varied
-from plumbing.run import band
 from plumbing.parallel import devices
 from plumbing.run.config import read_config, words_of
 from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
@@ -86,10 +85,8 @@ class Settings:
     algorithm: str = arg("gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that "
                          "also sets other flags (docs/family.md)",
                          section="the algorithm", choices=ALGORITHMS)
-    epsilon: float | str | None = arg(
-        None, "lower end of the clip range, 1 - epsilon; for gspo also auto or auto:C: both ends "
-        "of the clip range are C standard deviations of log s, measured during the run (auto: C=2)",
-        unset="the value of the algorithm's paper", kind=band.edge)
+    epsilon: float | None = arg(None, "lower end of the clip range, 1 - epsilon",
+                                unset="the value of the algorithm's paper")
     epsilon_high: float | None = arg(None, "upper end of the clip range, 1 + epsilon_high",
                                      unset="the value of the algorithm's paper")
     reduction: str | None = arg(None, "how the loss is averaged over tokens",
@@ -429,6 +426,8 @@ GONE = {
     "print_verl_config": "type python tools/export.py verl and the other flags",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
+    "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
+                    "(docs/which.md)",
     "sampler continuous": "leave it out, or use --sampler vllm",
 }
 
@@ -490,7 +489,7 @@ def resolved(settings):
     usual = [1e-4, 100.0] if settings.mismatch_mask == "outlier" else [0.5, 5.0]
     settings = replace(settings, **devices.arithmetic(settings))
     return replace(
-        settings, epsilon=epsilon, epsilon_high=epsilon if band.is_auto(settings) else high,
+        settings, epsilon=epsilon, epsilon_high=high,
         reduction=settings.reduction or row.reduction, mismatch_mask_bounds=bounds or usual,
         objective_constants=[f"{name}={value}" for name, value in constants.items()],
         save_tokens=not settings.model_name_or_path if tokens is None else tokens,
@@ -511,7 +510,7 @@ def refuse_gone(argv):
     """Raises ValueError for a flag, or a flag's value, that train.py once had."""
     words = [part for word in underscored(argv) for part in word.split("=", 1)]
     for word, value in zip(words, [*words[1:], ""]):
-        for name in (word, f"{word} {value}"):
+        for name in (word, f"{word} {value.partition(':')[0]}"):
             if name.removeprefix("--") in GONE and name.startswith("--"):
                 raise ValueError(f"{name} is gone: {GONE[name.removeprefix('--')]}")
 

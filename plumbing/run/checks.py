@@ -12,7 +12,7 @@ import torch
 
 from advantages import ADVANTAGES, check_row, estimate_advantages
 from losses import OBJECTIVES, combine_stats, policy_loss
-from plumbing.run import band, trackers
+from plumbing.run import trackers
 
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
 
@@ -62,7 +62,7 @@ def check_values(args, flags):
     cap = OBJECTIVES[args.objective].kind.widest
     for name in ("epsilon", "epsilon_high"):
         value = getattr(args, name)
-        if value is not None and not isinstance(value, str) and not 0 < value < cap:
+        if value is not None and not 0 < value < cap:
             refuse(args, name, "is not between 0 and 1: the clip range is [1 - epsilon, 1 + "
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
@@ -87,7 +87,6 @@ def check_combinations(args):
     not_used = teacher and not distills and not args.distillation_coef
     use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
     hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
-    auto = band.is_auto(args)
     ema = args.teacher_model_kind == "ema"
     takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
@@ -102,11 +101,6 @@ def check_combinations(args):
          "the same number of whole groups"),
         ("micro_batch_size", micro and micro % G and G % micro,
          f"must divide --num_generations {G} or be a multiple of it"),
-        ("epsilon", auto and not objective.clips_s,
-         f"needs an objective that clips the sequence ratio s (gspo, gspo_token, luspo), not "
-         f"{args.objective}"),
-        ("epsilon_high", auto and args.epsilon_high is not None,
-         "has no effect with --epsilon auto, which sets both ends of the clip range"),
         ("num_experts_per_tok", args.num_experts_per_tok > args.num_experts,
          f"is more than --num_experts {args.num_experts}"),
         ("hidden_size", args.hidden_size % 8,
@@ -248,7 +242,7 @@ def check_combinations(args):
     ):
         if wrong:
             refuse(args, name, must)
-    check_loss(args, None if auto else args.epsilon)
+    check_loss(args)
     check_advantage(args)
 
 
@@ -279,14 +273,14 @@ def check_advantage(args):
                "advantage")
 
 
-def check_loss(args, epsilon):
+def check_loss(args):
     """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
     and a row, a clip or a statistic of one's own may not fit the rest."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
     try:
         (loss, stats), (dead, _) = (policy_loss(
-            args.row, logp, old_logp, A, one.bool(), weights=one, epsilon=epsilon,
+            args.row, logp, old_logp, A, one.bool(), weights=one, epsilon=args.epsilon,
             epsilon_high=args.epsilon_high,
             router_shift=one if args.router_shift else None)
             for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))

@@ -16,12 +16,13 @@ import torch
 from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES, STATISTICS, kl_penalty
 from plumbing.loop.distillation import taught
-from plumbing.run import band, checkpoints, trackers
+from plumbing.run import checkpoints, trackers
 from plumbing.parallel import devices
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
 SHAPING = {"overlong": "overlong_cache", "length": "length_penalty"}     # parts that flags add
+ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
 MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
 
@@ -133,7 +134,7 @@ def policy_metrics(old_logp, new_logp, mask):
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
     spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
-    apart = stats["log_w_var"] > band.ROUNDING
+    apart = stats["log_w_var"] > ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
     return {**spread, "perplexity_old": mean_of(old, rows), "perplexity_new": mean_of(new, rows),
             "delta_h": mean_of(delta_h, rows),
@@ -264,8 +265,6 @@ class Recorder:
             "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}
         if held:
             record |= held_out_record(held["sampled"])
-        if learner.band:
-            learner.band.update(record["log_w_var"], record["log_s_var"], record["log_s_noise"])
         if learner.rank == 0:
             self.write(step, record, batch, mini, new)
 
@@ -284,9 +283,8 @@ class Recorder:
             group = group_record(step, mini, new, self.learner.tokenizer, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
         print(line(record, args.steps, self.clock.seconds_left(step),
-                   self.progress["best_pass_rate"], bool(self.learner.band)), flush=True)
-        fixed = self.clips_s and not self.learner.band       # a clip range of s that stays
-        if step == 1 and fixed and (note := noise_note(args, record["log_s_noise"])):
+                   self.progress["best_pass_rate"]), flush=True)
+        if step == 1 and self.clips_s and (note := noise_note(args, record["log_s_noise"])):
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
             print(equal_note(firsts[0], record["reward_std"]), flush=True)
@@ -308,11 +306,9 @@ class Recorder:
         only that of rounding."""
         if not self.clips_s:
             return {}
-        auto = self.learner.band
-        edges = auto.edges() if auto else (self.args.epsilon, self.args.epsilon_high)
-        epsilon = sum(edges) / 2
+        epsilon = (self.args.epsilon + self.args.epsilon_high) / 2
         std = math.sqrt(log_s_var)
-        measured = std > 0 and log_w_var > band.ROUNDING
+        measured = std > 0 and log_w_var > ROUNDING
         return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if measured else None}
 
 
@@ -372,9 +368,8 @@ def equal_note(first, reward_std):
             "such responses, and are the problems neither too hard nor too easy?")
 
 
-def line(record, steps, seconds_left, best_pass_rate, auto=False):
-    """The line of a rollout batch on the screen. auto: --epsilon auto, so the line shows the
-    measured clip range."""
+def line(record, steps, seconds_left, best_pass_rate):
+    """The line of a rollout batch on the screen."""
     def short(x, digits=2):
         return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
 
@@ -388,15 +383,12 @@ def line(record, steps, seconds_left, best_pass_rate, auto=False):
     low = record["clip_low"]
     high = record["clip_high"]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
-    width = record.get("epsilon_over_std")
     words = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {short(record['reward'])}",
         f"({named})" if len(parts) > 1 else "", f"pass {short(record['pass_rate'])}",
         f"dead {short(record['dead_groups'])}", f"len {record['length']:5.1f}",
         f"clip {short(low + high)} (low {short(low)} high {short(high)})",
         f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
-        f"band {small(record['epsilon'])}" if auto else "",
-        f"({short(width, 1)} std)" if auto and width else "",
         "" if flips is None else f"flips {flips:5.1%}",
         "" if perplexity is None else f"ppl {short(perplexity, 3)}",
         f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]

@@ -7,7 +7,7 @@ summary.json contains the numbers that are printed at the end.
 import json
 
 from losses import OBJECTIVES
-from plumbing.run import band, checkpoints, trackers
+from plumbing.run import checkpoints, trackers
 from plumbing.run.metrics import collapse, held_out_record
 from plumbing.parallel.processes import rank
 
@@ -29,10 +29,7 @@ def plan(args, folder, task, device):
                  "kept under runs/cold_start")
     uses = f", each used {args.num_iterations} times" if args.num_iterations > 1 else ""
     clip_range = ""
-    if band.is_auto(args):
-        times = args.epsilon.removeprefix("auto:")
-        clip_range = f", clip range 1 ± {times} standard deviations of log s"
-    elif args.epsilon is not None:
+    if args.epsilon is not None:
         clip_range = f", clip range [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
     return "\n".join([
         f"training {model} with {args.algorithm}: {task.name} ({len(task.train)} prompts, "

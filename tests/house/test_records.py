@@ -123,7 +123,6 @@ def test_a_run_of_the_family_is_what_train_makes(desk):
 
 @pytest.mark.parametrize("name, wanted", [
     ("stability_map", dict(arm="gspo", seed=SEED, rate=6e-4, minibatches=4, policy="moe")),
-    ("band_law", dict(arm="auto", seed=17, rate=4e-4, minibatches=4)),
     ("band_dose", dict(arm="gspo_x100_trusted", seed=25, bits="int4")),
     ("stale_sampler", dict(arm="gspo_x100_k2", seed=41)),
     ("sampler_noise", dict(arm="dose", seed=SEED, bits="int3", policy="moe")),
