@@ -11,8 +11,9 @@ inference engine can replace, and a Scorer, a module that DDP and FSDP can wrap.
 Each token is drawn with one uniform random number, which belongs to its row and position. If the
 caller passes these numbers, the rollout does not depend on how its rows are split into batches.
 
-Not implemented on purpose: top-p, top-k and repetition penalties. The tokens would then come from
-another distribution than softmax(logits / temperature), whose log-probs enter the loss.
+With top-p or top-k, tokens come from another distribution than softmax(logits / temperature): the
+rollout keeps which tokens could be drawn, and log-probs are those over these alone. Repetition
+penalties are left out on purpose: their distribution depends on the whole response.
 
 Next: train.py, the loop that joins sampling, advantages and loss.
 """

@@ -129,8 +129,9 @@ def rows():
     others = [name for name in numbers() if name.startswith("league, first - ")]
     behind_first = tuple(name for place, name in enumerate(others, 2)
                          if place <= 5 or name.rpartition(" ")[2] in ("gspo", "grpo", "ppo"))
+    first = result("league")["data"]["table"][0]["member"]
     return {SHORT: [
-        Row("Which algorithm?",
+        Row("GSPO or GRPO?",
             "GSPO with about 100 times the paper's clip range, or GRPO; GSPO with the paper's "
             "learns less.",
             f"The wide clip range minus GRPO, mean of six step sizes: "
@@ -138,17 +139,17 @@ def rows():
             ("gspo - grpo, best rates", "gspo - grpo_replay, best rates",
              "gspo_x100 - grpo, best rates", "gspo_x100 - grpo, six step sizes",
              "gspo - grpo, the league"),
-            "longer answers, deeper models, longer runs (below)",
-            "On the tiny model GRPO, or GSPO with 100 times the paper's clip range: "
-            f"{n('gspo_x100 - grpo, six step sizes')} pass@1 against GRPO over six step sizes. "
-            "`docs/league.md` has all members."),
-        Row("Which member of the whole family, each at its best rate and clip range?",
+            "longer answers, deeper models, longer runs (below)"),
+        Row("Which algorithm?",
             league_answer(),
             "The first minus the fifth: "
             f"{n('first - fifth of the league')} pass@1.",
             behind_first,
             "longer runs and deeper models: [league.md](league.md) has the table, and "
-            "`python experiments/league.py NAME` adds a member"),
+            "`python experiments/league.py NAME` adds a member",
+            f"On the tiny model, each at its best, `{first}` has the highest mean: "
+            f"{n('league, first - grpo')} pass@1 above GRPO, {n('league, first - gspo')} above "
+            "GSPO with a wide range; those not told apart from it: `docs/league.md`."),
         Row("How wide a band for GSPO?",
             "`--epsilon 0.03 --epsilon_high 0.04`, 100 times the paper's; the default stays the "
             "paper's, so that `--algorithm gspo` is the published algorithm.",
