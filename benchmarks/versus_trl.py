@@ -356,8 +356,6 @@ def texts(found):
          *(CPU_CASES[name][0].split(", ")[0] for name in off)),
         *((technique, *(f"{ratios[technique]:.2f}" for ratios in off.values()))
           for technique in next(iter(off.values()), {})))
-    if "default_run" in off:
-        text["plain_seconds"] = f"{off['default_run']['all of them (--plain)']:.2f}"
     return text
 
 
