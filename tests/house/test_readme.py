@@ -4,6 +4,7 @@ Figures are those of results/, tables agree with the code, the worked example of
 commands name files and flags that exist, links lead somewhere.
 """
 
+import json
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import train
 from experiments.readme import build, documents, in_ranges
 from losses import OBJECTIVES
 from plumbing.parallel import devices
@@ -162,3 +164,30 @@ def test_presets_of_the_documents_are_all_presets():
 @pytest.mark.parametrize("places, text", [([], ""), ([4], "4"), ([2, 1], "1, 2"), ([7, 1, 3, 4, 5], "1, 3–5, 7")])
 def test_a_list_of_ranks_is_short(places, text):
     assert in_ranges(places) == text
+
+
+def limits(page, metric):
+    """(lowest, highest) of the column "normal" of a metric: `below X`, `above X` or `X to Y`."""
+    row, = [line for line in page.splitlines() if line.startswith("|") and f"`{metric}`" in line.split("|")[1]]
+    cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)]
+    normal = cells[-3]
+    number = r"([\d.]+(?: %)?)"
+    value = lambda text: float(text.removesuffix(" %")) / (100 if text.endswith("%") else 1)
+    if found := re.search(f"(below|above) {number}", normal):
+        return (0.0, value(found[2])) if found[1] == "below" else (value(found[2]), float("inf"))
+    low, high = re.search(f"{number} to {number}", normal).groups()
+    return value(low), value(high)
+
+
+@pytest.mark.slow
+def test_the_default_run_stays_in_the_ranges_that_the_pages_call_normal(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train.main("--device cpu --eval_samples 0 --save_tokens false --output_dir run".split())
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    pages = {"docs/metrics.md": ("epsilon_over_std", "log_w_var", "grad_norm", "flip_rate", "ratio_max"),
+             "README.md": ("log_w_var", "grad_norm")}
+    for page, metrics in pages.items():
+        for metric in metrics:
+            low, high = limits((ROOT / page).read_text(), metric)
+            values = [record[metric] for record in records if record[metric] is not None]
+            assert low <= min(values) and max(values) <= high, (page, metric, min(values), max(values))
