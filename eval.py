@@ -217,7 +217,7 @@ def show(title, scores, sign=""):
 
 
 def claims(words):
-    script = Path(__file__).parent / "experiments/shared/run_claims.py"
+    script = Path(__file__).parent / "experiments/run.py"
     raise SystemExit(subprocess.run([sys.executable, script, *words]).returncode)
 
 

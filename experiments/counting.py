@@ -5,6 +5,7 @@
 The reward is the share of the twenty numbers before the first wrong one.
 """
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -47,4 +48,5 @@ def write(folder=Path("data"), test=64):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     write()

@@ -3,8 +3,8 @@
     python experiments/fill.py               all pages
     python experiments/fill.py --names       the names there are
 
-Names come from results/numbers.json, which experiments/run.py writes, and from `texts`
-({name: text}) in any other results/*.json:
+Names come from results/numbers.json, which experiments/run.py writes, and from `texts` in the
+results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
@@ -26,9 +26,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
+from losses import OBJECTIVES                                                        # noqa: E402
 from questions import QUESTIONS                                                      # noqa: E402
 
 MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)
+
+SHORT = {   # names of figures that stand in a sentence
+    **{f"default_{what}": f"mean default: {what}" for what in ("before", "after", "greedy",
+                                                                "seconds")},
+    **{f"smollm2_{what}": f"mean smollm2: {what}" for what in ("before", "after", "seconds")},
+    "lora_after": "mean smollm2: LoRA after", "lora_mb": "mean smollm2: LoRA memory",
+    "full_mb": "mean smollm2: memory", "clipped_gspo": "mean clipped: GSPO's share",
+    "clipped_grpo": "mean clipped: GRPO's share",
+    "outside": "mean bounded: s leaves the band in less than 1 % of answers",
+    "identity_float32": "mean identity: in float32",
+    "identity_float64": "mean identity: in float64"}
 
 
 def pages():
@@ -55,7 +67,8 @@ def texts():
     for file in sorted((ROOT / "results").glob("*.json")):
         content = json.loads(file.read_text())
         names |= content.get("texts", {}) if isinstance(content, dict) else {}
-    return names
+    ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
+    return names | {short: names[name] for short, name in SHORT.items()} | {"bands": f"{ratio:.0f}"}
 
 
 def interval(number, form):
@@ -80,10 +93,12 @@ def table(head, *rows):
 
 
 def verdicts(found):
-    """Every question with its first number, verdict, p and Holm's p over all rows."""
+    """Every question that has a verdict, its first number, p and Holm's p over all rows."""
     p_of = lambda p: "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
     rows = []
     for name, question in QUESTIONS.items():
+        if not question.decides:
+            continue
         answer = found["verdicts"][name]
         number = found["numbers"][f"{name}: {question.decides[0]}"]
         one = "–" if number["mean"] is None else interval(

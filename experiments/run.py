@@ -1,6 +1,7 @@
 """Makes the runs of a question that are missing, judges it and draws it.
 
-    python experiments/run.py                    every question and its verdict; what it still lacks
+    python experiments/run.py                    every question and its verdict, what it still
+                                                 lacks; results/numbers.json and the pictures
     python experiments/run.py NAME               make the missing runs; goes on where it stopped
     python experiments/run.py NAME --most 20     at most 20 runs now
     python experiments/run.py league --only ARM  only runs of this arm: your own row of
@@ -11,8 +12,7 @@ A run is a command line of train.py and a line of results/NAME.jsonl: question, 
 command, figures, seconds, machine, versions and commit. Delete a line and its run is made again. A
 start that train.py refuses, as its cold start is not usable, has `refused` in place of figures; a
 run whose flags are gone has `not_repeatable` and the last commit that had them. An interruption
-loses only the current run. A process uses one core, and cold starts are shared. What is found
-becomes the named numbers of results/numbers.json and a picture.
+loses only the current run. A process uses one core, and cold starts are shared.
 """
 
 import argparse
@@ -172,8 +172,8 @@ def circumstances():
                         f"{torch.get_num_threads()} thread(s)",
                 versions=f"Python {platform.python_version()}, torch {torch.__version__}, "
                          f"transformers {transformers.__version__}",
-                commit=git("rev-parse", "--short=10", "HEAD")
-                + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "*.py")))
+                commit=git("rev-parse", "HEAD")[:10]
+                + "+" * bool(git("status", "-s", "-uno", "*.py")))
 
 
 def make(name, question, arm, cell, seed):
@@ -342,6 +342,8 @@ def judged(question, runs):
     """({rule: dict}, the verdict of the question)."""
     found = {name: judge_rule(question, runs, rule) for name, rule in question.rules.items()}
     answers = [found[name]["verdict"] for name in question.decides]
+    if not answers:
+        return found, intervals.Verdict("reported only")
     if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
         return found, intervals.Verdict(f"depends on {question.depends}")
     return found, intervals.all_of([intervals.Verdict(a, getattr(a, "p", None)) for a in answers])
@@ -485,10 +487,11 @@ def main(argv=None):
         runs = read(name, options.folder)
         if options.names:
             report(name, question, runs)
-            pictures.forest(name, question, judged(question, runs)[0])
         else:
             print(f"    {question.claim}: {judged(question, runs)[1]}")
-    if options.folder == "results":
+        if name in pictures.SHOWN and not options.judge:
+            pictures.forest(name, question, judged(question, runs)[0])
+    if options.folder == "results" and not options.judge:
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
         (ROOT / "results/numbers.json").write_text(text + "\n")
 

@@ -12,7 +12,7 @@ from plumbing.run.arguments import (Settings, as_words, check_trusted, check_typ
 
 COMMANDS = {
     "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
-    "claims": "Measure the papers' claims (experiments/shared/run_claims.py, in its own process).",
+    "claims": "The questions and their verdicts; NAME makes its missing runs (experiments/run.py).",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
 }

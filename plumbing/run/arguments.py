@@ -427,7 +427,7 @@ GONE = {
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
-                    "(docs/which.md)",
+                    "(docs/evidence.md)",
     "sampler continuous": "leave it out, or use --sampler vllm",
 }
 

@@ -21,8 +21,8 @@ from rollout import use_tool
 from plumbing.run.metrics import token_record
 from tiny_run import TINY, metrics
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
-import calculator as toy                                       # noqa: E402
+sys.path.insert(0, str(Path(__file__).parent))
+import calculator as toy  # noqa: E402
 
 TOKENIZER = builtin_tokenizer("0123456789+=,. sum()")
 PROMPTS = ["3+8=", "9+5+1="]

@@ -11,11 +11,10 @@ USUAL = "not slow and not checkpoint"                        # pyproject.toml's 
 
 # What to do when a test fails, by the file of the test.
 REMEDIES = {
-    "test_readme.py": "`python experiments/readme.py` writes the generated figures and tables, among them those of docs/family.md; the row of "
-                      "docs/metrics.md for a new metric is written by hand",
+    "test_readme.py": "the tables of docs/family.md and docs/metrics.md are written by hand: correct the row that the code contradicts",
     "test_documents.py": "correct the document that names the flag or metric",
     "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: git apply --reject shows where it no longer fits",
-    "test_experiments.py": "`python eval.py claims NAME` measures a claim again and draws its figure",
+    "test_evidence.py": "`python experiments/run.py` writes results/numbers.json from the runs, `python experiments/fill.py` the pages",
     "test_notebook.py": "`python notebooks/make_gspo.py` writes gspo.ipynb from gspo.py",
     "test_house.py": "imports must point downwards and lines must have at most 100 columns: see CONTRIBUTING.md",
     "test_exact.py": "the sampler is no longer exact; if this is intended, correct the statement in the test",

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import eval
-from experiments.shared import run_claims
 from tools import dashboard as pictures
 from eval import bootstrap, pass_at_1, pass_at_k, reward_scores, with_interval
 from plumbing.data.task import Task
@@ -112,43 +111,13 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
     assert paired[1] - paired[0] < (alone[1] - alone[0]) / 5 and paired[0] > 0
 
 
-def test_claims_refuses_an_unknown_name_and_tabulates_what_there_is(tmp_path, capsys, monkeypatch):
-    unknown = refused(capsys, "clipped_token", main=run_claims.main)
-    assert "no claim is called clipped_token, did you mean clipped_tokens?" in unknown
-    assert "--jobs 0" in refused(capsys, "--jobs", "0", main=run_claims.main)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
-    row = dict(claim="A claim", source="a paper", reported="1", measured="2", number="1 [0, 2]", seeds=3, verdict="refuted", figure="x.png", command="python x.py",
-               regime="tiny", p=.01)
-    (tmp_path / "results/clipped_tokens.json").write_text(json.dumps(row | {"data": {}}))
-    run_claims.main(["--table"])
-    printed = capsys.readouterr().out
-    assert "REFUTED" in printed and "1 refuted; not measured here: perplexity_identity" in printed
-    assert json.loads((tmp_path / "results/claims.json").read_text()) == [row]
-
-
-def test_claims_goes_on_where_it_was_stopped(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiments").mkdir()
-    for name in ("replay_cost", "length_band"):
-        (tmp_path / f"experiments/{name}.py").write_text(
-            f"import json, os; os.makedirs('runs/quick', exist_ok=True); open('{name}.count', 'a').write('x')\n"
-            f"json.dump(dict(claim='{name}', source='s', reported='r', measured='m', number='1', seeds=1, verdict='held', figure='f', command='c', regime='tiny', p=None),\n"
-            f"          open('runs/quick/{name}.json', 'w'))\n" + ("" if name == "replay_cost" else "if not os.path.exists('fixed'): raise SystemExit(1)\n"))
-    with pytest.raises(SystemExit) as stop:
-        run_claims.main(["--quick", "replay_cost", "length_band"])
-    assert stop.value.code == 1 and "length_band failed" in capsys.readouterr().err
-    (tmp_path / "fixed").touch()
-    run_claims.main(["--quick", "replay_cost", "length_band"])
-    assert "1 of 2 were measured before" in capsys.readouterr().out
-    assert ((tmp_path / "replay_cost.count").read_text(), (tmp_path / "length_band.count").read_text()) == ("x", "xx")
-    assert [row["claim"] for row in json.loads((tmp_path / "runs/quick/claims.json").read_text())] == ["length_band", "replay_cost"]
-
-
-def test_claims_is_a_command_of_eval(capfd):
+def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name_and_judges(capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "no_such"])
-    assert stop.value.code == 2 and "no claim is called no_such" in capfd.readouterr().err
+    assert stop.value.code == 2 and "no question is called no_such; known: identity" in capfd.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["claims", "learning", "--judge"])
+    assert not stop.value.code and "REFUTED" in capfd.readouterr().out
 
 
 def write_run(folder, steps, tail=""):

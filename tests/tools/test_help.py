@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("", "experiments/", "experiments/shared/", "benchmarks/", "tools/", "tests/")
+FOLDERS = ("", "experiments/", "benchmarks/", "tools/", "tests/")
 CONCEPTS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py")    # have no flags
 SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))
            if file.name not in (*CONCEPTS, "pair_runs.py") and 'if __name__ == "__main__":' in file.read_text()]

@@ -8,23 +8,20 @@ The policy never learns to add, because the tool's tokens are masked in the cold
 to learn what to ask. The teacher of the cold start asks for 8 instead of 9 three times out of five,
 and RL corrects this.
 
-    python experiments/calculator.py     three seeds, a minute each -> results/calculator.json
+Three cold starts of 12 rollout batches went from 0.50, 0.53, 0.54 held-out pass@1 to 0.95, 0.90,
+0.95 (db735d8).
 """
 
-import argparse
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import train                                                                       # noqa: E402
-from plumbing.run.arguments import parse                                               # noqa: E402
-from plumbing.data.running_sum import longest_answer  # noqa: E402
-from plumbing.data.datafiles import Problem               # noqa: E402
-from plumbing.data.task import CHARACTERS, Task  # noqa: E402
+import train
+from plumbing.data.datafiles import Problem
+from plumbing.data.running_sum import longest_answer
+from plumbing.data.task import CHARACTERS, Task
+from plumbing.run.arguments import parse
 
 CALL = re.compile(r"sum\((\d+),(\d+)\)=$")
 FLAGS = ("--steps 12 --cold_start_steps 240 --hidden_size 64 --num_hidden_layers 3 "
@@ -76,20 +73,3 @@ def run(seed, folder, *more):
                   "--max_completion_length", str(longest_answer(task))])
     train.run_script(args, task)
     return json.loads((Path(folder) / "summary.json").read_text())
-
-
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "results/calculator.json")
-    own, more = parser.parse_known_args(argv)
-    found = [run(seed, f"runs/calculator-{seed}", "--overwrite_output_dir", *more)
-             for seed in range(own.seeds)]
-    data = {when: [r[f"pass_at_1_{when}"] for r in found] for when in ("before", "after")}
-    seconds = [r["seconds"] for r in found]
-    own.out.write_text(json.dumps(data | {"seconds": seconds}, indent=1) + "\n")
-    print(f"held-out pass@1 {data}")
-
-
-if __name__ == "__main__":
-    main()
