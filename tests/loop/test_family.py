@@ -263,7 +263,7 @@ def taught():
         scored.append(rollout)
         return SimpleNamespace(logp=torch.full(rollout.mask.shape, -3.0))
     batch = SimpleNamespace(rollout=rollout, problems=problems, parts=parts, group_size=4, old_logp=old)
-    return replace(args, max_prompt_length=64), task, batch, SimpleNamespace(tokenizer=tokenizer, score=score), scored
+    return replace(args, max_prompt_length=64), task, batch, SimpleNamespace(tokenizer=tokenizer, score=score, policy=policy), scored
 
 
 def test_only_wrong_responses_with_a_right_sibling_are_taught(taught):

@@ -9,7 +9,7 @@ import copy
 import torch
 
 import train
-from losses import policy_loss
+from losses import policy_loss, varied
 from tiny_run import TINY
 
 TAU = 0.02
@@ -45,8 +45,8 @@ def by_policy_loss(model, old, mini):
     for i, mask in enumerate(mini.rollout.mask):
         logp[i, mask] = row_logp(model, mini.rollout, i)
     mask = mini.rollout.mask                                                            # [B, T]
-    loss, _ = policy_loss("ipo", logp, old, mini.advantages.double(), mask,
-                          weights=mask.double() / mask.sum(), constants=dict(tau=TAU))
+    loss, _ = policy_loss(varied("ipo", dict(tau=TAU)), logp, old, mini.advantages.double(), mask,
+                          weights=mask.double() / mask.sum())
     return gradient_of(loss, model)
 
 

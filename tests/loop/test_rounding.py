@@ -70,7 +70,7 @@ def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
 
 
 def test_before_the_first_update_any_log_s_is_an_error():
-    first = dict(log_s_mean=3e-4, log_s_var=16e-8, clip_low=0.0, clip_high=0.0, grad_norm=1.0, skipped=False, overflow=False, empty=False)
+    first = dict(log_s_mean=3e-4, log_s_var=16e-8, clip_low=0.0, clip_high=0.0, grad_norm=1.0, tokens=9.0, skipped=False, overflow=False, empty=False)
     record = update_metrics([first, first | dict(log_s_mean=1.0, log_s_var=1.0)])
     assert record["log_s_noise"] == pytest.approx(5e-4)
 

@@ -28,6 +28,7 @@ INSIDE = {
     "verifier": (MODEL, "run/mine.py:reward"),
     "tool": (MODEL, "run/mine.py:tool"),
     "sampler": (MODEL, "run/own.py:Own"),
+    "config": ("--prompts_per_step 4", "run/config.yaml"),
     "system_prompt": (MODEL, "@run/text"),
     "prompt_template": (MODEL, "@run/text"),
 }
@@ -53,6 +54,7 @@ def place(workplace):
     Path("run/own.py").write_text("from rollout import Sampler\n\n\nclass Own(Sampler):\n    pass\n")
     Path("run/mine.py").write_text("def tool(text):\n    return ''\n\n\ndef reward(response, answer):\n    return 1.0\n")
     Path("run/text").write_text("{prompt}")
+    Path("run/config.yaml").write_text("learning_rate: 1e-3\n")
     return workplace
 
 
@@ -69,7 +71,7 @@ def test_every_flag_with_a_text_is_protected_from_overwriting(place, capsys):
     assert FLAGS == sorted(INSIDE)                           # a new flag: an entry above, or a name in folder.TEXTS
     before = sorted(Path("run").rglob("*"))
     for flag, (more, value) in INSIDE.items():
-        verifier = [] if "--verifier" in more or flag == "verifier" else ["--verifier", "exact"]
+        verifier = [] if "--verifier" in more or flag in ("verifier", "config") else ["--verifier", "exact"]
         for path in (value, value.replace("run/", f"../{place.name}/run/")):         # however it is spelled
             err = refused(capsys, [*TINY, "--steps", "1", *more.split(), *verifier, f"--{flag}", path, "--output_dir", "run",
                                    "--overwrite_output_dir"])
