@@ -185,7 +185,7 @@ INPUTS = {  # what the function of an advantage may read
     "kl": "[B, T] log π_old - log π_ref, then not in the loss; None without --beta",
     "beta": "--beta",
     "values": "[B, T] the critic's estimates; a run that reads them trains a critic, on the "
-              "returns of gae(rewards, values, mask), whatever the function makes of its advantages",
+              "returns of gae(rewards, values, mask), whatever the function makes of advantages",
     "teacher_logp": "[B, T] log π_T of a teacher",
     "blamed": "[B, T] bool, the tokens from the first wrong step on (the built-in task knows it)",
 }

@@ -36,8 +36,8 @@ def plan(args, folder, task, device):
         f"{len(task.test)} held out), on {device}{after}",
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
-        f"written to {folder}/metrics.jsonl", *uncorrected(args), *one_stage(args), *still_reference(args),
-        *task.notes])
+        f"written to {folder}/metrics.jsonl",
+        *uncorrected(args), *one_stage(args), *still_reference(args), *task.notes])
 
 
 def uncorrected(args):
