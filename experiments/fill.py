@@ -93,19 +93,19 @@ def table(head, *rows):
 
 
 def verdicts(found):
-    """Every question that has a verdict, its first number, p and Holm's p over all rows."""
-    p_of = lambda p: "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
+    """Every question that has a verdict, its first number, and Holm's p over all rows."""
     rows = []
     for name, question in QUESTIONS.items():
         if not question.decides:
             continue
         answer = found["verdicts"][name]
+        p = answer["holm"]
         number = found["numbers"][f"{name}: {question.decides[0]}"]
         one = "–" if number["mean"] is None else interval(
             number, question.rules[question.decides[0]].form)
-        rows.append((question.claim, question.source, one, answer["verdict"], p_of(answer["p"]),
-                     p_of(answer["holm"])))
-    return table(("claim", "source", "number", "verdict", "p", "Holm"), *rows)
+        rows.append((question.claim, question.source, one, answer["verdict"],
+                     "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"))
+    return table(("claim", "source", "number", "verdict", "p"), *rows)
 
 
 def rules(name, numbers):
@@ -114,8 +114,16 @@ def rules(name, numbers):
     for rule, words in QUESTIONS[name].rules.items():
         number = numbers[f"{name}: {rule}"]
         if number["mean"] is not None:
-            rows.append((rule, interval(number, words.form), number["starts"], number["verdict"]))
+            rows.append((rule, interval(number, words.form), number["starts"],
+                         in_a_word(number, words.nothing)))
     return table((f"`{name}`", "mean [95 %]", "starts", "verdict"), *rows)
+
+
+def in_a_word(number, nothing):
+    """A verdict without its starts; what was refuted by lying within ±nothing is equal."""
+    if number["verdict"] == "refuted" and -nothing <= number["low"] <= number["high"] <= nothing:
+        return "equal"
+    return number["verdict"].partition(" ")[0]
 
 
 def league(rows):

@@ -10,6 +10,7 @@ Every curve of an objective is autograd through losses.policy_loss; no formula i
 import argparse
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 import torch
@@ -49,7 +50,8 @@ def forest(name, question, found):
                   markerfacecolor=colour if number["verdict"] == "held" else "white")
     axes.axvline(1 if first.factor else 0, color=style.BLACK, linewidth=.8)
     axes.set_yticks(range(len(rows)), [rule for rule, _ in reversed(rows)], fontsize=8)
-    style.label(axes, question.claim[:90], "mean, 95 % interval; filled: held; blue: decides", "")
+    style.label(axes, "", "mean, 95 % interval; filled: held; blue: decides", "")
+    figure.suptitle(textwrap.fill(question.claim, 80), x=.01, ha="left", fontsize=10)
     style.save(figure, ROOT / f"docs/figures/{name}.png")
 
 
