@@ -56,15 +56,15 @@ def forest(name, question, found):
 
 
 def reuse(curves):
-    """Reward against samples and against optimizer steps. curves: {(arm, μ): mean pass rates of the
-    batches}, of fresh starts at the chosen rates."""
+    """Reward against samples and against optimizer steps. curves: {(arm, "μ4"): mean pass rates of
+    the batches}, of fresh starts at the chosen rates."""
     figure, both = style.panels(1, 2, sharey=True, width=8.6)
-    for (arm, mu), rates in curves.items():
-        colour = {"GRPO": style.ORANGE, "GSPO": style.BLUE, "GSPO ×100": style.SKY}[arm]
-        line = {1: ":", 2: "--", 4: "-"}[mu]
+    colours = dict(zip(dict.fromkeys(arm for arm, _ in curves), style.COLOURS))
+    for (arm, group), rates in curves.items():
+        mu = int(group.removeprefix("μ"))
         for axes, each in zip(both, (256, 4 * mu)):
-            axes.plot([each * i for i in range(len(rates))], rates, line, color=colour,
-                      label=f"{arm}, μ = {mu}")
+            axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 2: "--", 4: "-"}[mu],
+                      color=colours[arm], label=f"{arm}, μ = {mu}")
     style.label(both[0], "A batch used μ times", "samples drawn before", "pass rate of a batch")
     style.label(both[1], "The same by optimizer steps", "steps before", "")
     both[1].legend(loc="lower right", fontsize=7)

@@ -458,6 +458,17 @@ def report(name, question, runs):
               f"      {words_of(question.rules[rule])}")
 
 
+def curves(question, runs):
+    """{(arm, group): mean pass rates of the batches} of the fresh starts at the chosen cells."""
+    found = {}
+    for arm, group in chosen_by(question):
+        cell = best(question, runs, arm, group)
+        if fresh := values(runs, arm, cell, question.starts).values():
+            columns = zip(*(run["figures"]["pass_rates"] for run in fresh))
+            found[arm, group] = list(map(intervals.mean, columns))
+    return found
+
+
 def shown(number, form):
     if number["mean"] is None:
         return ""
@@ -491,6 +502,8 @@ def main(argv=None):
             print(f"    {question.claim}: {judged(question, runs)[1]}")
         if name in pictures.SHOWN and not options.judge:
             pictures.forest(name, question, judged(question, runs)[0])
+        if name == "reuse" and not options.judge and (of_batches := curves(question, runs)):
+            pictures.reuse(of_batches)
     if options.folder == "results" and not options.judge:
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
         (ROOT / "results/numbers.json").write_text(text + "\n")
