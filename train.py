@@ -438,6 +438,7 @@ def run_on(device, settings, task):
         saved = checkpoints.newest_of_all(folder, origin) if settings.resume else None
         screen.say(screen.plan(settings, folder, task, device))
         policy, tokenizer = trained_policy(settings, task, device, saved)
+        screen.say(screen.without_effect(settings, task, tokenizer))
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
         screen.say(memory.comparison(settings, policy.config, task, device))

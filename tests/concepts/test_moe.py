@@ -15,7 +15,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynam
 import train
 from moe import TinyMoE
 from plumbing.speed.experts import AllExperts
-from tiny_run import TINY
+from tiny_run import TINY_MODEL
 
 SHAPE = dict(vocab_size=19, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
              intermediate_size=48, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True,
@@ -212,7 +212,7 @@ def test_all_tokens_that_end_a_response_survive_load_and_save(workplace):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(",")]
     GenerationConfig(eos_token_id=ends).save_pretrained(folder)
-    train.main([*TINY, "--model_name_or_path", str(folder), "--steps", "1", "--output_dir", "run"])
+    train.main([*TINY_MODEL, "--model_name_or_path", str(folder), "--steps", "1", "--output_dir", "run"])
     saved = workplace / "run" / "checkpoints" / "step_1"
     assert json.loads((saved / "generation_config.json").read_text())["eos_token_id"] == ends
     assert TinyMoE.from_pretrained(saved).generation_config.eos_token_id == ends

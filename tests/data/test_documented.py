@@ -21,7 +21,7 @@ import train
 from plumbing.data.tasks import from_arguments, load_task
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import Recorder
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, TINY, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -71,7 +71,7 @@ def test_the_judge_that_asks_a_server(model, server):
     section("A reward in parts")                               # its rows.jsonl
     (argv,) = section("A reward function of TRL, a judge, a comparison within the group")
     argv[argv.index("DIR")] = model
-    train.main([*TINY, "--steps", "1", "--max_completion_length", "4", *argv, "--output_dir", "run"])
+    train.main([*SMALL, "--steps", "1", "--max_completion_length", "4", *argv, "--output_dir", "run"])
     record, = metrics("run")
     assert set(record["reward_parts"]) == {"exact", "judge"} and record["reward_parts"]["judge"] == pytest.approx(0.7)
     assert record["reward"] == pytest.approx(record["reward_parts"]["exact"] + 0.35, abs=0.2)
@@ -246,7 +246,7 @@ def test_a_curriculum(workplace, model, capsys):
     assert "problems of the second source join after 1 batches" in capsys.readouterr().out
     for argv in (first, second):
         argv[argv.index("--model_name_or_path") + 1] = model
-        train.main([*TINY, "--max_completion_length", "4", *argv, "--steps", "2", *(["--stage2_step", "1"] if argv is first else [])])
+        train.main([*SMALL, "--max_completion_length", "4", *argv, "--steps", "2", *(["--stage2_step", "1"] if argv is first else [])])
     assert "problems of the second source join after 1 batches" in capsys.readouterr().out
     prompts = {sample["prompt"] for line in Path("runs/stages/samples.jsonl").read_text().splitlines()[:1]
                for sample in json.loads(line)["samples"]}

@@ -20,7 +20,7 @@ from plumbing.data.tasks import load_task
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.task import encode_prompt
 from plumbing.data.verifiers import Verifier, in_parallel
-from tiny_run import TINY
+from tiny_run import SMALL
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 
@@ -328,7 +328,7 @@ def test_fuzzing_reasoning_gyms_verifiers(tmp_path, name):
 @pytest.fixture
 def checkpoint(workplace, cold_start):
     """Flags for a run of a checkpoint that knows 17 characters, at most 8 tokens per prompt."""
-    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--verifier", "exact", "--steps", "4",
+    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--verifier", "exact", "--steps", "4",
             "--max_completion_length", "4", "--max_prompt_length", "8", "--num_generations", "2", "--output_dir", "run"]
 
 

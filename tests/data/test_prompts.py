@@ -13,7 +13,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt, shown
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
-from tiny_run import TINY
+from tiny_run import SMALL
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -75,7 +75,7 @@ def chat_model(workplace, cold_start):
     """Flags of a run on rows.jsonl by a checkpoint with a chat template that opens <think>; its tokenizer knows it."""
     shutil.copytree(next(cold_start.iterdir()), "model")
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(9)))
-    return [*TINY, "--model_name_or_path", "model", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
+    return [*SMALL, "--model_name_or_path", "model", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
             "--max_completion_length", "4", "--steps", "1", "--output_dir", "run"]
 
 

@@ -16,7 +16,7 @@ import train
 from advantages import gdpo, group_advantages, with_group_mean
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.tasks import load_task
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, metrics
 
 SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}) + "\n"
                for a in range(1, 5) for b in range(1, 5))
@@ -26,7 +26,7 @@ SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "
 def checkpoint(workplace, cold_start):
     """Flags for a run of a checkpoint on rows.jsonl, 16 sums, by mine.py:reward."""
     Path("rows.jsonl").write_text(SUMS)
-    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl",
+    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl",
             "--verifier", "mine.py:reward", "--max_completion_length", "4", "--output_dir", "run"]
 
 
@@ -326,7 +326,7 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, monke
     Path("recorder.py").write_text(RECORDER)
     judged, judge = [], Task.judge
     monkeypatch.setattr(Task, "judge", lambda *inputs: (judged.append((inputs[2], judge(*inputs))), judged[-1][1])[1])
-    train.main([*TINY, "--model_name_or_path", "chat", "--dataset_name", "talk.jsonl", "--verifier", "mine.py:reward", "--sampler",
+    train.main([*SMALL, "--model_name_or_path", "chat", "--dataset_name", "talk.jsonl", "--verifier", "mine.py:reward", "--sampler",
                 "recorder.py:Recorder", "--temperature", "3", "--max_completion_length", "8", "--steps", "1", "--output_dir", "run"])
     (problems, parts), = judged
     rollout, = sys.modules["verifier_recorder"].ROLLOUTS
@@ -389,7 +389,7 @@ def test_an_answer_that_cannot_be_tokenized_is_one_line(checkpoint, capsys):
 
 
 def test_a_conversation_without_a_chat_template_is_refused(conversations, capsys):
-    err = refused(capsys, *TINY, "--model_name_or_path", "chat", "--dataset_name", "talk.jsonl", "--no_chat_template")
+    err = refused(capsys, *SMALL, "--model_name_or_path", "chat", "--dataset_name", "talk.jsonl", "--no_chat_template")
     assert "it is a list of messages, which needs a chat template" in err
 
 

@@ -17,7 +17,7 @@ from advantages import not_all_correct
 from plumbing.data.tasks import from_arguments, load_task
 from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, TINY, differences, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}) + "\n"
@@ -28,7 +28,7 @@ SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "
 def checkpoint(workplace, cold_start):
     """Flags for a run of a checkpoint on rows.jsonl, 16 sums."""
     Path("rows.jsonl").write_text(SUMS)
-    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
+    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
             "rows.jsonl", "--max_completion_length", "4"]
 
 
@@ -308,7 +308,7 @@ def test_the_walk_of_the_documentation(checkpoint, capsys):
     command = re.search(r"^    python train\.py (.*)$", section, re.M).group(1)
     argv = shlex.split(command)
     argv[argv.index("DIR")] = checkpoint[checkpoint.index("--model_name_or_path") + 1]
-    train.main([*TINY, "--steps", "2", "--max_completion_length", "4", *argv, "--output_dir", "run"])
+    train.main([*SMALL, "--steps", "2", "--max_completion_length", "4", *argv, "--output_dir", "run"])
     assert {"right", "digit", "small"} == set(metrics("run")[0]["reward_parts"])
     assert metrics("run")[1]["verifier_errors"] == 0 and "right" in capsys.readouterr().out
 

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from plumbing.model import cold_start
 import train
-from tiny_run import TINY
+from tiny_run import SMALL, TINY
 from make_max_data import make_max_data
 from plumbing.data.stream import PromptStream
 from plumbing.data.datafiles import Problem
@@ -562,7 +562,7 @@ def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(workplace, cold_star
     """Its tokenizer has no letters, which transformers' test for stop strings needs."""
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": str(i)}) + "\n"
                                           for i in range(1, 6) for j in range(1, 6)))
-    train.main([*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
+    train.main([*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
                 "--stop", ",", "--steps", "1", "--max_completion_length", "6", "--output_dir", "run"])
     record = json.loads(Path("run/metrics.jsonl").read_text())
     assert record["length"] < 4 and record["pass_rate"] > 0              # "3," of "3,5."

@@ -18,7 +18,7 @@ from plumbing.engines.agreement import check_agreement
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
 from plumbing.engines.vllm import RUNNING, VllmSampler, close_engine
 from rollout import response_logp, sample
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, TINY, TINY_MODEL, differences, metrics
 
 FAKE = Path(__file__).parent / "fake"
 
@@ -146,7 +146,7 @@ FAST = "--learning_rate 0.003 --algorithm grpo --warmup_steps 0 --entropy_coef 0
 def test_vllm_gets_the_weights_after_every_batch(workplace, vllm):
     """One engine for rollouts and evaluations; a transfer where the policy has changed, and nowhere else."""
     save_model("model")
-    argv = [*TINY, *FAST, *DATA, "--sampler", "vllm", "--eval_samples", "1", "--eval_prompts", "2"]
+    argv = [*SMALL, *FAST, *DATA, "--sampler", "vllm", "--eval_samples", "1", "--eval_prompts", "2"]
     train.main([*argv, "--steps", "2", "--eval_steps", "1", "--output_dir", "whole"])
     push = ["push", "reset", "generate"]
     assert vllm.CALLS == ["load", *push, "generate", "generate", *push, "generate", "generate", *push, "generate", "shutdown"]
@@ -155,7 +155,7 @@ def test_vllm_gets_the_weights_after_every_batch(workplace, vllm):
 
 def test_vllm_resumes_with_the_same_responses(workplace, vllm):
     save_model("model")
-    argv = [*TINY, *FAST, *DATA, "--sampler", "vllm", "--lr_scheduler_type", "constant_with_warmup"]
+    argv = [*SMALL, *FAST, *DATA, "--sampler", "vllm", "--lr_scheduler_type", "constant_with_warmup"]
     train.main([*argv, "--steps", "2", "--output_dir", "whole"])
     train.main([*argv, "--steps", "1", "--output_dir", "parts"])
     train.main([*argv, "--steps", "2", "--output_dir", "parts", "--resume"])
@@ -165,9 +165,9 @@ def test_vllm_resumes_with_the_same_responses(workplace, vllm):
 def test_vllm_gets_merged_adapters_and_the_trained_weights_stay(workplace, vllm):
     pytest.importorskip("peft")
     save_model("model")
-    train.main([*TINY, *FAST, *DATA, "--sampler", "vllm", "--use_peft", "--steps", "3", "--output_dir", "run"])
+    train.main([*SMALL, *FAST, *DATA, "--sampler", "vllm", "--use_peft", "--steps", "3", "--output_dir", "run"])
     assert vllm.CALLS.count("push") == 3 and all(record["mismatch_kl"] < 1e-9 for record in metrics("run"))
-    train.main([*TINY, *FAST, *DATA, "--use_peft", "--steps", "1", "--output_dir", "ours"])
+    train.main([*SMALL, *FAST, *DATA, "--use_peft", "--steps", "1", "--output_dir", "ours"])
     assert metrics("run")[0]["perplexity_old"] == pytest.approx(metrics("ours")[0]["perplexity_old"], rel=0.5)
 
 
@@ -176,7 +176,7 @@ def test_weights_that_do_not_arrive_stop_the_run_in_one_line(workplace, vllm, ca
     save_model("model")
     vllm.FAULTS.append("lm_head")
     with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *FAST, *DATA, "--sampler", "vllm", "--steps", "3", "--output_dir", "run"])
+        train.main([*SMALL, *FAST, *DATA, "--sampler", "vllm", "--steps", "3", "--output_dir", "run"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and err.count("\n") == 1, err
     assert "--sampler vllm: its log-probs differ from the policy's" in err and "does not sample from the weights" in err
@@ -223,16 +223,16 @@ def test_passk_refuses_a_format_that_its_sampler_would_not_have(workplace, capsy
 
 @pytest.mark.parametrize("flags, words", [
     ("--sampler vllm", "needs a package that is not installed: vllm"),
-    ("--sampler vllm --routing_replay rollout", "works only with the built-in sampler"),
-    ("--sampler vllm --load_in_4bit --use_peft --model_name_or_path model", "works only with the built-in sampler"),
-    ("--sampler vllm --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model", "works only with the built-in sampler"),
+    ("--sampler vllm --routing_replay rollout", "only the built-in sampler"),
+    ("--sampler vllm --load_in_4bit --use_peft --model_name_or_path model", "only the built-in sampler"),
+    ("--sampler vllm --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model", "only the built-in sampler"),
     ("--vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),
     ("--vllm_gpu_memory_utilization 1.5", "not between 0 and 1"), ("--vllm_gpu_memory_utilization 0", "above 0")])
 def test_flags_that_do_not_go_with_an_engine_are_refused(flags, words, workplace, request, capsys):
     if "needs a package" not in words:
         request.getfixturevalue("vllm")
     with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *flags.split(), "--output_dir", "run"])
+        train.main([*(SMALL if "dataset" in flags else TINY_MODEL if "model" in flags else TINY), *flags.split(), "--output_dir", "run"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and words in err and err.count("\n") == 1 and not Path("run").exists()
 

@@ -14,7 +14,7 @@ import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.samplers import load_class
 from rollout import response_logp
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, metrics
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "docs/data.md").read_text().split("## Another sampler")[1].split("\n## ")[0]
@@ -50,7 +50,7 @@ def place(workplace):
 
 def test_the_sampler_of_the_documentation_trains_on_the_log_probs_that_it_recorded(place):
     """generate's own log-probs are those of the policy: recomputed, they are the same to rounding."""
-    argv = [*TINY, *DATA, "--steps", "2", "--sampler", "generate.py:GenerateSampler"]
+    argv = [*SMALL, *DATA, "--steps", "2", "--sampler", "generate.py:GenerateSampler"]
     train.main([*argv, "--output_dir", "recomputed"])
     assert all(0 <= record["mismatch_kl"] < 1e-9 for record in metrics("recomputed"))
     train.main([*argv, "--old_logp", "sampler", "--output_dir", "trusted"])
@@ -86,14 +86,14 @@ def test_the_sampler_of_the_documentation_ends_at_every_end_token_and_trains_on_
 def test_what_is_no_sampler_is_refused_in_one_line(sampler, words, place, capsys):
     Path("broken.py").write_text("1 / 0\n")
     with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *DATA, "--steps", "1", "--sampler", sampler, "--output_dir", "run"])
+        train.main([*SMALL, *DATA, "--steps", "1", "--sampler", sampler, "--output_dir", "run"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and words in err and err.count("\n") == 1 and not Path("run").exists()
 
 
 def test_routing_replay_does_not_go_with_another_sampler(place, capsys):
     with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *DATA, "--sampler", "generate.py:GenerateSampler", "--routing_replay", "rollout"])
+        train.main([*SMALL, *DATA, "--sampler", "generate.py:GenerateSampler", "--routing_replay", "rollout"])
     assert stop.value.code == 2 and "built-in sampler" in capsys.readouterr().err
 
 
@@ -121,7 +121,7 @@ def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(roundin
     Path("answers.py").write_text(ANSWERS)
     model = next(path for path in cold_start.iterdir())
     flags = ["--dataset_name", "rows.jsonl", "--verifier", "exact", "--sampler", "answers.py:Answers", "--max_completion_length", "4"]
-    train.main([*TINY, "--model_name_or_path", str(model), *flags, *rounding, "--steps", "1", "--eval_samples", "2", "--output_dir", "run"])
+    train.main([*SMALL, "--model_name_or_path", str(model), *flags, *rounding, "--steps", "1", "--eval_samples", "2", "--output_dir", "run"])
     summary = json.loads(Path("run/summary.json").read_text())
     assert summary["pass_at_1_before"] == summary["greedy_before"] == summary["pass_at_1_after"] == 1
     sampler = sys.modules["verifier_answers"].Answers

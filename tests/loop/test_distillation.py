@@ -142,7 +142,7 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, capsys):
 
 
 @pytest.mark.parametrize("flags, message", [
-    (["--advantage", "distillation"], "needs a teacher"), (["--distillation_coef", "1"], "needs a teacher"),
+    (["--advantage", "distillation"], "needs a teacher"), (["--distillation_coef", "1"], "needs --teacher_model_name_or_path or --self_distillation"),
     (["--self_distillation"], "--self_distillation True needs --advantage distillation"),
     (["--teacher_model_name_or_path", "x"], "--teacher_model_name_or_path x needs --advantage distillation"),
     (["--advantage", "distillation", "--self_distillation", "--distillation_coef", "1"], "adds distillation to another --advantage"),

@@ -308,7 +308,7 @@ def test_sdpo_trains_and_says_how_far_the_teacher_is(workplace):
 
 @pytest.mark.parametrize("flags, words", [
     (["--sync_ref_model"], "needs --beta"), (["--ref_model_mixup_alpha", "0.5", "--beta", "0.1"], "needs --sync_ref_model"),
-    (["--beta", "0.1", "--sync_ref_model", "--ref_model_mixup_alpha", "2"], "is above 1"),
+    (["--beta", "0.1", "--sync_ref_model", "--ref_model_mixup_alpha", "2"], "is not between 0 and 1"),
     (["--self_distillation_hint", "sibling"], "needs --self_distillation"), (["--algorithm", "sdpo", "--beta", "0.1"], "one moving average"),
     (["--algorithm", "sdpo", "--num_generations", "1"], "at least 2"), (["--teacher_update_rate", "0.5"], "needs --teacher_model_kind ema"),
     (["--mismatch_mask", "outlier", "--mismatch_mask_bounds", "5", "1"], "must be two numbers")], ids=lambda x: " ".join(x) if isinstance(x, list) else "")

@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from plumbing.data.running_sum import builtin_tokenizer
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, metrics
 
 TOKENIZER = builtin_tokenizer()
 PATHS = ["", "--micro_batch_size 4", "--micro_batch_size 8", "--micro_batch_size 12", "--micro_batch_size 2", "--gradient_checkpointing",
@@ -70,7 +70,7 @@ def test_the_first_ratio_is_1_whatever_the_kernel_makes_of_the_shape(path, place
     monkeypatch.setattr(train, "update", watched_update)
     monkeypatch.setattr(train, "policy_loss", watched_loss)
     monkeypatch.setattr(F, "linear", by_shape(F.linear))
-    train.main([*TINY, "--model_name_or_path", "dense", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--bf16", "true",
+    train.main([*SMALL, "--model_name_or_path", "dense", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--bf16", "true",
                 "--prompts_per_step", "8", "--max_completion_length", "8", "--warmup_steps", "0", "--steps", "3", "--algorithm", "grpo",
                 "--learning_rate", "1e-3", "--output_dir", "run", *path.split()])
     assert any(record["dead_groups"] > 0 for record in metrics("run")), "groups to leave out"

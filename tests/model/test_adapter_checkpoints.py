@@ -21,7 +21,7 @@ from plumbing.model.adapters import merged
 from plumbing.model.policy import load_policy
 from plumbing.engines.samplers import sampling_copy
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, differences, metrics
 
 TOKENIZER = builtin_tokenizer()
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
@@ -51,7 +51,7 @@ def place(tmp_path, monkeypatch):
 
 
 def flags(model, *more):
-    return [*TINY, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--use_peft", *MODULES,
+    return [*SMALL, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--use_peft", *MODULES,
             "--lora_r", "4", "--max_completion_length", "8", "--learning_rate", "0.02", "--warmup_steps", "0", *more]
 
 

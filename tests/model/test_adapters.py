@@ -19,7 +19,7 @@ from plumbing.model.offload import HostAdamW, halve_matrices
 from plumbing.engines.samplers import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, TINY, differences, metrics
 
 ARGS = SimpleNamespace(lora_r=4, lora_alpha=8, lora_target_modules=[], seed=0)
 IDS = torch.arange(5)[None]
@@ -120,7 +120,7 @@ def test_gpt2s_layers_carry_adapters_too(workplace):
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": "1"}) + "\n"
                                           for i in range(1, 6) for j in range(1, 6)))
     Path("mine.py").write_text("def reward(response, answer):\n    return len(response) % 3 / 2\n")
-    train.main([*TINY, "--model_name_or_path", "gpt2", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
+    train.main([*SMALL, "--model_name_or_path", "gpt2", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
                 "--max_completion_length", "8", "--steps", "2", "--warmup_steps", "0", "--learning_rate", "0.01", "--use_peft",
                 "--bf16", "true", "--sampler_dtype", "float32", "--output_dir", "run"])
     assert metrics("run")[0]["grad_norm"] > 0

@@ -20,7 +20,7 @@ from plumbing.speed import fast
 from plumbing.run.arguments import parse
 from plumbing.model.policy import load_policy
 from plumbing.data.running_sum import builtin_tokenizer
-from tiny_run import TINY
+from tiny_run import TINY_MODEL
 
 TOKENIZER = builtin_tokenizer()
 TEMPERATURE, G, T = 1.3, 3, 8
@@ -206,7 +206,7 @@ def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp
 @pytest.mark.parametrize("name", EQUAL)
 def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, tmp_path):
     checkpoint(name, tmp_path / "model")
-    train.main([*TINY, "--model_name_or_path", str(tmp_path / "model"), "--steps", "1",
+    train.main([*TINY_MODEL, "--model_name_or_path", str(tmp_path / "model"), "--steps", "1",
                 "--max_completion_length", "8", "--entropy_coef", "0.1",  # no reward to learn from
                 "--output_dir", str(tmp_path / "run")])
     metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
@@ -218,7 +218,7 @@ def test_what_would_be_wrong_is_refused_in_one_line(name, tmp_path, capsys):
     checkpoint(name, tmp_path / "model")
     capsys.readouterr()
     with pytest.raises(SystemExit) as caught:
-        train.main([*TINY, "--model_name_or_path", str(tmp_path / "model"), "--output_dir",
+        train.main([*TINY_MODEL, "--model_name_or_path", str(tmp_path / "model"), "--output_dir",
                     str(tmp_path / "run"), "--max_completion_length", "256"])
     message = capsys.readouterr().err
     assert caught.value.code == 2 and message.count("\n") == 1

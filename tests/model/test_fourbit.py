@@ -21,7 +21,7 @@ from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
 from plumbing.speed import fast
 from rollout import response_logp, sample
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, differences, metrics
 
 TOKENIZER = builtin_tokenizer()
 
@@ -42,7 +42,7 @@ def dense(tmp_path, monkeypatch):
     prompts = ["+".join(rng.choice("123456789") for _ in range(rng.randint(1, 5))) + "=" for _ in range(40)]
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in dict.fromkeys(prompts)))
     Path("mine.py").write_text("def reward(response, answer):\n    return sum(map(ord, response)) % 3 / 2\n")
-    return [*TINY, "--model_name_or_path", "dense", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--use_peft",
+    return [*SMALL, "--model_name_or_path", "dense", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--use_peft",
             "--load_in_4bit", "--max_completion_length", "8", "--learning_rate", "0.01", "--warmup_steps", "0"]
 
 
@@ -102,7 +102,7 @@ def test_a_run_resumes_exactly(dense):
     ("--model_name_or_path m --load_in_4bit", "needs --use_peft"), ("--load_in_4bit --use_peft", "needs --model_name_or_path"),
     ("--model_name_or_path m --load_in_4bit --use_peft --optimizer_offload", "--use_peft"),
     ("--model_name_or_path m --load_in_4bit --use_peft --shard", "--shard"),
-    ("--model_name_or_path m --load_in_4bit --use_peft --sampler_dtype int8", "leave out --sampler_dtype")])
+    ("--model_name_or_path m --load_in_4bit --use_peft --sampler_dtype int8", "cannot be combined with --sampler_dtype int8")])
 def test_what_does_not_go_with_it_is_refused(flags, words, monkeypatch, capsys, tmp_path):
     pytest.importorskip("bitsandbytes")
     pytest.importorskip("peft")

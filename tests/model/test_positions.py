@@ -13,7 +13,7 @@ import transformers
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.policy import positions_in_table
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, metrics
 
 TOKENIZER = builtin_tokenizer()
 ENDS = dict(vocab_size=len(TOKENIZER), bos_token_id=None, eos_token_id=TOKENIZER.eos_token_id, pad_token_id=TOKENIZER.pad_token_id)
@@ -69,7 +69,7 @@ def place(tmp_path, monkeypatch):
 
 
 def flags(kind, *more):
-    return [*TINY, "--model_name_or_path", kind, "--dataset_name", "rows.jsonl", "--verifier", "exact", "--steps", "1", "--output_dir", "run", *more]
+    return [*SMALL, "--model_name_or_path", kind, "--dataset_name", "rows.jsonl", "--verifier", "exact", "--steps", "1", "--output_dir", "run", *more]
 
 
 @pytest.mark.parametrize("kind", ["OPT", "GPT2"])

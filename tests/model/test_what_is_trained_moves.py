@@ -20,7 +20,7 @@ from train import make_optimizer
 from plumbing.model.adapters import add_adapters, named_adapters
 from plumbing.run.arguments import parse
 from moe import TinyMoE
-from tiny_run import TINY, TRAIN
+from tiny_run import TINY_MODEL, TRAIN
 
 RATE = ["--learning_rate", "1e-6", "--warmup_steps", "0", "--lr_scheduler_type", "constant_with_warmup"]
 WAYS = {"float32": [], "bfloat16": ["--bf16", "true"],
@@ -32,7 +32,7 @@ WAYS = {"float32": [], "bfloat16": ["--bf16", "true"],
 @pytest.fixture
 def flags(workplace, cold_start):
     """flags(way): those of a run on a checkpoint, the tiny MoE after its cold start."""
-    return lambda way: [*TINY, *RATE, "--model_name_or_path", str(next(cold_start.iterdir())), *WAYS[way]]
+    return lambda way: [*TINY_MODEL, *RATE, "--model_name_or_path", str(next(cold_start.iterdir())), *WAYS[way]]
 
 
 def before_training(args):

@@ -22,7 +22,7 @@ import moe
 import train
 from plumbing.run.arguments import parse
 from plumbing.parallel import devices, processes
-from tiny_run import TINY, TRAIN, differences, metrics
+from tiny_run import SMALL, TINY, TRAIN, differences, metrics
 
 
 # ------------------------------------------------------------------------------------------ --device and the arithmetic
@@ -136,7 +136,7 @@ def test_a_sampler_that_overflows_says_so(workplace, cold_start, capsys):
     builtin_tokenizer().save_pretrained("large")
     Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": "1"}) + "\n" for i in range(1, 6) for j in range(1, 6)))
     with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, "--model_name_or_path", "large", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--steps", "1",
+        train.main([*SMALL, "--model_name_or_path", "large", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--steps", "1",
                     "--sampler_dtype", "float16", "--max_completion_length", "4", "--output_dir", "run"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and "65504" in err and "--sampler_dtype float32" in err

@@ -13,7 +13,7 @@ import torch
 from plumbing.parallel import processes as distributed
 from plumbing.run.arguments import GONE
 import train
-from tiny_run import TINY, TRAIN, metrics
+from tiny_run import TINY, TINY_MODEL, TRAIN, metrics
 
 
 def refused(capsys, *argv):
@@ -78,7 +78,7 @@ def test_values_out_of_range(flag, value, words, capsys):
     ("--mismatch seq_truncate --old_logp sampler", ["--mismatch seq_truncate", "--old_logp recompute"]),
     ("--mismatch_mask geo --old_logp sampler", ["--mismatch_mask geo", "--old_logp recompute"]),
     *((f"--mismatch_mask token --mismatch_mask_bounds {bounds}", ["--mismatch_mask_bounds", "two numbers"]) for bounds in ("6 5", "-1 2", "3", "0 nan", "0 inf")),
-    ("--columns ask", ["--columns", "two"]),
+    ("--model_name_or_path m --dataset_name rows.jsonl --columns ask", ["--columns", "two"]),
     ("--tool mine.py:add", ["--tool mine.py:add", "--dataset_name"]), ("--tool_stop ]", ["--tool_stop ]", "needs --tool"]),
     ("--model_name_or_path m --dataset_name rows.jsonl --tool nowhere.py:add", ["--tool nowhere.py:add", "no file nowhere.py"]),
     ("--model_name_or_path m --dataset_name rows.jsonl --tool add", ["--tool add", "file.py:function is needed"]),
@@ -108,7 +108,7 @@ def test_values_out_of_range(flag, value, words, capsys):
 ])
 def test_contradictions(argv, words, capsys):
     Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3)
-    err = refused(capsys, *argv.split(), *(TINY[4:6] if "cold_start" in argv else []))
+    err = refused(capsys, *argv.split(), *(["--hidden_size", "32"] if "cold_start" in argv else []))
     assert [w for w in words if w not in err] == [], err
 
 
@@ -147,7 +147,7 @@ def test_data_files(content, words, capsys):
 
 def test_a_prompt_that_is_too_long(workplace, cold_start, capsys):
     model = next(cold_start.iterdir())
-    err = refused(capsys, *TINY, "--model_name_or_path", model, "--max_prompt_length", "3", "--output_dir", "run", "--eval_samples", "1")
+    err = refused(capsys, *TINY_MODEL, "--model_name_or_path", model, "--max_prompt_length", "3", "--output_dir", "run", "--eval_samples", "1")
     assert "4 tokens" in err and "between 1 and 3" in err
 
 
@@ -192,7 +192,7 @@ def without_a_weight():
 ])
 def test_model_folders(damage, words, model, capsys):
     damage()
-    err = refused(capsys, *TINY, "--model_name_or_path", "./model", "--output_dir", "run")
+    err = refused(capsys, *TINY_MODEL, "--model_name_or_path", "./model", "--output_dir", "run")
     assert [w for w in ["--model_name_or_path", *words] if w not in err] == [], err
 
 
@@ -212,19 +212,19 @@ def dense(cold_start, here):
 
 def test_dense_model_without_a_weight(dense, capsys):
     without_a_weight()
-    err = refused(capsys, *TINY, "--model_name_or_path", "./model", "--output_dir", "run")
+    err = refused(capsys, *TINY_MODEL, "--model_name_or_path", "./model", "--output_dir", "run")
     assert "lack model.layers.0.self_attn.q_proj.weight" in err
 
 
 @pytest.mark.parametrize("flags", ["--algorithm rspo", "--routing_replay old", "--router_aux_loss_coef 0.1"])
 def test_dense_model_where_routers_are_needed(flags, dense, capsys):
-    assert "is dense" in refused(capsys, *TINY, "--model_name_or_path", "model", *flags.split(), "--output_dir", "run")
+    assert "is dense" in refused(capsys, *TINY_MODEL, "--model_name_or_path", "model", *flags.split(), "--output_dir", "run")
 
 
 def test_an_overwritten_run_survives_until_its_successor_can_begin(workplace, capsys):
     train.main([*TINY, "--steps", "1", "--output_dir", "mine"])
     capsys.readouterr()
-    refused(capsys, *TINY, "--steps", "1", "--output_dir", "mine", "--overwrite_output_dir", "true", "--model_name_or_path", "./gone")
+    refused(capsys, *TINY_MODEL, "--steps", "1", "--output_dir", "mine", "--overwrite_output_dir", "true", "--model_name_or_path", "./gone")
     assert len(metrics("mine")) == 1
 
 

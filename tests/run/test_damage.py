@@ -17,7 +17,7 @@ import train
 from plumbing.model import checksums
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences
+from tiny_run import TINY, TINY_MODEL, differences
 
 RUN = [*TINY, "--steps", "3", "--save_steps", "1", "--output_dir", "run"]
 NEWEST = Path("run/checkpoints/step_3")
@@ -50,7 +50,7 @@ def flip(file, place, bits):
 
 def noticed(capsys, folder, count, resume):
     """How many of `count` changes both --resume and loading refuse, with the name of the file; each is undone."""
-    flags, found = parse([*TINY, "--model_name_or_path", str(folder)]), 0
+    flags, found = parse([*TINY_MODEL, "--model_name_or_path", str(folder)]), 0
     for change in changes(folder, count):
         flip(*change)
         name = change[0].name
@@ -94,7 +94,7 @@ def test_passk_and_a_new_run_name_the_file(name, workplace, capsys):
     train.main(RUN)
     flip(NEWEST / name, 40, 1)
     passk = ["passk", "--model_name_or_path", str(NEWEST), "--n", "1", "--problems", "2", "--device", "cpu", "--min_terms", "1", "--max_terms", "2"]
-    new = [*TINY, "--steps", "1", "--model_name_or_path", str(NEWEST), "--output_dir", "second"]
+    new = [*TINY_MODEL, "--steps", "1", "--model_name_or_path", str(NEWEST), "--output_dir", "second"]
     for call in (lambda: evaluation.main(passk), lambda: train.main(new)):
         err = refused(capsys, call)
         assert f"{NEWEST}: {name} is damaged" in err and "step_2 is sound" in err
@@ -123,4 +123,4 @@ def test_a_checkpoint_of_another_program_is_not_checked(workplace):
     train.main(RUN)
     shutil.copytree(NEWEST, "other", ignore=shutil.ignore_patterns(checksums.NAME, checksums.STATE))
     assert checksums.damaged("other") == []
-    train.main([*TINY, "--steps", "1", "--model_name_or_path", "other", "--output_dir", "second"])
+    train.main([*TINY_MODEL, "--steps", "1", "--model_name_or_path", "other", "--output_dir", "second"])

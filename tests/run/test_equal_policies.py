@@ -14,7 +14,7 @@ import pytest
 import pair_runs
 import train
 from plumbing.run.arguments import flags, parse
-from test_flags import EFFECTS, home, observed, run  # noqa: F401
+from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from test_pairs import cover, flags_of
 from test_pairs import home as pairs_home  # noqa: F401
 from tiny_run import TINY, metrics
@@ -116,7 +116,7 @@ def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
     assert any(seen.code == 0 for _, seen in done), [seen.out[-300:] for _, seen in done]
     for flags, seen in done:
         if seen.code == 0:                                   # some values end a run, as they should
-            args = parse([*TINY, *flags.split(), *STILL.split()])
+            args = parse([*tiny_for(flags), *flags.split(), *STILL.split()])
             check(seen.metrics, args)
 
 

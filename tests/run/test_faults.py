@@ -14,7 +14,7 @@ from plumbing.model import checksums
 from plumbing.run import checkpoints
 import train
 from plumbing.run.metrics import collapse
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, TINY, TINY_MODEL, differences, metrics
 
 
 def refused(capsys, *argv):
@@ -114,7 +114,7 @@ def test_code_in_a_model_folder_is_refused_and_not_run(name, workplace, cold_sta
     shutil.copytree(next(cold_start.iterdir()), "model")
     Path("model/model.safetensors").unlink()
     torch.save({"model.norm.weight": Payload()}, f"model/{name}")
-    assert "--model_name_or_path ./model" in refused(capsys, *TINY, "--model_name_or_path", "./model", "--output_dir", "run")
+    assert "--model_name_or_path ./model" in refused(capsys, *TINY_MODEL, "--model_name_or_path", "./model", "--output_dir", "run")
     assert not Path("owned").exists() and not Path("run").exists()
 
 
@@ -127,7 +127,7 @@ def test_python_files_in_a_model_folder_are_not_run(workplace, cold_start, capsy
         path = Path("model", name)
         path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": key}))
     try:
-        train.main([*TINY, "--steps", "1", "--model_name_or_path", "./model", "--output_dir", "run"])      # a type transformers knows needs none of it
+        train.main([*TINY_MODEL, "--steps", "1", "--model_name_or_path", "./model", "--output_dir", "run"])      # a type transformers knows needs none of it
     except SystemExit as stop:
         assert stop.code == 2
     assert not Path("owned").exists()
@@ -137,7 +137,7 @@ def test_code_in_a_chat_template_is_not_run(workplace, cold_start, capsys):
     shutil.copytree(next(cold_start.iterdir()), "model")
     Path("model/chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__()[0].__init__.__globals__ }}{{ messages[0]['content'] }}")
     Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n{"prompt": "2+3=", "answer": "5"}\n')
-    err = refused(capsys, *TINY, "--model_name_or_path", "./model", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "run",
+    err = refused(capsys, *SMALL, "--model_name_or_path", "./model", "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "run",
                   "--max_completion_length", "4")
     assert "cannot be tokenized" in err and "unsafe" in err
 

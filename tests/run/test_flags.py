@@ -28,7 +28,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start
 from plumbing.run.arguments import flags
-from tiny_run import TINY, TRAIN
+from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
 GRPO = f"{ONE} --algorithm grpo --learning_rate 0.01"        # far off
@@ -133,9 +133,9 @@ EFFECTS = {
     "top_p": (ONE, None, "0.5", last("entropy")),
     "top_k": (ONE, None, "2", last("entropy")),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
-    "mismatch": (f"{ONE} --mismatch_high 0.5", None, "token_truncate", last("grad_norm")),
+    "mismatch": (ONE, None, "token_truncate --mismatch_high 0.5", last("grad_norm")),
     "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", last("grad_norm")),
-    "mismatch_mask": (f"{ONE} --mismatch_mask_bounds 2 5", None, "token", last("grad_norm")),
+    "mismatch_mask": (ONE, None, "token --mismatch_mask_bounds 2 5", last("grad_norm")),
     "mismatch_mask_bounds": (MASK, None, "2 5", last("grad_norm")),
     "routing_replay": (f"{ONE} --sampler_dtype int3", "old", "rollout", last("mismatch_kl")),
     "router_aux_loss_coef": (ONE, None, "0.1", last("loss")),
@@ -160,7 +160,7 @@ EFFECTS = {
     "columns": (DATA, None, "other other_answer", prompts),
     "verifier": (DATA, "exact", "mine.py:reward", last("reward")),
     "verifier_timeout": (f"{DATA} --verifier mine.py:slow", None, "0.01", lambda seen: seen.code),
-    "reward_weights": (f"{DATA} --verifier mine.py:reward", None, "0.5", last("reward")),
+    "reward_weights": (f"{DATA} mine.py:reward", None, "1 0.5", last("reward")),
     "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
     "tool": (DATA, None, "mine.py:tool --tool_stop ,", lambda seen: seen.samples),
     "tool_stop": (f"{DATA} --tool mine.py:tool", ",", "=", lambda seen: seen.samples),
@@ -206,7 +206,7 @@ EFFECTS = {
     "eval_steps": ("--steps 2 --warmup_steps 0 --eval_samples 1 --eval_prompts 2", None, "1",
                    lambda seen: "pass_at_1" in seen.metrics[0]),
     "eval_prompts": (f"{ONE} --eval_samples 1", "2", "3", lambda seen: seen.forwards[0]),
-    "eval_samples": (f"{ONE} --eval_prompts 2", None, "1", lambda seen: len(seen.forwards)),
+    "eval_samples": (ONE, None, "1 --eval_prompts 2", lambda seen: len(seen.forwards)),
     "seed": (DATA, None, "1", prompts),
     "report_to": (ONE, None, "tensorboard", lambda seen: any("tfevents" in f for f in seen.files)),
 }
@@ -265,6 +265,12 @@ def run(home):
         signal.signal(number, handler)
 
 
+def tiny_for(flags):
+    if "--dataset_name" in flags:
+        return SMALL
+    return TINY_MODEL if "--model_name_or_path" in flags else TINY
+
+
 def observed(patch, flags, name):
     """One run of train.main, watched."""
     forwards, kept, out, code = [], [], io.StringIO(), 0
@@ -289,7 +295,7 @@ def observed(patch, flags, name):
     hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
     try:
         with redirect_stdout(out), redirect_stderr(out), saved_tensors_hooks(keep, lambda x: x):
-            train.main([*TINY, "--output_dir", folder, *flags])
+            train.main([*tiny_for(flags), "--output_dir", folder, *flags])
     except SystemExit as stop:
         code = stop.code
     finally:

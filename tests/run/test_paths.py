@@ -15,7 +15,7 @@ import pytest
 import train
 from plumbing.run.arguments import flags
 from plumbing.run.folder import TEXTS
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, TINY, TINY_MODEL, metrics
 
 MODEL = "--model_name_or_path model --dataset_name rows.jsonl"
 # flag: (the other flags of the run, its value: a path inside run/)
@@ -73,7 +73,7 @@ def test_every_flag_with_a_text_is_protected_from_overwriting(place, capsys):
     for flag, (more, value) in INSIDE.items():
         verifier = [] if "--verifier" in more or flag in ("verifier", "config") else ["--verifier", "exact"]
         for path in (value, value.replace("run/", f"../{place.name}/run/")):         # however it is spelled
-            err = refused(capsys, [*TINY, "--steps", "1", *more.split(), *verifier, f"--{flag}", path, "--output_dir", "run",
+            err = refused(capsys, [*SMALL, "--steps", "1", *more.split(), *verifier, f"--{flag}", path, "--output_dir", "run",
                                    "--overwrite_output_dir"])
             assert "--overwrite_output_dir would delete" in err and f"--{flag} {path}" in err
     assert sorted(Path("run").rglob("*")) == before
@@ -81,9 +81,9 @@ def test_every_flag_with_a_text_is_protected_from_overwriting(place, capsys):
 
 def test_the_base_model_of_an_adapter_and_the_cold_start_are_protected(place, capsys):
     pytest.importorskip("peft")
-    train.main([*TINY, "--steps", "1", "--model_name_or_path", "run/checkpoints/step_1", "--use_peft", "--output_dir", "lora"])
+    train.main([*TINY_MODEL, "--steps", "1", "--model_name_or_path", "run/checkpoints/step_1", "--use_peft", "--output_dir", "lora"])
     over = ["--steps", "1", "--output_dir", "run", "--overwrite_output_dir"]
-    err = refused(capsys, [*TINY, "--model_name_or_path", "lora/checkpoints/step_1", "--use_peft", *over])
+    err = refused(capsys, [*TINY_MODEL, "--model_name_or_path", "lora/checkpoints/step_1", "--use_peft", *over])
     assert "would delete run/checkpoints/step_1 in run" in err
     os.unlink("runs/cold_start")
     shutil.copy("run/config.json", "runs/config.json")       # a run whose folder holds the cold starts, too
@@ -132,8 +132,8 @@ def test_a_checkpoint_that_does_not_exist_names_those_that_do(asked, words, work
     Path("nothing").mkdir()
     for step in (9, 10):
         shutil.copytree(next(Path("runs/cold_start").iterdir()), f"run/checkpoints/step_{step}")
-    err = refused(capsys, [*TINY, "--model_name_or_path", asked, "--output_dir", "new"])
+    err = refused(capsys, [*TINY_MODEL, "--model_name_or_path", asked, "--output_dir", "new"])
     assert f"--model_name_or_path {asked}: there is no such folder" in err and words in err and not Path("new").exists()
     teacher = ["--model_name_or_path", "run/checkpoints/step_9", "--algorithm", "grpo", "--advantage", "distillation"]
-    err = refused(capsys, [*TINY, *teacher, "--teacher_model_name_or_path", asked, "--output_dir", "new"])
+    err = refused(capsys, [*TINY_MODEL, *teacher, "--teacher_model_name_or_path", asked, "--output_dir", "new"])
     assert f"--teacher_model_name_or_path {asked}: there is no such folder" in err and words in err

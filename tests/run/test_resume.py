@@ -16,7 +16,7 @@ import torch
 from plumbing.run import checkpoints
 from plumbing.run import folder as checkpoint
 import train
-from tiny_run import TINY, differences, metrics
+from tiny_run import TINY, TINY_MODEL, differences, metrics
 
 
 class Killed(BaseException):
@@ -361,7 +361,7 @@ def test_the_lock_goes_with_the_process_however_it_ends(workplace, capsys):
 
 
 def test_a_run_that_is_refused_later_leaves_no_folder(workplace, capsys):
-    refused(capsys, [*TINY, "--output_dir", "new", "--model_name_or_path", "./nowhere"])
+    refused(capsys, [*TINY_MODEL, "--output_dir", "new", "--model_name_or_path", "./nowhere"])
     assert not Path("new").exists()
 
 

@@ -8,14 +8,14 @@ import train
 from plumbing.model import cold_start as warm_up
 from plumbing.run import trackers
 from plumbing.run.arguments import parse
-from tiny_run import TINY
+from tiny_run import SMALL, TINY
 
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(workplace, monkeypatch, capsys):
     (workplace / "mine.py").write_text("def reward(response, answer):\n    return {'some': .5 * (response < '6'), 'any': .25}\n")
     (workplace / "rows.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a in range(1, 8) for b in range(1, 5)))
     model = str(next((workplace / "runs/cold_start").resolve().iterdir()))
-    train.main([*TINY, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--max_completion_length", "5",
+    train.main([*SMALL, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--max_completion_length", "5",
                 "--steps", "2", "--eval_samples", "2", "--eval_prompts", "2", "--eval_steps", "1", "--reward_weights", "1", "2", "--output_dir", "run"])
     summary = json.loads((workplace / "run/summary.json").read_text())
     for when in ("before", "after"):

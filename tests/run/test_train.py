@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import train
 from plumbing.model import cold_start
 from plumbing.run.arguments import ALGORITHMS, flags
-from tiny_run import TINY, TRAIN, differences, metrics
+from tiny_run import TINY, TINY_MODEL, TRAIN, differences, metrics
 
 METRICS = ("step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var variance_factor inverse_length perplexity_old "
            "perplexity_new delta_h equivalence_error kl entropy grad_norm lr length truncated dead_groups flip_rate flip_rate_per_layer "
@@ -200,7 +200,7 @@ def test_checkpoint_is_an_ordinary_hugging_face_one(workplace):
         torch.testing.assert_close(ours(ids.input_ids, ids.attention_mask).logits[:, -1], theirs(**ids).logits[:, -1], rtol=1e-5, atol=1e-5)
         answers = theirs.generate(**ids, max_new_tokens=5, do_sample=False)
     assert all(re.fullmatch(r"[\d,. ]*", text) for text in tokenizer.batch_decode(answers[:, ids.input_ids.shape[1]:], skip_special_tokens=True))
-    train.main([*TINY, "--steps", "1", "--model_name_or_path", str(folder), "--output_dir", "from_checkpoint"])     # and train.py takes it
+    train.main([*TINY_MODEL, "--steps", "1", "--model_name_or_path", str(folder), "--output_dir", "from_checkpoint"])     # and train.py takes it
     assert metrics("from_checkpoint")[0]["lr"] < 1e-5                              # with a checkpoint's learning rate
 
 
@@ -218,7 +218,7 @@ def test_a_run_repeats_bit_for_bit(whole, workplace):
     run = whole()
     train.main([*TINY, "--steps", "4", "--output_dir", "two"])
     assert differences(run, "two", 4) == []
-    train.main([*TINY, "--steps", "1", "--output_dir", "other", "--model_name_or_path", "two/checkpoints/step_4", "--seed", "1"])
+    train.main([*TINY_MODEL, "--steps", "1", "--output_dir", "other", "--model_name_or_path", "two/checkpoints/step_4", "--seed", "1"])
     assert metrics("other")[0] != metrics(run)[0]
 
 
