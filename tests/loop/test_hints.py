@@ -14,7 +14,7 @@ from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCaus
                           PreTrainedTokenizerFast)
 
 import train
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, metrics
 
 PLACES = 50
 TOLD = "--algorithm grpo --advantage distillation --self_distillation".split()
@@ -51,7 +51,7 @@ def place(tmp_path, monkeypatch):
 def flags(model, answer, *more):
     rows = [{"prompt": f"{i}+1=", "answer": answer} for i in range(9)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [*TINY, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier",
+    return [*SMALL, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier",
             "exact", *TOLD, "--steps", "1", "--max_prompt_length", "16",
             "--max_completion_length", "8", "--output_dir", "run", *more]
 

@@ -12,7 +12,7 @@ import eval as evaluation
 import train
 from plumbing.model import checksums
 from plumbing.run import checkpoints
-from tiny_run import TINY, differences, metrics
+from tiny_run import SMALL, TINY, TINY_MODEL, differences, metrics
 
 RESUME = ["--output_dir", "run", "--resume"]
 SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "note": a}) + "\n"
@@ -33,7 +33,7 @@ def finished(workplace):
 def data(workplace, cold_start):
     """Flags for a run of a checkpoint on rows.jsonl."""
     Path("rows.jsonl").write_text(SUMS)
-    return [*TINY, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
+    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
             "rows.jsonl", "--max_completion_length", "4", "--save_steps", "1", "--steps", "2",
             "--output_dir", "run"]
 
@@ -107,7 +107,7 @@ def test_a_shortened_list_of_checksums_is_damage(left, finished, capsys):
     checkpoint = ["--model_name_or_path", "run/checkpoints/step_3"]
     passk = ["passk", *checkpoint, "--n", "1", "--problems", "2", "--device", "cpu",
              "--min_terms", "1", "--max_terms", "2", "--output", "passk.json"]
-    new = [*TINY, "--steps", "1", *checkpoint, "--output_dir", "second"]
+    new = [*TINY_MODEL, "--steps", "1", *checkpoint, "--output_dir", "second"]
     for call, argv in ((train.main, RESUME), (evaluation.main, passk), (train.main, new)):
         err = refused(capsys, call, argv)
         assert "run/checkpoints/step_3: " in err and checksums.NAME in err
