@@ -101,6 +101,7 @@ def trained_policy(args, task, device, folder=None):
             load_adapters(policy, folder)
     else:
         policy, tokenizer = load_policy(args, task, device, folder)
+        policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and was frozen
     if halves(args):
         halve_matrices(policy, args.half, masters=args.optimizer_offload)
     return policy, tokenizer

@@ -185,3 +185,24 @@ def test_a_base_that_is_gone_or_an_adapter_is_named(place, capsys):
     Path("elsewhere").rename("untied")
     (Path("untied") / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "x"}))
     assert "an adapter itself" in refused(capsys, flags("first/checkpoints/step_2", "--output_dir", "second"))
+
+
+@pytest.mark.parametrize("model", ["tied", "untied"])
+def test_without_use_peft_the_merged_weights_of_an_adapters_checkpoint_are_trained(model, place):
+    """References: peft's merge of what the run starts from; transformers, which reads what it writes."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    train.main([*flags(model), "--steps", "1", "--output_dir", "lora"])
+    start = "lora/checkpoints/step_1"
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    whole = PeftModel.from_pretrained(base, start).merge_and_unload().eval()
+    more = [*SMALL, "--model_name_or_path", start, "--dataset_name", "rows.jsonl",
+            "--verifier", "mine.py:reward", "--max_completion_length", "8",
+            "--learning_rate", "0.02", "--warmup_steps", "0"]
+    train.main([*more, "--steps", "1", "--output_dir", "full"])
+    after = AutoModelForCausalLM.from_pretrained("full/checkpoints/step_1", dtype=torch.float32)
+    moved = (after(IDS).logits - whole(IDS).logits).abs().max().item()
+    assert moved > 1e-3 and metrics("full")[0]["grad_norm"] > 0
+    train.main([*more, "--steps", "1", "--learning_rate", "1e-12", "--output_dir", "still"])
+    still = AutoModelForCausalLM.from_pretrained("still/checkpoints/step_1", dtype=torch.float32)
+    torch.testing.assert_close(still(IDS).logits, whole(IDS).logits, rtol=1e-5, atol=1e-5)
