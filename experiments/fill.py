@@ -128,7 +128,8 @@ def in_a_word(number, nothing):
 
 def league(rows):
     flags = lambda row: re.sub(r" --learning_rate \S+", "", row["flags"]).strip()
-    shown = [("{} [{}, {}]".format(*row["rank"]), f"`{flags(row)}`", rate(row["cell"]),
+    rank = lambda row: "{} [{}, {}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
+    shown = [(rank(row), f"`{flags(row)}`", rate(row["cell"]),
               "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"]), in_ranges(row["near"]) or "–",
               f"{row['to_goal']:,.0f}" if row["to_goal"] else "–", f"{row['samples']:,.0f}")
              for row in rows]

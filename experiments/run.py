@@ -9,7 +9,8 @@
     python experiments/run.py NAME --judge       make no runs: the rules and what they say
 
 A run is a command line of train.py and a line of results/NAME.jsonl: question, arm, cell, seed,
-command, figures, seconds, machine, versions and commit. Delete a line and its run is made again. A
+command, figures, seconds, machine, versions and commit. Delete a line and its run is made again,
+and, if that is elsewhere than the runs it is compared with, these too; the last line counts. A
 start that train.py refuses, as its cold start is not usable, has `refused` in place of figures; a
 run whose flags are gone has `not_repeatable` and the last commit that had them. An interruption
 loses only the current run. A process uses one core, and cold starts are shared.
@@ -18,6 +19,7 @@ loses only the current run. A process uses one core, and cold starts are shared.
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import math
 import os
@@ -279,7 +281,7 @@ def circumstances_of(run):
 
 
 def series(question, runs, term, starts):
-    """({start: value}, {start: circumstances}) of a term such as "GRPO@best μ4:clipped"."""
+    """{start: (value, its runs)} of a term such as "GRPO@best μ4:clipped"."""
     arm, _, where = term.partition("@")
     cell, _, figure = where.partition(":")
     figure = figure or "after"
@@ -287,25 +289,43 @@ def series(question, runs, term, starts):
     if arm[0].isdigit():                                     # "1st": of the league
         members = list(entered(question, runs))
         if int(arm[0]) > len(members):
-            return {}, {}
+            return {}
         arm = members[int(arm[0]) - 1]
     cells = (group_of(question, arm, group) if word == "mean"
              else cells_of(question, runs, arm, cell))
     found = [values(runs, arm, one, starts, figure) for one in cells]
     whole = set.intersection(*map(set, found)) if found else ()
-    return ({s: intervals.mean(of[s]["figures"][figure] for of in found) for s in whole},
-            {s: circumstances_of(found[0][s]) for s in whole})
+    return {s: (intervals.mean(of[s]["figures"][figure] for of in found), [of[s] for of in found])
+            for s in whole}
 
 
-def contrast(question, runs, of, starts):
-    """{start: value} of "A - B + C", over the starts at which all terms were run, each of them
-    under the same circumstances."""
+def compared(question, runs, of, starts):
+    """{start: (value, runs)} of "A - B + C", over the starts at which all terms were run."""
     words = of.replace(" + ", "\n+").replace(" - ", "\n-").split("\n")
     signs = [-1 if word.startswith("-") else 1 for word in words]
     terms = [series(question, runs, word.lstrip("+-"), starts) for word in words]
-    shared = set.intersection(*(set(found) for found, _ in terms))
-    same = [s for s in sorted(shared) if len({where[s] for _, where in terms}) == 1]
-    return {s: sum(sign * found[s] for sign, (found, _) in zip(signs, terms)) for s in same}
+    shared = set.intersection(*map(set, terms))
+    return {s: (sum(sign * found[s][0] for sign, found in zip(signs, terms)),
+                [run for found in terms for run in found[s][1]]) for s in sorted(shared)}
+
+
+def contrast(question, runs, of, starts):
+    """{start: value} of "A - B + C", over the starts whose runs were all made under the same
+    circumstances."""
+    return {s: value for s, (value, of_start) in compared(question, runs, of, starts).items()
+            if len(set(map(circumstances_of, of_start))) == 1}
+
+
+def mixed(question, runs):
+    """The (arm, cell, seed) of runs that a rule compares with one made under other circumstances,
+    but for those made here: a start is made again as a whole."""
+    here = circumstances_of(circumstances())
+    for rule in question.rules.values():
+        found = compared(question, runs, rule.of, rule.starts or question.starts)
+        for _, of_start in found.values():
+            if len(set(map(circumstances_of, of_start))) > 1:
+                yield from ((run["arm"], run["cell"], run["seed"]) for run in of_start
+                            if circumstances_of(run) != here)
 
 
 def judge_rule(question, runs, rule):
@@ -362,21 +382,26 @@ def entered(question, runs):
 
 def league_table(question, runs):
     """A row per member, the best first: rank and mean with intervals, who is not told apart,
-    samples until a batch's pass rate is 0.9 and in all (medians)."""
+    samples until a batch's pass rate is 0.9 and in all (medians). Members whose runs were made
+    elsewhere than most have no rank."""
     found = entered(question, runs)
-    places = intervals.ranks(found)
+    where = {name: frozenset(circumstances_of(run) for run in values(
+        runs, name, best(question, runs, name), question.starts).values()) for name in found}
+    usual = statistics.mode(where.values())
+    ranked = {name: ends for name, ends in found.items() if where[name] == usual}
+    places = intervals.ranks(ranked)
     rows = []
     for name, ends in found.items():
         cell = best(question, runs, name)
         near = []
-        for other in found:
+        for other in ranked if name in ranked else ():
             gap = [ends[s] - found[other][s] for s in question.starts]
             _, low, high = intervals.interval(gap)
             if other != name and low <= 0 <= high:
                 near.append(places[other][0])
         fresh = values(runs, name, cell, question.starts).values()
         goal = statistics.median(map(to_goal, fresh))
-        rows.append(dict(member=name, cell=cell, rank=places[name], near=sorted(near),
+        rows.append(dict(member=name, cell=cell, rank=places.get(name), near=sorted(near),
                          flags=f"{question.arms[name]} {question.ladder(name)[cell]}",
                          interval=intervals.interval(ends.values()),
                          to_goal=None if math.isinf(goal) else goal,
@@ -519,7 +544,8 @@ def make_all(name, question, options):
             train.main(f"--device cpu {words}".split())
     made = 0
     while made < options.most:
-        wanted = (one for one in missing(question, read(name, options.folder))
+        runs = read(name, options.folder)
+        wanted = (one for one in itertools.chain(missing(question, runs), mixed(question, runs))
                   if options.only in (None, one[0], f"{one[0]}@{one[1]}")
                   and (not options.starts or one[2] in options.starts))
         one = next(wanted, None)

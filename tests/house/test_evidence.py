@@ -161,6 +161,18 @@ def test_differences_are_paired_by_start_within_one_machine_and_commit():
     runs["A", "0.0004"][10] = runs["A", "0.0004"][10] | {"commit": "d"}
     assert list(run.contrast(ASKED, runs, "B@best - A@best", STARTS)) == [11, 12, 13], "another commit"
     assert run.judged(ASKED, runs)[1] == "undecided (3 starts)"
+    assert sorted(run.mixed(ASKED, runs)) == [("A", "0.0004", 10), ("B", "0.0001", 10)], "made again as a whole, and no other start"
+
+
+def test_a_member_made_elsewhere_has_no_rank():
+    ends = {"A": .5, "B": .6, "C": .7}
+    league = replace(ASKED, arms=dict.fromkeys(ends, ""), further={}, starts=STARTS)
+    lines = [made(arm, cell, seed, after, pass_rates=[.95], batch_samples=[256]) for arm, after in ends.items()
+             for cell in league.cells for seed in (0, 1, *STARTS)]
+    lines = [line | {"machine": "z"} if line["arm"] == "C" else line for line in lines]
+    rows = run.league_table(league, index(lines))
+    assert [(row["member"], row["rank"] and row["rank"][0]) for row in rows] == [("C", None), ("B", 1), ("A", 2)]
+    assert rows[0]["near"] == [] and rows[1]["to_goal"] == 256
 
 
 def test_a_refused_start_is_recorded_and_the_next_takes_its_place():
