@@ -143,8 +143,8 @@ def test_maxrl_is_bounded_by_the_group_and_a_group_of_zeros_gives_zero():
     ("none", lambda p: p * (1 - p) * 5 / 6)])
 def test_maxrl_is_the_gradient_of_the_log_pass_rate(scale, true):
     """log p = -Σ_k (1 - p)^k / k (2602.02710): enumerated over all groups of G = 6 responses with
-    0/1 rewards, (r - r̄)/r̄ has the gradient of this series up to k = G - 1, where (r - r̄) has that
-    of p, its first term, alone."""
+    0/1 rewards, (r - mean)/mean has the gradient of this series up to k = G - 1, where r - mean has
+    that of p, its first term, alone."""
     p, expected = 0.3, 0.0
     for right in range(7):
         chance = math.comb(6, right) * p ** right * (1 - p) ** (6 - right)
@@ -216,6 +216,9 @@ def test_reinforce_plus_plus_equals_a_loop(size, beta):
             assert got[i, t].item() == pytest.approx(white, rel=1e-6)
     assert got[mask].mean().item() == pytest.approx(0.0, abs=1e-12)
     assert got[mask].square().mean().item() == pytest.approx(1.0)
+    undiscounted = torch.tensor(values).double()[:, None].expand(4, 8).contiguous()
+    torch.testing.assert_close(reinforce_plus_plus(rewards, mask, size),
+                               whiten(undiscounted, mask))
 
 
 def test_gae_equals_the_sum_over_future_errors():
