@@ -53,7 +53,7 @@ SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key
              intermediate_size=128, vocab_size=512)
 RUN = f"--config {ROOT}/recipes/gsm8k-80gb.yaml"
 SMALL_RUN = ("--device cpu --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
-             "--max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
+             "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
              "--cold_start_steps 120 --cold_start_learning_rate 0.005")
 PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
         "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
