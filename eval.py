@@ -34,10 +34,11 @@ from plumbing.model.offload import halves
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import evaluation_sampler
-from plumbing.run.memory import EVALUATION_ROWS
 from plumbing.run.metrics import read_metrics
 from plumbing.run.screen import say, with_limits
 from plumbing.parallel.processes import gather, gathered, share
+
+ROWS = 256      # responses that are sampled at a time
 
 
 # ------------------------------------------------------------------------------------- estimators
@@ -119,7 +120,7 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
     answers = {name: [] for name in ("texts", "rewards", "parts", "lengths", "truncated")}
-    starts = range(own.start, own.stop, max(1, EVALUATION_ROWS // G))
+    starts = range(own.start, own.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         part = slice(start, min(start + starts.step, own.stop))
         asked = problems[part]

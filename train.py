@@ -441,11 +441,12 @@ def run_on(device, settings, task):
         screen.say(screen.without_effect(settings, task, tokenizer))
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
-        screen.say(memory.comparison(settings, policy.config, task, device))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
         screen.say(checkpoints.plan(settings, learner, saved))
+        if device.type == "cuda":
+            memory.try_longest(learner, task)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
         screen.say(run.begin_run(settings, folder, task))

@@ -7,7 +7,7 @@ import torch
 
 from plumbing.parallel import processes
 from plumbing.run.arguments import parse
-from plumbing.run.memory import advice
+from plumbing.run.memory import out_of_memory
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def errors_in_one_line(argv):
     except (ValueError, OSError) as error:
         leave(2, error)
     except torch.OutOfMemoryError:
-        leave(2, advice(parse(argv), torch.cuda.mem_get_info()[1]))
+        leave(2, out_of_memory(parse(argv)))
     except RuntimeError as error:
         if not processes.lost_another(error):
             raise

@@ -138,13 +138,12 @@ def test_without_bitsandbytes_the_error_names_it(monkeypatch):
         parse("--model_name_or_path m --use_peft --load_in_4bit".split())
 
 
-def test_a_weight_takes_the_bytes_that_the_memory_table_counts():
-    """Four bits, and the scales of plumbing/run/memory.py's FOUR_BIT; a table of 16 and one of 256 numbers beside them."""
+def test_a_weight_takes_half_a_byte_and_its_share_of_the_scales():
+    """Two levels of scales; a table of 16 and one of 256 numbers beside them."""
     pytest.importorskip("bitsandbytes")
-    from plumbing.run.memory import FOUR_BIT
     policy = torch.nn.Sequential(torch.nn.Linear(2048, 512, bias=False))
     policy.get_output_embeddings = lambda: None
     layer = fourbit.quantize(policy).to("cpu")[0]
     state = layer.weight.quant_state
     held = layer.weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
-    assert held == FOUR_BIT * 2048 * 512
+    assert held == (1 / 2 + 1 / 64 + 4 / (64 * 256)) * 2048 * 512

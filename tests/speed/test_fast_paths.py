@@ -11,8 +11,6 @@ import pytest
 import torch
 import rollout
 import train
-from plumbing.run.arguments import parse
-from plumbing.run.memory import advice
 from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import response_logp, sample
@@ -72,24 +70,6 @@ def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatc
         peaks.append(memory.peak_bytes(lambda: response_logp(model, batch, entropy=False, max_logits=64 * V).logp.sum().backward()))
         model.zero_grad()
     assert peaks[1] - peaks[0] < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
-
-
-@pytest.mark.parametrize("flags, capacity, wanted", [
-    ("--prompts_per_step 256 --steps_per_generation 1", 0.9e9, "--micro_batch_size"), ("--prompts_per_step 65536", 4e9, "--prompts_per_step"), ("", 10e6, "smaller model")])
-def test_out_of_memory_names_the_flags_to_lower(flags, capacity, wanted):
-    line = advice(parse(f"--device cpu --max_completion_length 24 {flags}".split()), capacity)
-    assert line.startswith("out of GPU memory") and wanted in line and "\n" not in line
-
-
-def test_train_ends_with_that_line(monkeypatch, capsys):
-    def full(args):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(train, "run_script", full)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10_000_000))
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--prompts_per_step", "256"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith("train.py: out of GPU memory") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("script", [bfloat16, memory, scaling, versus_trl])
