@@ -10,18 +10,21 @@ from plumbing.data.running_sum import builtin_tokenizer
 SIZES = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, intermediate_size=48, initializer_range=0.1,
              bos_token_id=None, eos_token_id=15, pad_token_id=16)           # builtin_tokenizer's
-MOE = dict(num_experts=4, num_local_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
 
 
 def make(family="qwen3", seed=0, **sizes):
     """A model of a family by its name in transformers ("qwen3", "mixtral", "gpt2", …), in eval
     mode; "tiny_moe" is moe.TinyMoE. Whatever sizes changes of SIZES, or adds to it."""
     torch.manual_seed(seed)
-    more = MOE if "mo" in family or family == "mixtral" else {}
+    if "mo" in family or family == "mixtral":
+        sizes = MOE | sizes
+    if "num_experts" in sizes:                               # Mixtral and GPT-OSS call it so
+        sizes["num_local_experts"] = sizes["num_experts"]
+    sizes = SIZES | sizes
     if family == "tiny_moe":
-        return TinyMoE(AutoConfig.for_model("qwen3_moe", **SIZES | more | sizes)).eval()
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(family, **SIZES | more | sizes)).eval()
+        return TinyMoE(AutoConfig.for_model("qwen3_moe", **sizes)).eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
 
 
 def saved(folder, family="qwen3", tokenizer=None, **sizes):

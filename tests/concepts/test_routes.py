@@ -28,10 +28,9 @@ from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, 
                     replay_routes, router_shift, routers_of)
 
 V, E, K = 19, 6, 2
-SHAPE = dict(vocab_size=V, num_hidden_layers=3, num_experts=E, num_local_experts=E,
-             num_experts_per_tok=K, moe_intermediate_size=24, intermediate_size=24,
-             max_position_embeddings=64, initializer_range=0.2, eos_token_id=None,
-             pad_token_id=None)
+SHAPE = dict(vocab_size=V, num_hidden_layers=3, num_experts=E, num_experts_per_tok=K,
+             moe_intermediate_size=24, intermediate_size=24, max_position_embeddings=64,
+             initializer_range=0.2, eos_token_id=None, pad_token_id=None)
 SIGMOID = dict(n_routed_experts=E, n_shared_experts=1, n_group=3, topk_group=2,
                first_k_dense_replace=1, routed_scaling_factor=1.7, norm_topk_prob=True)
 LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
