@@ -45,7 +45,6 @@ REASONS = {
     "python -m pytest": "the tests themselves",
     "openai/gsm8k": "a data set of the hub: only its flags are read",
     "torchrun": "several processes or GPUs; tests/parallel starts them",
-    "for arm in": "eight GPUs for days",
     "python gspo.py": "tests/concepts/test_gspo.py runs it",
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",
     "python benchmarks/": "minutes, or a GPU",
