@@ -12,7 +12,7 @@ results of benchmarks:
     chosen learning: GRPO, mb4      the rate of the chosen cell; `survived …`: the largest rate that
                                     ends above its start
     table learning                  the rules of a question with their intervals and verdicts
-    verdicts, league                the two tables of docs/evidence.md
+    verdicts, league, member grpo   the two tables of docs/evidence.md, the mean of a member
 
 A test checks that the pages are what this writes.
 """
@@ -50,7 +50,11 @@ def pages():
 def texts():
     """{name: text} of all that pages can quote."""
     found = json.loads((ROOT / "results/numbers.json").read_text())
-    names = {"verdicts": verdicts(found), "league": league(found["league"])}
+    first, *others = found["league"]
+    names = {"verdicts": verdicts(found), "league": league(found["league"]),
+             "members": str(len(others) + 1), "members near the first": str(len(first["near"])),
+             "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}"}
+    names |= {f"member {row['member']}": f"{row['interval'][0]:.3f}" for row in found["league"]}
     for key, number in found["numbers"].items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
@@ -61,7 +65,8 @@ def texts():
     for question, answer in found["verdicts"].items():
         names[f"verdict {question}"] = answer["verdict"]
         names[f"runs {question}"] = f"{found['made'][question]:,}"
-        names[f"table {question}"] = rules(question, found["numbers"])
+        if QUESTIONS[question].decides:
+            names[f"table {question}"] = rules(question, found["numbers"])
     for kind in ("chosen", "survived"):
         names |= {f"{kind} {key}": rate(cell) for key, cell in found[kind].items()}
     for file in sorted((ROOT / "results").glob("*.json")):
@@ -73,7 +78,7 @@ def texts():
 
 def interval(number, form):
     middle, low, high = (signed(form.format(number[key])) for key in ("mean", "low", "high"))
-    return f"{middle} [{low}, {high}]"
+    return middle if number["starts"] == "1" else f"{middle} [{low}, {high}]"
 
 
 def signed(text):
@@ -109,21 +114,24 @@ def verdicts(found):
 
 
 def rules(name, numbers):
-    """The rules of a question that have runs."""
+    """The rules of a question that have runs, in the unit of the first that decides."""
     rows = []
+    unit = QUESTIONS[name].rules[QUESTIONS[name].decides[0]].form
     for rule, words in QUESTIONS[name].rules.items():
         number = numbers[f"{name}: {rule}"]
-        if number["mean"] is not None:
+        if number["mean"] is not None and words.form == unit:
             rows.append((rule, interval(number, words.form), number["starts"],
                          in_a_word(number, words.nothing)))
     return table((f"`{name}`", "mean [95 %]", "starts", "verdict"), *rows)
 
 
 def in_a_word(number, nothing):
-    """A verdict without its starts; what was refuted by lying within ±nothing is equal."""
-    if number["verdict"] == "refuted" and -nothing <= number["low"] <= number["high"] <= nothing:
+    """A verdict without its starts; "equal" for an interval within ±nothing, and "–" for a number
+    that was reported beside the rules."""
+    word = number["verdict"].partition(" ")[0]
+    if word in ("refuted", "reported") and -nothing <= number["low"] <= number["high"] <= nothing:
         return "equal"
-    return number["verdict"].partition(" ")[0]
+    return "–" if word == "reported" else word
 
 
 def league(rows):

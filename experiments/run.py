@@ -341,7 +341,8 @@ def judge_rule(question, runs, rule):
         gap = list(map(math.log, gap))
         back = math.exp
         bounds = [b and tuple(math.log(x) if x > 0 else -math.inf for x in b) for b in bounds]
-    answer = intervals.decide(gap, *bounds, rule.nothing, rule.least)
+    answer = (intervals.Verdict("reported") if rule.reported else
+              intervals.decide(gap, *bounds, rule.nothing, rule.least))
     middle, low, high = map(back, intervals.interval(gap))
     return dict(mean=middle, low=low, high=high, starts=str(len(gap)), verdict=answer, p=answer.p)
 
@@ -451,6 +452,8 @@ def chosen_by(question):
 
 def words_of(rule):
     """A rule as a sentence, from its bounds."""
+    if rule.reported:
+        return f"{rule.of}: reported beside the rules, without a verdict"
     if rule.refuted is None:
         no = f"wholly {outside(rule.held)}"
     else:
