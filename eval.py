@@ -1,12 +1,13 @@
 """Evaluation: pass@1 and pass@k of any policy, the papers' claims, and a run in pictures.
 
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k of one checkpoint, or compare two
+    python eval.py ask DIR 'PROMPT' [--answer A]          responses to a prompt of your own
     python eval.py claims [NAME …] [--quick]              measure the papers' claims
     python eval.py dashboard runs/gspo [runs/grpo …]      the curves of a run or several, as a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
-passk evaluates a run's checkpoint as the run does: with its task, lengths and sampling, unless they
-are given by train.py's flags, which `python eval.py passk --help` lists.
+passk and ask use a run's checkpoint as the run does: with its task, templates, lengths and
+sampling, unless they are given by train.py's flags, which `python eval.py passk --help` lists.
 """
 
 import os
@@ -15,7 +16,7 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
-from tools import commands
+from plumbing.run import commands
 
 if __name__ == "__main__":
     commands.first_word(sys.argv[1:], __doc__)   # --help does not wait for the imports below
@@ -190,6 +191,27 @@ def passk(asked):
     print(f"\n{own.output}")
 
 
+def ask(asked):
+    """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
+    if the right answer is given. asked: (ask's own flags, Settings)."""
+    own, args = asked
+    logging.disable_progress_bar()
+    print(own.settings)
+    task = tasks.of_run(args)
+    prompt = own.prompt.replace("\\n", "\n")
+    if task.one_width:                                       # the built-in task's fixed width
+        prompt = prompt.ljust(len(task.test[0].prompt))
+    problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
+    task.rows[problem] = {}
+    policy, tokenizer = load_policy(args, task, torch.device(kind_of(args)), own.checkpoint)
+    sampler = evaluation_sampler(args, policy, tokenizer, task)
+    for temperature in (0.0, args.temperature):
+        answers = evaluate(args, sampler, task, [problem], own.n, temperature, args.seed)
+        for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
+            judged = "" if own.answer is None else f"   reward {reward:g}"
+            print(f"\ntemperature {temperature:g}{judged}\n{text}")
+
+
 def scores_by_problem(answers, ks):
     """[{score: number}], one per problem: pass@k for every k, and means over the n samples."""
     rows = []
@@ -235,7 +257,7 @@ def view(asked):
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 
-COMMANDS = {"passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
+COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
 
 
 def main(argv=None):

@@ -116,7 +116,7 @@ def test_the_flags_of_a_command_that_is_not_run_are_read(line, monkeypatch):
     monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's command
     words = shlex.split(line.replace("$arm --seed $seed ", ""))
     if "passk" in words:
-        from tools import commands
+        from plumbing.run import commands
         commands.read(words[words.index("passk"):], "")
     elif not {"over_median", "fading"} & set(words):         # the examples of CONTRIBUTING.md, in no table
         parse(words[words.index("train.py") + 1:])

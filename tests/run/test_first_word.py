@@ -10,7 +10,7 @@ import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Settings, flags, parse
 from tiny_run import TINY
-from tools.commands import of_training, options
+from plumbing.run.commands import of_training, options
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,11 @@ import eval
 import train
 from moe import TinyMoE
 from plumbing.data import running_sum
-from tiny_run import TINY
+from tiny_run import SMALL, TINY
 
-RUN = [*TINY, "--steps", "1", "--eval_samples", "2", "--eval_prompts", "8"]
+ONCE = ["--steps", "1", "--eval_samples", "2", "--eval_prompts", "8"]
+RUN = [*TINY, *ONCE]
+OF_DATA = [*SMALL, *ONCE]
 SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json".split()
 
 
@@ -89,7 +91,7 @@ def own(workplace, cold_start):
     write_rows("rows.jsonl", sums())
     Path("mine.py").write_text(
         "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
-    return [*RUN, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
+    return [*OF_DATA, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
             "rows.jsonl", "--verifier", "mine.py:reward", "--prompt_template", "1+{prompt}",
             "--stop", ",", "--max_completion_length", "6", "--seed", "3", "--output_dir", "run"]
 

@@ -11,6 +11,7 @@ from plumbing.run.arguments import (Settings, as_words, check_trusted, check_typ
                                     flags, given_flags, parse, underscored)
 
 COMMANDS = {
+    "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",
     "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
     "claims": "The questions and their verdicts; NAME makes its missing runs (experiments/run.py).",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
@@ -35,8 +36,8 @@ PROBLEMS = ("test_dataset_name", "columns", "stage2_dataset_name", "stage2_step"
 
 
 def read(argv, description):
-    """(command, its parsed flags). For passk these are its own flags and train.py's Settings, for
-    claims the words as given, else the run folders and the output file. Prints the description and
+    """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
+    for claims the words as given, else the run folders and the output file. Prints the description and
     exits for --help.
 
     Raises ValueError with one line.
@@ -49,7 +50,9 @@ def read(argv, description):
         raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
     if command == "claims":
         return command, words
-    return command, (options(words) if command == "passk" else runs_and_output(command, words))
+    readers = {"ask": question, "passk": options}
+    return command, (readers[command](words) if command in readers else
+                     runs_and_output(command, words))
 
 
 def first_word(argv, description):
@@ -60,7 +63,8 @@ def first_word(argv, description):
     except ValueError as error:
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
-    print({"passk": "loading transformers ...", "claims": "reading experiments/ ..."}.get(
+    loading = "loading transformers ..."
+    print({"ask": loading, "passk": loading, "claims": "reading experiments/ ..."}.get(
         command, f"reading {' '.join(getattr(asked, 'runs', ()))} ..."), flush=True)
 
 
@@ -93,13 +97,36 @@ def of_training():
     return names - {"seed"}
 
 
-def options(argv):
-    """(passk's own flags, train.py's arguments for the rest). own.settings: the line that says
-    which settings of a run they hold. Raises ValueError with one line."""
+def sampling_parser(command):
+    """The parser of a command that samples from checkpoints."""
     shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
-    parser = quiet_parser("passk", "The checkpoint of a run is evaluated with the settings of that "
-                          "run, unless they are given. Flags of train.py that also apply here: "
+    parser = quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
+                          "unless they are given. Flags of train.py that also apply here: "
                           f"{', '.join(shared)}.")
+    parser.add_argument("--trust_run_code", action="store_true",
+                        help="import every FILE.py:NAME that the run's config.json names")
+    return parser
+
+
+def question(argv):
+    """(ask's own flags, Settings), as `options` returns them for passk."""
+    parser = sampling_parser("ask")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint's folder, or hub id")
+    parser.add_argument("prompt", metavar="PROMPT", help="the prompt, without the run's template")
+    parser.add_argument("--n", type=int, default=4, help="responses, besides the greedy one "
+                        "(default: 4)")
+    parser.add_argument("--answer", help="the right answer: the run's verifier then gives rewards")
+    own, rest = parser.parse_known_args(underscored(argv))
+    if own.n < 1:
+        raise ValueError(f"ask: --n {own.n}: it must be at least 1")
+    own.model_name_or_path = [own.checkpoint]
+    return own, sampling_settings(own, rest, "ask")
+
+
+def options(argv):
+    """(passk's own flags, train.py's Settings for the rest). own.settings: the line that says which
+    settings of a run they hold. Raises ValueError with one line."""
+    parser = sampling_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one checkpoint, or two to compare (default: the built-in cold start)")
     parser.add_argument("--n", "--num_generations", "--eval_samples", type=int, default=16,
@@ -110,8 +137,6 @@ def options(argv):
                         help="largest number of held-out problems (default: 256)")
     parser.add_argument("--output", default="runs/passk.json",
                         help="file for the numbers (default: runs/passk.json)")
-    parser.add_argument("--trust_run_code", action="store_true",
-                        help="import every FILE.py:NAME that the run's config.json names")
     own, rest = parser.parse_known_args(underscored(argv))
     own.k = own.k or [k for k in (1, 4, 16) if k <= own.n]
     if own.n < 1 or own.problems < 1:
@@ -122,10 +147,16 @@ def options(argv):
     if len(own.model_name_or_path) > 2:
         raise ValueError(f"--model_name_or_path names {len(own.model_name_or_path)} checkpoints: "
                          "give one, or two to compare")
+    return own, sampling_settings(own, rest, "passk")
+
+
+def sampling_settings(own, rest, command):
+    """The Settings with which the checkpoints own.model_name_or_path are sampled: those of their
+    run, and the flags `rest` of train.py. Sets own.settings. Raises ValueError."""
     for word in rest:
         name = word.split("=")[0].removeprefix("--")
         if word.startswith("--") and name.removeprefix("no_") in of_training():
-            raise ValueError(f"passk: --{name} affects training only, not an evaluation")
+            raise ValueError(f"{command}: --{name} affects training only, not an evaluation")
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     given = given_flags(rest)
@@ -133,9 +164,9 @@ def options(argv):
     own.settings = in_words(run, kept, given)
     args = parse(rest, kept)
     if "sampler_dtype" in args.given and args.sampler != "vllm":
-        raise ValueError("passk: --sampler_dtype needs --sampler vllm, which copies the weights; "
-                         "the other samplers evaluate the checkpoint's own")
-    return own, args
+        raise ValueError(f"{command}: --sampler_dtype needs --sampler vllm, which copies the "
+                         "weights; the other samplers evaluate the checkpoint's own")
+    return args
 
 
 def settings_of_runs(names, given, trusted):
