@@ -31,7 +31,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from plumbing.data import tasks
-from plumbing.model.offload import halves
+from plumbing.model.halves import halves
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import evaluation_sampler

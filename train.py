@@ -33,7 +33,7 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
-from plumbing.run.arguments import first_word, parse
+from plumbing.run.arguments import BITSANDBYTES, first_word, parse
 
 if __name__ == "__main__":
     first_word(sys.argv[1:])     # --help and refusals do not wait for the imports below
@@ -57,7 +57,6 @@ from plumbing.loop import batches
 from plumbing.loop.distillation import check_hints, teacher_of
 from plumbing.loop.extras import make_extras
 from plumbing.model.actor import make_scorer, reference_of, trained_policy
-from plumbing.model.offload import HostAdamW
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, folder as run, memory, screen
@@ -394,12 +393,11 @@ def make_learner(settings, task, policy, tokenizer, device):
 
 def make_optimizer(settings, actor):
     parameters = [p for p in actor.parameters() if p.requires_grad]
-    if settings.optimizer_offload and processes.world() > 1:
-        raise ValueError("--optimizer_offload works in one process only; with several processes "
-                         "use --shard")
-    kind = HostAdamW if settings.optimizer_offload else torch.optim.AdamW
-    return kind(parameters, lr=settings.learning_rate, betas=(0.9, 0.95),
-                weight_decay=settings.weight_decay, fused=True)
+    options = dict(lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
+    if settings.optim in ("adamw_torch", "adamw_torch_fused"):
+        return torch.optim.AdamW(parameters, fused=settings.optim == "adamw_torch_fused", **options)
+    from bitsandbytes import optim
+    return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
 
 
 def make_schedule(settings, optimizer):

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from plumbing.model.actor import make_scorer  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
-from plumbing.model.offload import halve_matrices, halves  # noqa: E402
+from plumbing.model.halves import halve_matrices, halves  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from rollout import Rollout  # noqa: E402
 from timing import table, write_json  # noqa: E402

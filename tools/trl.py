@@ -216,7 +216,7 @@ def optimizer(settings):
     return {"learning_rate": settings.learning_rate,
             "lr_scheduler_type": settings.lr_scheduler_type,
             "warmup_steps": settings.warmup_steps, "max_grad_norm": settings.max_grad_norm,
-            "weight_decay": settings.weight_decay, "optim": "adamw_torch_fused",
+            "weight_decay": settings.weight_decay, "optim": settings.optim,
             "adam_beta1": 0.9, "adam_beta2": 0.95, "bf16": settings.bf16, "fp16": settings.fp16,
             "gradient_checkpointing": settings.gradient_checkpointing}, *notes
 

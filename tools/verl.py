@@ -13,6 +13,7 @@ import torch
 from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.extras import kl_in_rewards
+from plumbing.run.arguments import BITSANDBYTES
 from tools import trl
 
 NAME = "verl 0.9.1"
@@ -273,7 +274,13 @@ def optimizer(settings):
     if settings.weight_decay and megatron(settings):
         notes.append("weight decay: Megatron leaves out biases and the weights of norms, here "
                      "every weight decays")
-    return {
+    own = {}
+    if settings.optim in BITSANDBYTES and megatron(settings):
+        notes.append(f"Megatron has no {settings.optim}")
+    elif settings.optim in BITSANDBYTES:
+        own = {f"{ACTOR}.optim.optimizer": BITSANDBYTES[settings.optim],
+               f"{ACTOR}.optim.optimizer_impl": "bitsandbytes.optim"}
+    return own | {
         f"{MODEL}.enable_gradient_checkpointing": settings.gradient_checkpointing,
         f"{ACTOR}.optim.lr": settings.learning_rate, f"{ACTOR}.optim.betas": [0.9, 0.95],
         f"{ACTOR}.optim.weight_decay": settings.weight_decay,

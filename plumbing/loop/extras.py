@@ -20,7 +20,7 @@ from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
 from plumbing.loop.rounding import Rounding
-from plumbing.model.offload import halves
+from plumbing.model.halves import halves
 from plumbing.engines.replay import forced_routes
 from plumbing.model.actor import move_towards, pairs_of
 from plumbing.parallel import processes

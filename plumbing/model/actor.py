@@ -9,7 +9,7 @@ import torch
 from advantages import ADVANTAGES, ValueHead
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
                                      load_adapters, named_adapters)
-from plumbing.model.offload import halve_matrices, halves
+from plumbing.model.halves import halve_matrices, halves
 from plumbing.model.policy import load_base, load_policy
 from plumbing.parallel import processes
 from plumbing.speed import fast
@@ -103,7 +103,7 @@ def trained_policy(args, task, device, folder=None):
         policy, tokenizer = load_policy(args, task, device, folder)
         policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and was frozen
     if halves(args):
-        halve_matrices(policy, args.half, masters=args.optimizer_offload)
+        halve_matrices(policy, args.half)
     return policy, tokenizer
 
 

@@ -1,6 +1,6 @@
 """LoRA adapters (by peft): a small trained low-rank product added to every frozen matrix.
 
-A frozen matrix needs no gradient and no AdamW moments, and it can be held in bfloat16 (offload.py):
+A frozen matrix needs no gradient and no AdamW moments, and it can be held in bfloat16 (halves.py):
 about 2 bytes per parameter instead of 16. The reference of --beta is the same model with the
 adapters that the run started from. Checkpoints are peft's (`PeftModel.from_pretrained` reads them).
 A run that starts from an adapter's checkpoint goes on with

@@ -92,6 +92,9 @@ OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own v
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
 
+BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
+                "paged_adamw_32bit": "PagedAdamW32bit"}      # --optim: class in bitsandbytes.optim
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -340,6 +343,10 @@ class Settings:
     lr_scheduler_type: str = flag("cosine", "learning-rate schedule after warm-up",
                                   choices=("linear", "cosine", "constant_with_warmup"))
     warmup_steps: int = flag(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
+    optim: str = flag("adamw_torch_fused", "AdamW of torch, or of bitsandbytes (pip install "
+                      "bitsandbytes) with moments in 8 bits, or in pages that a full GPU moves to "
+                      "the CPU's memory",
+                      choices=("adamw_torch_fused", "adamw_torch", *BITSANDBYTES))
     weight_decay: float = flag(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
                                "weights by this share of the learning rate", at_least=0)
     max_grad_norm: float = flag(1.0, "clip the gradient norm at this value; 0: no clipping",
@@ -360,10 +367,6 @@ class Settings:
     device: str = flag("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
                        "CPU; mps (Apple GPUs) has not been tested on real hardware",
                        choices=devices.KINDS)
-    optimizer_offload: bool = flag(
-        False, "keep AdamW's state and the float32 master weights in CPU memory",
-        without={"shard": None,
-                 "use_peft": "it keeps master copies and moments of all weights"})
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                        "copy in every process")
 
@@ -498,6 +501,7 @@ GONE = {
     "use_cpu": "write --device cpu",
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "type python tools/export.py verl and the other flags",
+    "optimizer_offload": "write --optim paged_adamw_8bit, or use --use_peft",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "

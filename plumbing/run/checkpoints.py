@@ -13,7 +13,7 @@ import random
 import shutil
 import signal
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 
 import numpy
 import torch
@@ -125,13 +125,12 @@ class Saver:
         if self.alone():
             return self.write(marked, marked | self.state())
         state = marked | self.state()
-        with processes.gathered(self.learner.actor) as policy, self.in_full():
+        with processes.gathered(self.learner.actor) as policy:
             processes.on_first(lambda: save(self.folder, state["step"], policy,
                                             self.learner.tokenizer, state))
 
     def write(self, marked, state):
-        with self.in_full():
-            save(self.folder, marked["step"], self.learner.policy, self.learner.tokenizer, state)
+        save(self.folder, marked["step"], self.learner.policy, self.learner.tokenizer, state)
 
     def alone(self):
         """Whether there is one process, which holds all weights."""
@@ -179,10 +178,6 @@ class Saver:
             self.mark(self.step)
             return "\n".join(filter(None, notes))
         return ""
-
-    def in_full(self):
-        """Inside this context the policy has the optimizer's float32 weights (offload.py)."""
-        return getattr(self.learner.optimizer, "masters_shown", nullcontext)()
 
     def __enter__(self):
         return self

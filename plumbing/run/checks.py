@@ -14,6 +14,7 @@ import torch
 
 from advantages import ADVANTAGES, check_row, estimate_advantages
 from losses import OBJECTIVES, combine_stats, policy_loss
+from plumbing.parallel.devices import kind_of
 from plumbing.run import trackers
 
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
@@ -133,6 +134,7 @@ def check_combinations(args):
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data = bool(args.dataset_name)
     sampler = args.old_logp == "sampler"
+    bits = not args.optim.startswith("adamw_torch")          # bitsandbytes'
     for name, wrong, must in (
         ("num_generations", G < 2 and "group_size" in reads,
          f"is too few: --advantage {args.advantage} compares the responses of a group and needs at "
@@ -207,8 +209,12 @@ def check_combinations(args):
         ("sampler_dtype", args.sampler == "vllm"
          and args.sampler_dtype not in (None, "float32", "bfloat16", "float16"),
          "is not a format of --sampler vllm: float32, bfloat16, float16"),
-        ("load_in_4bit", args.load_in_4bit and not find_spec("bitsandbytes"),
-         "needs a package that is not installed: pip install bitsandbytes"),
+        *((name, on and not find_spec("bitsandbytes"),
+           "needs a package that is not installed: pip install bitsandbytes")
+          for name, on in (("load_in_4bit", args.load_in_4bit), ("optim", bits))),
+        ("optim", bits and args.shard, "cannot be combined with --shard: use adamw_torch_fused"),
+        ("optim", "paged" in args.optim and kind_of(args) != "cuda",
+         "needs a CUDA GPU, whose pages it moves: use adamw_8bit or adamw_torch_fused"),
     ):
         if wrong:
             refuse(args, name, must)

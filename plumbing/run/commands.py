@@ -24,7 +24,7 @@ TRAINING = ("the algorithm", "adapters", "the optimizer", "the run")
 TRAINING_FLAGS = ("old_logp", "mismatch", "mismatch_high", "mismatch_mask", "mismatch_mask_bounds",
                   "routing_replay", "router_aux_loss_coef", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
-                  "optimizer_offload", "shard", "bf16", "fp16")
+                  "shard", "bf16", "fp16")
 
 # Flags that decide how a run is evaluated, besides those of the task. The seed also decides which
 # problems are held out.

@@ -15,6 +15,7 @@ def out_of_memory(settings):
     engine = "--vllm_gpu_memory_utilization, " if settings.sampler == "vllm" else ""
     savers = ["gradient_checkpointing", "use_peft", "load_in_4bit"]
     more = [f"--{name}" for name in savers if not getattr(settings, name)]
+    more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
     return (f"out of GPU memory: lower {engine}--micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
             f"--prompts_per_step (now {settings.prompts_per_step}) or --eval_prompts (now "
@@ -29,7 +30,8 @@ def try_longest(learner, task):
     rows = learner.rows_per_pass()
     rollout = longest(rows, min(rows, learner.settings.num_generations), task, policy)
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    moments = [torch.empty_like(p) for p in trained for _ in range(2)]
+    kind = torch.uint8 if "8bit" in learner.settings.optim else None
+    moments = [torch.empty_like(p, dtype=kind) for p in trained for _ in range(2)]
     options = learner.extras.options if learner.extras else {}
     with fork_rng([policy.device] if policy.device.type == "cuda" else []):
         for _ in range(2):                                   # the second beside the gradients

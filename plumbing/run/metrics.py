@@ -258,9 +258,8 @@ class Recorder:
         equal = no_signal(args, record, batch.advantages)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
-        offloaded = learner.optimizer.moved() if args.optimizer_offload else None
         record |= {
-            "lr": learner.optimizer.param_groups[0]["lr"], "bytes_offloaded": offloaded,
+            "lr": learner.optimizer.param_groups[0]["lr"],
             "verifier_errors": progress["verifier_errors"], **clock.laps,
             "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}
         if held:

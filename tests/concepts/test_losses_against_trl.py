@@ -308,6 +308,7 @@ SAYS = {
     "steps_per_generation": (["2"], "logging_steps", lambda args: 2),
     "micro_batch_size": (["4"], "per_device_train_batch_size", lambda args: 4),
     "max_completion_length": (["33"], "max_completion_length", lambda args: 33),
+    "optim": (["adamw_torch", "adamw_8bit"], "optim", lambda args: args.optim),
     "bf16": (["true"], "bf16", lambda args: True),
     "gradient_checkpointing": (["true"], "gradient_checkpointing", lambda args: True),
     "scale_rewards": (["batch", "none"], "scale_rewards", lambda args: args.scale_rewards),
@@ -316,7 +317,7 @@ SAYS = {
     "save_steps": (["2"], "save_steps", lambda args: 2 * args.steps_per_generation)}
 SAYS |= {flag: (values, None, None) for flag, values in {
     "stop": ["a b", "\\n"], "use_peft": ["true"],
-    "optimizer_offload": ["true"], "plain": ["true"],
+    "plain": ["true"],
     "max_prompt_length": ["99"], "verifier": ["exact", "math"], "chat_template": ["false"],
     "columns": ["a b"], "eval_steps": ["3"], "system_prompt": ["Think."]}.items()}
 NAMED = {"use_peft": "peft_config=LoraConfig(", "lora_r": "r=3,", "lora_alpha": "lora_alpha=5",

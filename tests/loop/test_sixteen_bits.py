@@ -19,7 +19,7 @@ from tiny_run import SMALL, metrics
 
 TOKENIZER = builtin_tokenizer()
 PATHS = ["", "--micro_batch_size 4", "--micro_batch_size 8", "--micro_batch_size 12", "--micro_batch_size 2", "--gradient_checkpointing",
-         "--plain", "--beta 0.1", "--fp16 --bf16 false", "--use_peft", "--use_peft --load_in_4bit", "--optimizer_offload"]
+         "--plain", "--beta 0.1", "--fp16 --bf16 false", "--use_peft", "--use_peft --load_in_4bit"]
 QUICK = ("", "--micro_batch_size 12")
 
 

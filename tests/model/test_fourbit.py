@@ -100,7 +100,6 @@ def test_a_run_resumes_exactly(dense):
 
 @pytest.mark.parametrize("flags, words", [
     ("--model_name_or_path m --load_in_4bit", "needs --use_peft"), ("--load_in_4bit --use_peft", "needs --model_name_or_path"),
-    ("--model_name_or_path m --load_in_4bit --use_peft --optimizer_offload", "--use_peft"),
     ("--model_name_or_path m --load_in_4bit --use_peft --shard", "--shard"),
     ("--model_name_or_path m --load_in_4bit --use_peft --sampler_dtype int8", "cannot be combined with --sampler_dtype int8")])
 def test_what_does_not_go_with_it_is_refused(flags, words, monkeypatch, capsys, tmp_path):

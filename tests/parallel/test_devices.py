@@ -96,7 +96,7 @@ def test_float16_has_float32s_gradients_and_resumes_exactly(workplace):
     assert differences("whole", "parts", 3) == []
 
 
-@pytest.mark.parametrize("more", [[], ["--use_peft"], ["--optimizer_offload"]], ids=" ".join)
+@pytest.mark.parametrize("more", [[], ["--use_peft"], ["--optim", "adamw_torch"]], ids=" ".join)
 def test_a_gradient_beyond_float16_lowers_the_scale_and_is_no_bad_batch(more, workplace, monkeypatch):
     """From a scale of 2^24 the first updates overflow, more in a row than MAX_BAD_STEPS; then training goes on."""
     if "--use_peft" in more:

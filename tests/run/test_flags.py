@@ -193,7 +193,7 @@ EFFECTS = {
     "fp16": (ONE, None, "true", last("perplexity_old")),
     "device": (ONE, "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
     "bf16": (ONE, None, "true", last("perplexity_old")),
-    "optimizer_offload": (ONE, None, "true", last("bytes_offloaded")),
+    "optim": (FLAT, None, "adamw_8bit", Seen.weights),
 
     "config": (ONE, None, "settings.yaml", last("grad_norm")),
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),

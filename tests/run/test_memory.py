@@ -73,5 +73,5 @@ def test_what_does_not_fit_is_told_before_the_first_answer_and_leaves_no_folder(
     assert stop.value.code == 2 and error == (
         "train.py: out of GPU memory: lower --micro_batch_size (now the whole mini-batch), "
         "--max_completion_length, --prompts_per_step (now 4) or --eval_prompts (now 256), or add "
-        "--gradient_checkpointing or --load_in_4bit\n")
+        "--gradient_checkpointing or --load_in_4bit or --optim adamw_8bit\n")
     assert not Path("run").exists()

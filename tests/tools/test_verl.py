@@ -338,6 +338,19 @@ def test_every_weight_decays_in_verls_optimizer_as_in_ours(verl, capsys):
     assert any(line.startswith(said) for line in comments)
 
 
+def test_an_optimizer_of_bitsandbytes_is_verls_too(verl, capsys):
+    pytest.importorskip("bitsandbytes")
+    from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
+    _, _, given = printed(capsys, "--optim", "adamw_8bit")
+    own = {key: given[f"actor_rollout_ref.actor.optim.{key}"] for key in ("optimizer", "optimizer_impl")}
+    model = torch.nn.Linear(3, 3)
+    theirs = build_optimizer(model.parameters(), FSDPOptimizerConfig(lr=0.01, **own))
+    assert type(theirs) is type(train.make_optimizer(parse(["--optim", "adamw_8bit"]), model))
+    comments, _, given = printed(capsys, "--optim", "adamw_8bit", "--routing_replay", "old")
+    assert any("Megatron has no adamw_8bit" in line for line in comments)
+    assert "actor_rollout_ref.actor.optim.optimizer_impl" not in given
+
+
 def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(capsys):
     """verl's own DAPO reward manager: right responses of unequal length have one acc and two rewards. Here such a group has no
     signal (batches.keep_signal), so the printed metric has to be the first."""

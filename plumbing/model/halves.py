@@ -1,0 +1,29 @@
+"""Frozen matrices in 16 bits: 2 bytes per parameter instead of 4. Autocast would round them at each
+use anyway, so forward and backward are bit-equal (tests/model/test_adapters.py)."""
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from moe import Experts
+
+
+def halves(args):
+    """Whether matrices are held in 16 bits: in a run with autocast that trains adapters alone."""
+    return bool(args.half) and args.use_peft
+
+
+@torch.no_grad()
+def halve_matrices(policy, dtype=torch.bfloat16):
+    """Convert the frozen weights that autocast rounds at every use to `dtype`: those of linear
+    layers and of the tiny MoE's experts. The LM head (computed in float32), embeddings, norms and
+    routers stay float32, and so does what is trained, such as LoRA's matrices."""
+    head = policy.get_output_embeddings()
+    head = getattr(head, "base_layer", head)                 # of a head that carries an adapter
+    for module in policy.modules():
+        trained = any(p.requires_grad for p in module.parameters(recurse=False))
+        matrix = isinstance(module, (nn.Linear, Conv1D, Experts)) and module is not head
+        matrix = matrix and not hasattr(getattr(module, "weight", None), "quant_state")   # 4 bits
+        if matrix and not trained:
+            module.to(dtype)
+    return policy
