@@ -12,7 +12,6 @@ from pathlib import Path
 
 TERMS = 20
 SHOTS = ((7, 1), (12, 10), (31, 1), (5, 1))
-STEPS = (1, 1, 1, 10)
 
 
 def row(start, step):
@@ -30,20 +29,17 @@ def share(response, answer):
     return right / max(TERMS, len(said))
 
 
-def write(folder=Path("data"), test=64):
-    rng = random.Random(0)
-    pairs = [(start, step) for start in range(1, 41) for step in (1, 10)
-             if (start, step) not in SHOTS]
-    rng.shuffle(pairs)
-    weight = {1: 3, 10: 1}
-    held_out = pairs[:len(pairs) // 4]
-    known = pairs[len(pairs) // 4:]
+def write(folder=Path("data")):
+    """Starts 1 to 60 by 1, every third also by 10; a quarter of them is held out."""
+    pairs = [(start, step) for start in range(1, 61) for step in (1, 10)
+             if (step == 1 or start % 3 == 1) and (start, step) not in SHOTS]
+    random.Random(0).shuffle(pairs)
+    held_out = len(pairs) // 4
     shots = "".join("".join(row(*shot)) + "\n" for shot in SHOTS)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, some, size in (("train", known, 1000), ("test", held_out, test)):
-        drawn = rng.choices(some, [weight[step] for _, step in some], k=size)
+    for name, some in (("test", pairs[:held_out]), ("train", pairs[held_out:])):
         lines = [json.dumps({"prompt": shots + prompt, "answer": answer})
-                 for prompt, answer in (row(*pair) for pair in drawn)]
+                 for prompt, answer in (row(*pair) for pair in some)]
         (folder / f"counting_{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 

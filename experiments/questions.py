@@ -75,7 +75,7 @@ class Question:
     further: dict = field(default_factory=dict)      # cells beyond the first and the last
     groups: dict = field(default_factory=dict)       # {name: cells}, beside those that begin alike
     rate_of: dict = field(default_factory=dict)      # {arm: the arm that chooses its cell}
-    before: tuple = ()               # train.py's flags of runs that the others need
+    before: tuple = ()               # (path, command that makes it) of what its runs need
     seconds: float = 10              # guessed core-seconds of a run
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
@@ -316,6 +316,8 @@ LAGS = Question(
           "sixteen batches come from the policy at the start.")
 SMOLLM2 = ("--model_name_or_path checkpoints/SmolLM2-135M-Instruct --no_chat_template --stop \\n "
            "--lr_scheduler_type constant_with_warmup")
+CHECKPOINT = ("checkpoints/SmolLM2-135M-Instruct", "tests/make_smollm2.py")
+MAX_DATA = ("data/max_of_two_train.jsonl", "tests/make_max_data.py data")
 LARGER = (f"{SMOLLM2} --max_completion_length 5 --dataset_name data/max_of_two_train.jsonl "
           "--test_dataset_name data/max_of_two_test.jsonl --verifier exact")
 HALF = {name: f"{flags} {bits}" for bits, of in (("--bf16 false", ""), ("--bf16 true", " bf16"))
@@ -327,6 +329,7 @@ SIXTEEN = Question(
     flags=f"--steps 20 --prompts_per_step 16 {EVAL} {LARGER}", arms=HALF,
     cells=rates(7.5e-6, 1.5e-5, 3e-5, 6e-5), choose=range(2), choices=2, starts=range(100, 108),
     rate_of={"GSPO bf16": "GSPO", "GSPO ×100 bf16": "GSPO ×100"}, seconds=240,
+    before=(CHECKPOINT, MAX_DATA),
     plan=(Part(("GSPO", "GSPO ×100"), ("all",), range(2)),
           Part(tuple(HALF), ("best",), range(100, 108))),
     rules={"the paper's band loses in bfloat16": Rule("GSPO@best - GSPO bf16@best",
@@ -411,7 +414,8 @@ DISTILLED = Question(
     source="blog On-Policy Distillation; GKD 2306.13649",
     reported="the same accuracy at a tenth of the compute and less",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
-    before=(f"--algorithm dro --steps 10 --seed 0 --output_dir {TEACHER}",),
+    before=((TEACHER, "train.py --device cpu --algorithm dro --steps 10 --seed 0 --output_dir "
+                      f"{TEACHER}"),),
     arms={"verifier": "--algorithm grpo",
           "teacher": f"--algorithm grpo --advantage distillation {TAUGHT}",
           "both": f"--algorithm grpo --distillation_coef 1 {TAUGHT}"},
@@ -477,7 +481,7 @@ SMOLLM2_RUN = Question(
            "LoRA after": Rule("LoRA@LoRA", form="{:.3f}", reported=True),
            "memory": Rule("GSPO@default:peak_mb", form="{:,.0f}", reported=True),
            "LoRA memory": Rule("LoRA@LoRA:peak_mb", form="{:,.0f}", reported=True)},
-    decides=(), seconds=240)
+    decides=(), before=(CHECKPOINT, MAX_DATA), seconds=240)
 
 # --------------------------------------------------------------------- what a ratio and a clip do
 
@@ -622,11 +626,12 @@ COUNTING = Question(
     regime="SmolLM2-135M-Instruct counts twenty numbers, 8 rollout batches of 8 × 8 answers",
     flags=f"{SMOLLM2} --dataset_name data/counting_train.jsonl --test_dataset_name "
           "data/counting_test.jsonl --verifier experiments/counting.py:share "
-          "--max_completion_length 90 --steps 8 --prompts_per_step 8 --bf16 false "
-          "--eval_prompts 32 --eval_samples 2",
+          "--max_completion_length 90 --steps 8 --prompts_per_step 8 --steps_per_generation 4 "
+          "--bf16 false --eval_prompts 20 --eval_samples 4",
     arms=COUNTERS, rate_of={"GSPO ×100 bf16": "GSPO ×100"},
     cells=rates(7.5e-6, 1.5e-5, 3e-5), further=rates(3.75e-6, 6e-5),
     choose=range(2), choices=2, starts=COUNT_FRESH, seconds=600,
+    before=(CHECKPOINT, ("data/counting_train.jsonl", "experiments/counting.py")),
     plan=(Part(tuple(COUNTERS)[:3], ("all",), range(2)),
           Part(tuple(COUNTERS)[:3], ("edge",), range(2)),
           Part(tuple(COUNTERS)[2:], ("best",), COUNT_FRESH),

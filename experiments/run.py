@@ -541,10 +541,9 @@ def make_all(name, question, options):
     """Make what is missing, one run after the other, as later ones depend on earlier ones."""
     file = ROOT / options.folder / f"{name}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    for words in question.before:
-        if not Path(words.split()[-1]).is_dir():
-            import train
-            train.main(f"--device cpu {words}".split())
+    for path, words in question.before:
+        if not Path(path).exists():
+            subprocess.run([sys.executable, *words.split()], check=True)
     made = 0
     while made < options.most:
         runs = read(name, options.folder)
