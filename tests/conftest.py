@@ -89,7 +89,8 @@ def refused(tmp_path, monkeypatch, request):
     def refuse(line, *words, main=None, begun=False):
         import train
         main = main or train.main
-        tree = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+        when = lambda path: path.is_dir() or path.stat().st_mtime_ns
+        tree = {path: when(path) for path in Path().rglob("*")}
         capsys = request.getfixturevalue("capsys")
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
@@ -98,7 +99,7 @@ def refused(tmp_path, monkeypatch, request):
         said = capsys.readouterr().err
         script = f"{main.__module__.rpartition('.')[2]}.py: "
         assert stop.value.code == 2 and said.count("\n") == 1 and said.startswith(script), said
-        after = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+        after = {path: when(path) for path in Path().rglob("*")}
         assert begun or tree == after, f"left behind: {tree.keys() ^ after}"
         return said
     return refuse

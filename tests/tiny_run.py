@@ -23,6 +23,12 @@ def flags(*words):
     return [*task, *policy, *SMALL, *words]
 
 
+def jsonl(path, rows):
+    """Write rows as JSON lines; their path as str."""
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
 def metrics(run):
     """The lines of metrics.jsonl, without what a clock says."""
     clocks = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")

@@ -1,0 +1,23 @@
+"""The data of a run: 16 sums, and the policy of the cold start as a checkpoint."""
+
+import pytest
+
+from tiny_run import jsonl
+
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}
+        for a in range(1, 5) for b in range(1, 5)]
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    """The rows of rows.jsonl in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    jsonl("rows.jsonl", SUMS)
+    return SUMS
+
+
+@pytest.fixture
+def model(workplace, cold_start):
+    """The checkpoint "model" in the current folder: the policy of the cold start, 17 characters."""
+    (workplace / "model").symlink_to(next(cold_start.iterdir()))
+    return "model"
