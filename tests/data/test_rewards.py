@@ -1,144 +1,145 @@
-"""Rewards in parts: what a verifier may return, how the parts are weighed, and what is logged.
+"""Rewards: what a verifier or a reward function of a whole batch may return, how the parts are
+weighed, and what is logged. python -m pytest tests/data/test_rewards.py"""
 
-    python -m pytest tests/data/test_rewards.py
-"""
+import importlib.util
+import inspect
 import json
+import math
 import re
-import shlex
+import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-import train
-from advantages import not_all_correct
-from plumbing.data.tasks import from_arguments, load_task
+import advantages
+from advantages import gdpo, group_advantages, has_signal, not_all_correct, with_group_mean
+from plumbing.data import tasks
+from plumbing.data.reward_functions import RewardFunction, is_whole_batch
+from plumbing.data.running_sum import running_sum
+from plumbing.data.task import Task
+from plumbing.data.tasks import from_arguments, join, load_task
 from plumbing.data.verifiers import Verifier, in_parallel
+from plumbing.parallel import processes
+from plumbing.run import checkpoints
 from plumbing.run.arguments import parse
-from tiny_run import SMALL, TINY, differences, metrics
+from rollout import Rollout
+from tiny_run import SMALL, TRAIN, differences, jsonl, metrics
 
-ROOT = Path(__file__).resolve().parents[2]
-SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}) + "\n"
-               for a in range(1, 5) for b in range(1, 5))
-
-
-@pytest.fixture
-def checkpoint(workplace, cold_start):
-    """Flags for a run of a checkpoint on rows.jsonl, 16 sums."""
-    Path("rows.jsonl").write_text(SUMS)
-    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
-            "rows.jsonl", "--max_completion_length", "4"]
+DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
+        "--verifier mine.py:reward ")
 
 
 @pytest.fixture
-def own(tmp_path):
-    """A verifier, or a task of 16 sums, from the source text of the user's function `check`."""
+def task(sums):
+    """task(source, "f", "g") is a task of the sums, judged by these functions (by "reward" unless
+    they are named) of mine.py, whose text is the source."""
     made = []
 
-    def make(source, task=False, **options):
-        (tmp_path / "mine.py").write_text(source)
-        (tmp_path / "rows.jsonl").write_text(SUMS)
-        kind = f"{tmp_path}/mine.py:check"
-        if task:
-            task = load_task(f"{tmp_path}/rows.jsonl", verifier=[kind], time_limit=20.0, **options)
-            made.extend(task.verifiers)
-            return task
-        made.append(Verifier(kind, 20.0))
+    def make(source, *names, **options):
+        Path("mine.py").write_text(source)
+        kinds = [f"mine.py:{name}" for name in names or ["reward"]]
+        made.append(load_task("rows.jsonl", verifier=kinds, **{"time_limit": 20.0} | options))
         return made[-1]
     yield make
-    for verifier in made:
-        verifier.close()
+    for task in made:
+        for verifier in task.verifiers:
+            verifier.close()
 
 
-# ------------------------------------------------------------------------------------ what may be returned
+@pytest.fixture
+def judged(model, sums, run):
+    """judged(source, "--steps 2") is the metrics of a run on the sums by the reward of mine.py,
+    whose text is the source."""
+    def train(source, line="", folder="run"):
+        Path("mine.py").write_text(source)
+        return run(DATA + line, folder=folder)
+    return train
 
-def test_the_row_is_given_to_a_function_that_asks_for_it(own):
-    task = own("def check(response, answer, problem):\n    return problem['largest'] + len(problem) / 10\n",
-               task=True)
-    for problem in task.train:
-        assert task.verify("", problem) == pytest.approx(max(map(int, problem.prompt[:-1].split("+"))) + 0.3)
+
+# ------------------------------------------------------------------------- one answer, many parts
+
+def test_the_row_is_given_to_a_function_that_asks_for_it(task, sums):
+    judge = task("def reward(response, answer, problem):\n"
+                 "    return problem['largest'] + len(problem) / 10\n")
+    largest = {row["prompt"]: row["largest"] for row in sums}
+    for problem in judge.train:
+        assert judge.verify("", problem) == pytest.approx(largest[problem.prompt] + 0.3)
 
 
-def test_parts_are_weighed_in_the_order_in_which_they_are_named(own):
-    source = "def check(response, answer):\n    return {'right': response == answer, 'short': 0.5, 'a': 3}\n"
-    task = own(source, task=True, reward_weights=[1.0, 2.0, -1.0])
-    problem = task.train[0]
-    assert task.part_names == ["right", "short", "a"] and task.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
-    assert task.judge([problem.answer, "no"], [problem, problem]).tolist() == [[1, 0.5, 3], [0, 0.5, 3]]
-    assert task.verify(problem.answer, problem) == -1.0
-    task.reward_weights = [1.0, 2.0]
-    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right, short, a"):
-        task.weights(torch.ones(4, 3))
+def test_parts_are_weighed_in_the_order_in_which_they_are_named(task):
+    judge = task("def reward(response, answer):\n"
+                 "    return {'right': response == answer, 'short': 0.5, 'a': 3}\n",
+                 reward_weights=[1.0, 2.0, -1.0])
+    problem = judge.train[0]
+    assert judge.part_names == ["right", "short", "a"]
+    assert judge.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
+    assert judge.judge([problem.answer, "no"], [problem] * 2).tolist() == [[1, 0.5, 3], [0, 0.5, 3]]
+    assert judge.verify(problem.answer, problem) == -1.0
+    judge.reward_weights = [1.0, 2.0]
+    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right, sho"):
+        judge.weights(torch.ones(4, 3))
 
 
 @pytest.mark.parametrize("bad, words", [
     ("{'right': 1}", "returned right, but right format before"),
     ("{'right': 1, 'format': float('nan')}", "returned nan for format, not a finite number"),
     ("{'right': '1', 'format': 1}", "returned '1' for right, not a finite number"),
-    ("{'right': None, 'format': 1}", "returned None for right"), ("{}", "returned no parts"),
+    ("{'right': None, 'format': 1}", "returned None for right"),
+    ("{}", "returned no parts"),
     ("{'right': 1, 'format': 1, 'more': 1}", "returned right format more, but"),
-    ("1.0", "returned check, but right format before"), ("{'right': 10 ** 400, 'format': 1}", "not a finite"),
+    ("1.0", "returned reward, but right format before"),
+    ("{'right': 10 ** 400, 'format': 1}", "not a finite"),
     ("{}['right']", "raised KeyError: 'right'")])
-def test_a_bad_dict_is_one_line_reward_0_and_counted(own, bad, words, capfd):
-    task = own("def check(response, answer):\n    if 'bad' in response:\n"
-               f"        return {bad}\n    return {{'right': response == answer, 'format': 1}}\n", task=True)
-    problem = task.train[0]
-    judged = task.judge([problem.answer, "bad", "bad 2"], [problem] * 3)
-    judged = torch.cat([judged, task.judge(["bad", "fine"], [problem] * 2)])
-    assert judged.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 1]]
+def test_a_bad_dict_is_one_line_reward_0_and_counted(bad, words, task, capfd):
+    judge = task(f"def reward(response, answer):\n    if 'bad' in response:\n        return {bad}\n"
+                 "    return {'right': response == answer, 'format': 1}\n")
+    problem = judge.train[0]
+    found = [judge.judge([problem.answer, "bad", "bad 2"], [problem] * 3),
+             judge.judge(["bad", "fine"], [problem] * 2)]
+    assert torch.cat(found).tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 1]]
     err = capfd.readouterr().err
-    assert err.count("\n") == 1 and words in err and "mine.py:check" in err and "the reward is 0" in err
-    assert task.verifier_errors == {"crash": 3} and task.new_errors() == 3 and task.new_errors() == 0
+    assert err.count("\n") == 1 and words in err
+    assert "mine.py:reward" in err and "the reward is 0" in err
+    assert judge.verifier_errors == {"crash": 3}
+    assert judge.new_errors() == 3 and judge.new_errors() == 0
 
 
-def test_a_function_that_fails_on_each_reference_answer_is_refused_before_the_run(checkpoint, capsys):
-    Path("mine.py").write_text("def tag(response, answer):\n    return response.split('<answer>')[1] == answer\n")
-    with pytest.raises(SystemExit) as stop:
-        train.main([*checkpoint, "--verifier", "mine.py:tag", "--output_dir", "run"])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and not Path("run").exists() and err.count("\n") == 1
-    assert "mine.py:tag: raised IndexError" in err and "each of the first 8 reference answers" in err
-
-
-def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(own):
-    task = own("def check(response, answer):\n    return {'right': 1 / (answer != '2'), 'a': 0}\n", task=True)
-    assert task.part_names == ["right", "a"] and not task.verifier_errors
+def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(task):
+    judge = task("def reward(response, answer):\n    return {'right': 1 / (answer != '2'), 'a': 0}\n")
+    assert judge.part_names == ["right", "a"] and not judge.verifier_errors
 
 
 @pytest.mark.parametrize("ranks", [([None, ["b", "a"]]), ([["a", "b"], ["b", "a"]])])
-def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ranks, own, monkeypatch):
-    from plumbing.parallel import processes
-    gathered = [(names, "" if names else "mine.py:check: raised ValueError") for names in ranks]
-    monkeypatch.setattr(processes, "gather", lambda part: gathered)
-    task = own("def check(response, answer):\n    return {'b': 1, 'a': 2}\n", task=True)
-    assert task.part_names == next(names for names in ranks if names)
-    monkeypatch.undo()
-    judged = dict(zip(task.part_names, task.judge(["1"], task.train[:1])[0].tolist()))
-    assert judged == {"b": 1, "a": 2}
-    task.verifiers[0].names = None                             # a verifier that has not answered yet
-    task.reward_weights = (1, 0.2)
-    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier .*mine.py:check"):
-        task.weights(torch.zeros(1, 1))
+def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ranks, task,
+                                                                             monkeypatch):
+    gathered = [(names, "" if names else "mine.py:reward: raised ValueError") for names in ranks]
+    with monkeypatch.context() as patch:
+        patch.setattr(processes, "gather", lambda part: gathered)
+        judge = task("def reward(response, answer):\n    return {'b': 1, 'a': 2}\n")
+    assert judge.part_names == next(names for names in ranks if names)
+    parts = judge.judge(["1"], judge.train[:1])[0].tolist()
+    assert dict(zip(judge.part_names, parts)) == {"b": 1, "a": 2}
+    judge.verifiers[0].names = None                          # a verifier that has not answered yet
+    judge.reward_weights = (1, 0.2)
+    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier .*m"):
+        judge.weights(torch.zeros(1, 1))
 
 
-def test_a_verifier_with_penalties_and_maxrl_is_one_line(checkpoint, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n    return 1.0 if response == answer else -0.5\n")
-    with pytest.raises(SystemExit) as stop:
-        train.main([*checkpoint, "--algorithm", "maxrl", "--verifier", "mine.py:reward", "--output_dir", "run"])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1
-    assert "a reward is -0.5: scale_rewards mean (MaxRL)" in err
-
-
-# two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds that fail on
-# the reference answers, each, too
+# two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds
+# that fail on the reference answers, each, too
 ROUGH = """
 import zlib
-def check(response, answer):
+def reward(response, answer):
     r = zlib.crc32(f"{{response}} {{answer}} {seed}".encode())
-    parts = {{"right": float(response[:1] == answer[:1]), "short": 0.1 * (len(response) < 3), "odd": r % 2 / 10}}
+    parts = {{"right": float(response[:1] == answer[:1]), "short": 0.1 * (len(response) < 3)}}
+    parts["odd"] = r % 2 / 10
     if response == answer and {all_fail}:
         raise ValueError("a reference answer")
     if r % 7 == 3:
@@ -151,136 +152,124 @@ def check(response, answer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed, all_fail", [(0, False), (1, False), (2, True)])
-def test_two_processes_name_and_count_the_parts_as_one_does(seed, all_fail, checkpoint):
-    import subprocess
-    import sys
-    from tiny_run import TRAIN
+def test_two_processes_name_and_count_the_parts_as_one_does(seed, all_fail, model, sums):
     Path("mine.py").write_text(ROUGH.format(seed=seed, all_fail=all_fail))
-    argv = [*checkpoint, "--steps", "2", "--verifier", "mine.py:check", "--reward_weights", "1", "0.5", "-0.25"]
+    words = [TRAIN, *SMALL, *DATA.split(), *"--steps 2 --reward_weights 1 0.5 -0.25".split()]
     two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     found = []
     for name, start in (("one", [sys.executable]), ("two", two)):
-        done = subprocess.run([*start, TRAIN, *argv, "--output_dir", name], capture_output=True, text=True, timeout=300)
-        said = {line for line in done.stderr.splitlines() if line.startswith("train.py: ") and "warning" not in line}
-        rows = metrics(name) if (Path(name) / "metrics.jsonl").exists() else []
-        rewards = [(row["reward"], row["reward_parts"], row["pass_rate"], row["verifier_errors"]) for row in rows]
+        done = subprocess.run([*start, *words, "--output_dir", name], capture_output=True,
+                              text=True, timeout=300)
+        said = {line for line in done.stderr.splitlines()
+                if line.startswith("train.py: ") and "warning" not in line}
+        rows = metrics(name) if Path(name, "metrics.jsonl").exists() else []
+        rewards = [[row[key] for key in ("reward", "reward_parts", "pass_rate", "verifier_errors")]
+                   for row in rows]
         found.append((done.returncode == 0, said, rewards))
     assert found[0] == found[1]
     assert found[0][0] != all_fail and len(found[0][2]) == (0 if all_fail else 2)
 
 
-# ------------------------------------------------------------------------------------------------ equal sums
-
-USUAL = [0.0, 0.1, 0.2, 0.25, 0.3, 0.5, 0.6, 0.7, 1.0, 100.1, -0.1]
-
-
-def test_equal_sums_are_equal_rewards_and_dead_groups_stay_dead(own):
-    from fractions import Fraction
-    from advantages import group_advantages, has_signal
-    task = own("def check(response, answer):\n    return {'a': 0, 'b': 0, 'c': 0}\n", task=True)
-    rows = [(a, b, c) for a in USUAL for b in USUAL for c in USUAL]
-    totals, exact = task.total(torch.tensor(rows)).tolist(), {}
-    for row, total in zip(rows, totals):
-        exact.setdefault(sum(Fraction(str(x)) for x in row), set()).add(total)
-    assert [key for key, values in exact.items() if len(values) > 1] == []
-    assert all(float(key) == pytest.approx(*values, rel=1e-6, abs=1e-12) for key, values in exact.items())
-    rewards = task.total(torch.tensor([[0, 0, 0.7], [0, 0.1, 0.6], [0.7, 0, 0], [0.5, 0.2, 0]]))
+def test_equal_sums_are_equal_rewards_and_dead_groups_stay_dead(task):
+    judge = task("def reward(response, answer):\n    return {'a': 0, 'b': 0, 'c': 0}\n")
+    usual = [0.0, 0.1, 0.2, 0.25, 0.3, 0.5, 0.6, 0.7, 1.0, 100.1, -0.1]
+    rows = [*product(usual, repeat=3)]
+    totals = {}
+    for row, total in zip(rows, judge.total(torch.tensor(rows)).tolist()):
+        totals.setdefault(sum(Fraction(str(x)) for x in row), set()).add(total)
+    for exact, (total, *others) in totals.items():
+        assert not others and float(exact) == pytest.approx(total, rel=1e-6, abs=1e-12)
+    parts = [[0, 0, 0.7], [0, 0.1, 0.6], [0.7, 0, 0], [0.5, 0.2, 0]]
+    rewards = judge.total(torch.tensor(parts))
     assert not has_signal(rewards, 4) and group_advantages(rewards, 4).tolist() == [0] * 4
 
 
 def test_a_single_part_is_the_reward_to_the_last_bit():
-    from plumbing.data.running_sum import running_sum
-    task, part = running_sum(1, 2, train_size=20, test_size=4), torch.rand(64, 1)
+    sums, part = running_sum(1, 2, train_size=20, test_size=4), torch.rand(64, 1)
     penalty = -torch.rand(64, 1)
-    assert torch.equal(task.total(part), part[:, 0])
-    assert torch.equal(task.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
+    assert torch.equal(sums.total(part), part[:, 0])
+    assert torch.equal(sums.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
 
 
-def test_parts_of_several_verifiers_stand_side_by_side(own, tmp_path):
-    (tmp_path / "form.py").write_text("def form(response, answer):\n    return len(response) == 1\n")
-    (tmp_path / "rows.jsonl").write_text(SUMS)
-    task = load_task(f"{tmp_path}/rows.jsonl", verifier=["exact", f"{tmp_path}/form.py:form"], reward_weights=[1, 0.5])
-    problem = task.train[0]
-    assert task.part_names == ["exact", "form"]
-    assert [task.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
+def test_parts_of_several_verifiers_stand_side_by_side(sums):
+    Path("form.py").write_text("def form(response, answer):\n    return len(response) == 1\n")
+    judge = load_task("rows.jsonl", verifier=["exact", "form.py:form"], reward_weights=[1, 0.5])
+    problem = judge.train[0]
+    assert judge.part_names == ["exact", "form"]
+    assert [judge.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
     with pytest.raises(ValueError, match="two parts of the reward have the same name"):
-        load_task(f"{tmp_path}/rows.jsonl", verifier=[f"{tmp_path}/form.py:form"] * 2)
-    for verifier in task.verifiers:
-        verifier.close()
+        load_task("rows.jsonl", verifier=["form.py:form"] * 2)
+    judge.verifiers[1].close()
 
 
-# -------------------------------------------------------------------------------------------- in parallel
-
-def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(own, tmp_path):
-    source = ("import os, time\ndef check(response, answer):\n    n = int(response)\n    time.sleep(n % 3 / 500)\n"
-              "    if n % 7 == 3: raise ValueError\n    if n % 31 == 5: os._exit(1)\n    return n / 1000\n")
-    texts, rewards, errors = [str(n) for n in range(100)], [], []
+def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(task):
+    source = ("import os, time\ndef reward(response, answer):\n    n = int(response)\n"
+              "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
+              "    if n % 31 == 5: os._exit(1)\n    return n / 1000\n")
+    Path("mine.py").write_text(source)
+    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(1, 100)]
     for workers in (1, 4):
-        check = own(source)
-        rewards.append(in_parallel(check, texts, [""] * 100, workers=workers))
-        errors.append(dict(check.errors))
-        assert len(check.idle) <= workers
-    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(100)]
-    assert rewards == [expected, expected] and errors[0] == errors[1] == {"crash": expected[1:].count(0.0)}
+        check = Verifier("mine.py:reward", 20.0)
+        texts = [str(n) for n in range(1, 100)]
+        assert in_parallel(check, texts, [""] * 99, workers=workers) == expected
+        assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) <= workers
+        check.close()
 
 
-def test_four_workers_wait_at_the_same_time(own):
-    check = own("import time\ndef check(response, answer):\n    time.sleep(0.2)\n    return 1\n")
+def test_four_workers_wait_at_the_same_time(tmp_path):
+    (tmp_path / "mine.py").write_text("import time\ndef check(response, answer):\n"
+                                      "    time.sleep(0.2)\n    return 1\n")
+    check = Verifier(f"{tmp_path}/mine.py:check", 20.0)
     in_parallel(check, [""] * 4, [""] * 4, workers=4)        # their processes start
     began = time.monotonic()
     assert in_parallel(check, [""] * 16, [""] * 16, workers=4) == [1.0] * 16
     assert 0.8 <= time.monotonic() - began < 2.4             # 3.2 s one after the other
+    check.close()
 
 
-# ------------------------------------------------------------------------ through train.py
+# ------------------------------------------------------------------------------- in training
 
-def test_parts_are_logged_weighed_and_shown(checkpoint, capsys):
-    Path("mine.py").write_text("def reward(response, answer, problem):\n    return {'right': response == answer, "
-                               "'short': len(response) < 3, 'row': problem['largest'] / 4}\n")
-    train.main([*checkpoint, "--steps", "2", "--verifier", "mine.py:reward", "--reward_weights", "1", "0.5", "-2",
-                "--output_dir", "run"])
-    for record in metrics("run"):
+def test_parts_are_logged_weighed_and_shown(judged, capsys):
+    records = judged("def reward(response, answer, problem):\n"
+                     "    return {'right': response == answer, 'short': len(response) < 3,"
+                     " 'row': problem['largest'] / 4}\n", "--steps 2 --reward_weights 1 0.5 -2")
+    for record in records:
         parts = record["reward_parts"]
         assert list(parts) == ["right", "short", "row"] and record["pass_rate"] == parts["right"]
         expected = parts["right"] + 0.5 * parts["short"] - 2 * parts["row"]
-        assert record["reward"] == pytest.approx(expected, abs=1e-5) and record["verifier_errors"] == 0
+        assert record["reward"] == pytest.approx(expected, abs=1e-5)
+        assert record["verifier_errors"] == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
-    assert all(re.search(r"reward \S+  \(right \S+  short \S+  row \S+\)  pass", line) for line in lines)
+    shown = r"reward \S+  \(right \S+  short \S+  row \S+\)  pass"
+    assert len(lines) == 2 and all(re.search(shown, line) for line in lines)
 
 
-def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(checkpoint, monkeypatch):
-    """One part that is the same for all answers of a group, one that differs: what reaches the estimators."""
-    from advantages import gdpo
-    import advantages
+def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(judged, monkeypatch):
+    """One part that is equal for all answers of a group, one that differs: what reaches them."""
     seen = []
-    row = replace(advantages.ADVANTAGES["gdpo"],
-                  function=lambda parts, part_weights, group_size: (
-                      seen.append((parts, part_weights, group_size)), gdpo(parts, part_weights, group_size))[1])
+
+    def noted(parts, part_weights, group_size):
+        seen.append((parts, part_weights, group_size))
+        return gdpo(parts, part_weights, group_size)
+    row = replace(advantages.ADVANTAGES["gdpo"], function=noted)
     monkeypatch.setitem(advantages.ADVANTAGES, "gdpo", row)
-    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
-    argv = [*checkpoint, "--steps", "1", "--verifier", "mine.py:reward", "exact", "--reward_weights", "1", "0.1", "0"]
-    train.main([*argv, "--advantage", "gdpo", "--output_dir", "run"])
-    *_, (parts, weights, group_size) = seen                  # the last; the command line is checked with made-up ones
+    source = ("def reward(response, answer):\n"
+              "    return {'right': response == answer, 'length': len(response)}\n")
+    weights = "--verifier mine.py:reward exact --reward_weights 1 0.1 0 "
+    apart, = judged(source, weights + "--advantage gdpo")
+    parts, part_weights, group_size = seen[-1]               # the others are the start's trials
     calls = len(seen)
-    assert parts.shape == (16, 3) and weights == [1.0, 0.1, 0.0] and group_size == 4
+    assert parts.shape == (16, 3) and part_weights == [1.0, 0.1, 0.0] and group_size == 4
     assert torch.equal(parts[:, 0], parts[:, 2]) and parts[:, 1].max() > 1
-    train.main([*argv, "--output_dir", "other"])
-    assert len(seen) == calls and metrics("run")[0]["reward"] == metrics("other")[0]["reward"]
+    summed, = judged(source, weights, folder="other")
+    assert len(seen) == calls and apart["reward"] == summed["reward"]
 
 
-def test_a_wrong_number_of_weights_is_refused_before_the_run(checkpoint, capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main([*checkpoint, "--verifier", "exact", "--reward_weights", "1", "2", "--output_dir", "run"])
-    assert stop.value.code == 2 and not Path("run").exists()
-    assert capsys.readouterr().err == "train.py: --reward_weights holds 2 numbers, but the reward has 1 parts: exact\n"
-
-
-def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, monkeypatch, capfd):
-    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, "
-                               "'form': 1} if len(response) % 2 else {'right': 1}\n")
-    argv = [*checkpoint, "--steps", "3", "--save_steps", "1", "--verifier", "mine.py:reward"]
-    train.main([*argv, "--output_dir", "whole"])
-    from plumbing.run import checkpoints
+def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, monkeypatch, capfd):
+    source = ("def reward(response, answer):\n    right = {'right': response == answer}\n"
+              "    return right | {'form': 1} if len(response) % 2 else right\n")
+    line = "--steps 3 --save_steps 1 "
+    whole = judged(source, line, folder="whole")
     append = checkpoints.append
 
     class Killed(BaseException):
@@ -292,84 +281,417 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(checkpoint, mon
             raise Killed
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoints, "append", fail)
-        train.main([*argv, "--output_dir", "resumed"])
-    train.main([*argv, "--output_dir", "resumed", "--resume"])
-    counts = [record["verifier_errors"] for record in metrics("whole")]
+        judged(source, line, folder="resumed")
+    judged(source, line + "--resume", folder="resumed")
+    counts = [record["verifier_errors"] for record in whole]
     assert 0 < counts[0] < counts[1] < counts[2] and differences("whole", "resumed", 3) == []
-    warnings = [line for line in capfd.readouterr().err.splitlines() if "warning: verifier" in line]
-    assert len(warnings) == 3 and all("returned right, but right form before" in w for w in warnings)
+    err = capfd.readouterr().err
+    warnings = [line for line in err.splitlines() if "warning: verifier" in line]
+    assert len(warnings) == 3
+    assert all("returned right, but right form before" in line for line in warnings)
 
 
-def test_the_walk_of_the_documentation(checkpoint, capsys):
-    """docs/data.md, "A reward in parts": its files and its command, with a tiny checkpoint for DIR."""
-    section = (ROOT / "docs/data.md").read_text().split("## A reward in parts")[1].split("\n## ")[0]
-    for name, text in re.findall(r"`(\S+\.\w+)`:\n\n((?:    .*\n|\n)+)", section):
-        Path(name).write_text("".join(line[4:] or "\n" for line in text.rstrip("\n").splitlines(keepends=True)) + "\n")
-    command = re.search(r"^    python train\.py (.*)$", section, re.M).group(1)
-    argv = shlex.split(command)
-    argv[argv.index("DIR")] = checkpoint[checkpoint.index("--model_name_or_path") + 1]
-    train.main([*SMALL, "--steps", "2", "--max_completion_length", "4", *argv, "--output_dir", "run"])
-    assert {"right", "digit", "small"} == set(metrics("run")[0]["reward_parts"])
-    assert metrics("run")[1]["verifier_errors"] == 0 and "right" in capsys.readouterr().out
+BATCH = ("def reward(completions):\n    if len(completions) == 8:\n        return [1] * 8\n"
+         "    return {}\n")                                  # the start's trial of 8 answers passes
+SLEEPS = "import time\ndef reward({}):\n    time.sleep(5)\n    return 1.0\n"
+BEFORE = [                                                   # what mine.py holds, flags, the line
+    ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
+     "mine.py:reward: raised IndexError.*each of the first 8 reference answers"),
+    ("", "--verifier exact --reward_weights 1 2",
+     "^train.py: --reward_weights holds 2 numbers, but the reward has 1 parts: exact\n$"),
+    ("def reward(completions):\n    return 1 / 0\n", "",
+     "mine.py:reward raised ZeroDivisionError: division by zero: it fails on each of the first 8 "
+     "reference answers"),
+    ("def reward(completions, trainer_state, label):\n    return 0\n", "",
+     "asks for label, trainer_state; a reward function gets prompts, completions, completion_ids, "
+     "answer, largest"),
+    ("import nowhere_at_all\ndef reward(completions):\n    return 0\n", "",
+     "does not load: raised ModuleNotFoundError"),
+    (SLEEPS.format("completions"), "--verifier_timeout 0.2",
+     "mine.py:reward took longer than --verifier_timeout 0.2 s"),
+    (SLEEPS.format("response, answer"), "--verifier_timeout 0.05",
+     "took longer than 0.05 s.*each of the first 8 reference answers.*--verifier_timeout"),
+]
+BEGUN = [
+    ("def reward(response, answer):\n    return 1.0 if response == answer else -0.5\n",
+     "--algorithm maxrl", r"a reward is -0.5: scale_rewards mean \(MaxRL\)"),
+    *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
+        "{}['x']": "raised KeyError: 'x'",
+        "[1.0]": "returned 1 rewards for 16 completions",
+        "3": "returned 3, not a list",
+        "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
+        "[float('inf')] * len(completions)": "returned inf for a completion",
+        "[c[0]['content'] for c in completions]":
+            r"raised TypeError: string indices must be integers, not 'str' \(completions are plain "
+            "strings, as the prompts of the data are; for prompts that are lists of messages, "
+            "completions are too"}.items()),
+]
 
 
-# ------------------------------------------------------------------------------------- trackers
-
-def test_tensorboard_gets_the_metrics_and_the_parts_of_the_reward(checkpoint, monkeypatch):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    Path("mine.py").write_text("def reward(response, answer):\n    return {'right': response == answer, 'length': len(response)}\n")
-    argv = [*checkpoint, "--steps", "2", "--verifier", "mine.py:reward", "--output_dir", "run"]
-    train.main([*argv, "--report_to", "tensorboard"])
-    events = EventAccumulator("run/tensorboard").Reload()
-    for name in ("reward", "loss", "reward_parts/length", "flip_rate_per_layer/0", "lr"):
-        logged = [(event.step, event.value) for event in events.Scalars(name)]
-        outer, _, inner = name.partition("/")
-        values = [record[outer] for record in metrics("run")]
-        values = [value[int(inner) if inner.isdigit() else inner] if inner else value for value in values]
-        assert logged == [(1, pytest.approx(values[0], rel=1e-6)), (2, pytest.approx(values[1], rel=1e-6))], name
+@pytest.mark.parametrize("begun, row", [(False, row) for row in BEFORE] + [(True, r) for r in BEGUN],
+                         ids=[row[2][:30] for row in BEFORE + BEGUN])
+def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(begun, row, model,
+                                                                              sums, refused):
+    source, line, words = row
+    Path("mine.py").write_text(source)
+    assert re.search(words, refused(DATA + line, begun=begun))
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_wandb_and_trackio_get_them_too(name, workplace, monkeypatch):
-    """A module that stands in for the package and notes what it is given."""
-    import sys
-    from types import ModuleType
-    calls, package = [], ModuleType(name)
-    package.__spec__ = object()
-    package.init = lambda **options: calls.append(options)
-    package.log = lambda numbers, step: calls.append((step, numbers))
-    package.finish = lambda: None
-    monkeypatch.setitem(sys.modules, name, package)
-    train.main([*TINY, "--steps", "2", "--report_to", name, "--output_dir", "run", "--eval_steps", "1", "--eval_samples", "1",
-                "--eval_prompts", "3"])
-    assert calls[0]["name"] == "run" and calls[0]["config"]["steps"] == 2
-    assert [step for step, _ in calls[1:]] == [0, 1, 2, 2]           # before, two batches, after
-    batch = calls[2][1]
-    held_out = [batch[f"pass_at_1/{i}"] for i in range(3)]           # the mean and its interval
-    assert held_out == metrics("run")[0]["pass_at_1"]
-    assert calls[3][1]["reward"] == metrics("run")[1]["reward"] and calls[3][1]["reward_parts/correct"] >= 0
+def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
+    jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "two"}])
+    Path("mine.py").write_text("def reward(completion_ids):\n    return [1.0] * len(completion_ids)\n")
+    assert "rows.jsonl line 1: the answer cannot be tokenized" in refused(DATA)
 
 
-def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(workplace, monkeypatch, capsys):
-    from importlib import util
-    find = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == "trackio" else find(name, *rest))
-    with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, "--report_to", "trackio", "--output_dir", "run"])
-    assert stop.value.code == 2 and not Path("run").exists()
-    assert capsys.readouterr().err == "train.py: --report_to trackio needs a package that is not installed: pip install trackio\n"
+# ----------------------------------------------------------- functions of a whole batch, as TRL's
+
+# from TRL's documentation, "Using a custom reward function": columns by name, None for other rows
+TRLS = """
+import re
+
+def reward(completions, answer, **kwargs):
+    matches = [re.search(r"(\\d+)", completion) for completion in completions]
+    contents = [match.group(1) if match else "" for match in matches]
+    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, answer)]
+
+def small(prompts, completions, largest, **kwargs):
+    return [float(len(completion)) if n < 3 else None for completion, n in zip(completions, largest)]
+
+def odd(prompts, completions, largest, **kwargs):
+    return [0.5 if n >= 3 else None for n in largest]
+"""
+
+
+def numbers(values):
+    return torch.tensor([math.nan if x is None else x for x in values])
+
+
+def same(a, b):
+    return torch.equal(a.nan_to_num(nan=-9), b.nan_to_num(nan=-9))
+
+
+def test_a_trl_function_works_unchanged(task, sums):
+    names, weights = ["reward", "small", "odd"], [1, 0.1, 0.2]
+    judge = task(TRLS, *names, reward_weights=weights)
+    problems = [p for p in judge.train for _ in range(2)]
+    texts = [text for p in judge.train for text in (p.answer + ".", "no")]
+    largest = {row["prompt"]: row["largest"] for row in sums}
+    parts = judge.judge(texts, problems)
+    assert judge.part_names == names and parts[:, 0].tolist() == [1, 0] * len(judge.train)
+    module = {}
+    exec(TRLS, module)                                       # as GRPOTrainer calls them
+    columns = dict(prompts=[p.prompt for p in problems], completions=texts,
+                   largest=[largest[p.prompt] for p in problems], completion_ids=None,
+                   answer=[p.answer for p in problems], trainer_state=None)
+    theirs = torch.stack([numbers(module[name](**columns)) for name in names], -1)
+    assert same(parts, theirs) and parts.isnan().any(0).tolist() == [False, True, True]
+    nansum = (theirs * torch.tensor(weights)).nansum(1)      # TRL's sum
+    torch.testing.assert_close(judge.total(parts), nansum)
+
+
+def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged):
+    records = judged(
+        "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
+        "    with open('calls', 'a') as file:\n"
+        "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
+        "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
+        "--steps 2 --verifier mine.py:reward exact")
+    trial, *calls = map(json.loads, Path("calls").read_text().splitlines())
+    assert [ids[-1] for ids in trial[2]] == [15] * 8         # answers and <eos>
+    for (prompts, completions, ids, columns), record in zip(calls, records, strict=True):
+        assert len(prompts) == len(completions) == len(ids) == 16
+        assert set(columns) == {"answer", "largest"}
+        assert all(len(set(prompts[i:i + 4])) == 1 for i in range(0, 16, 4))
+        assert all(len(c) <= len(x) <= 4 for c, x in zip(completions, ids))
+        right = sum(c[:1] == a for c, a in zip(completions, columns["answer"])) / 16
+        assert record["reward_parts"]["reward"] == record["pass_rate"] == right
+        assert record["verifier_errors"] == 0
+        assert set(record["reward_parts"]) == {"reward", "exact"}
+
+
+def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
+    record, = judged("def reward(completions, largest):\n"
+                     "    return [1.0 if n > 2 else None for n in largest]\n"
+                     "def other(completions, largest):\n"
+                     "    return [None if n > 2 else 0.25 for n in largest]\n",
+                     "--verifier mine.py:reward mine.py:other --advantage gdpo")
+    assert record["reward_parts"] == {"reward": 1.0, "other": 0.25} and 0.25 < record["reward"] < 1
+    assert record["dead_groups"] == 1 and record["grad_norm"] == 0 and record["pass_rate"] < 1
+
+
+def test_an_answer_without_any_reward_does_not_pass(judged):
+    """Its group's mean is 1 where all others are right; it is no right answer, in training and in
+    evaluations."""
+    record, = judged("def reward(completions, **columns):\n"
+                     "    return [None if i % 4 == 1 else 1.0 for i in range(len(completions))]\n",
+                     "--eval_samples 4 --eval_prompts 2")
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert record["pass_rate"] == 0.75 and record["reward"] == 1
+    assert record["reward_parts"] == {"reward": 1}
+    assert record["dead_groups"] == 1 and record["verifier_errors"] >= 4
+    assert summary["pass_at_1_after"] == 0.75
+    assert summary["reward_after"] == 1 and summary["greedy_after"] == 1
+
+
+LOST = ("def reward(completions):\n"
+        "    return [None if c == 'lost' else float(c) for c in completions]\n")
+
+
+def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd):
+    judge = task(LOST)
+    texts = ["0.1", "lost", "0.7", "0.1", "0.3", "lost", "0.3", "0.3"] + ["lost"] * 4
+    rewards = judge.total(judge.judge(texts, judge.train[:3]), 4)
+    assert rewards.tolist() == pytest.approx([0.1, 0.3, 0.7, 0.1] + [0.3] * 4 + [0] * 4)
+    mixed, equal, none = group_advantages(rewards, 4).view(3, 4)
+    assert mixed[1].abs() < 1e-6 and (mixed[[0, 2, 3]].abs() > 0.5).all()
+    assert (equal == 0).all() and (none == 0).all()          # equal but for the lost one: exactly
+    assert judge.new_errors() == 6
+    judge.judge(["lost"], judge.train[:1])
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1 and "mine.py:reward gave no reward for 'lost'" in err
+    assert "mean of their group" in err
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monkeypatch):
+    """Four wrong responses, and further on three right ones and one without a reward: its group is
+    the second."""
+    judge = task(LOST)
+    problem, other = judge.train[:2]
+    problems = [problem, other, problem, problem]
+    texts = ["0"] * 4 + ["0", "1"] * 2 + ["lost", "1", "1", "1"] + ["lost"] * 4
+    monkeypatch.setattr(processes, "gather", lambda part: [part])
+    found = []
+    for rank in range(world):
+        share = lambda n: slice(rank * n // world, (rank + 1) * n // world)
+        monkeypatch.setattr(processes, "share", share)
+        found.append(processes.divided(judge.judge)(texts, problems))
+    rewards = judge.total(torch.cat(found), 4)
+    assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
+
+
+def test_a_run_of_one_problem_keeps_its_groups_apart(judged):
+    """Every group of the batch asks the same problem; group g gets g and a None: all are dead."""
+    jsonl("one.jsonl", [{"prompt": "1+1=", "answer": "2"}])
+    record, = judged("def reward(completions):\n    return [None if i % 4 == 1 else i // 4 "
+                     "for i in range(len(completions))]\n", "--dataset_name one.jsonl")
+    assert record["reward"] == 1.5 and record["dead_groups"] == 1
+    assert record["grad_norm"] == 0 and record["verifier_errors"] == 4
+
+
+def test_gdpo_ignores_a_part_that_an_answer_does_not_have():
+    first = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 0])
+    second = numbers([0.1, None, 0.1, 0.1, None, None, 1, 0])
+    filled = group_advantages(torch.tensor([0.1] * 4 + [0.5, 0.5, 1, 0]), 4)
+    total = group_advantages(first, 4) + filled
+    got = gdpo(torch.stack([first, second], -1), [1.0, 1.0], 4)
+    torch.testing.assert_close(got, total / (total.square().mean().sqrt() + 1e-6))
+    assert (filled[:4] == 0).all()
+
+
+def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_flags(task, monkeypatch):
+    monkeypatch.setattr(tasks, "ANSWER_LIMIT", 0.3)
+    source = ("import time\ndef reward(completions):\n    time.sleep(0.6)\n"
+              "    return [1] * len(completions)\n"
+              "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
+              "    return 1.0\n")
+    began, judge = time.monotonic(), task(source, "reward", "one", time_limit=None)
+    assert judge.judge(["x"], judge.train[:1]).tolist() == [[1, 0]]
+    assert time.monotonic() - began > 0.6 and judge.verifier_errors == {"timeout": 1}
+    patient = task(source, "one", time_limit=5.0)
+    assert patient.judge(["x"], patient.train[:1]).tolist() == [[1]]
+
+
+@pytest.mark.parametrize("source, whole", [
+    ("def reward(completions, **kw): pass", True),
+    ("def reward(completion_ids): pass", True),
+    ("\ufeffdef reward(completions): pass", True),
+    ("async def reward(prompts, completions): pass", True),
+    ("def reward(response, answer): pass", False),
+    ("def reward(response, answer, problem): pass", False),
+    ("def reward(*, completions): pass", True),
+    ("reward = lambda completions: []", True),
+    ("reward = len", False),
+    ("from other import reward", True),
+    ("def reward(", False),
+    ("raise SystemExit", False),
+    ("", False),
+    ("open('ran', 'w')\ndef reward(response, answer): pass", False)])
+def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, whole, tmp_path,
+                                                                      monkeypatch):
+    """The file of a verifier of one answer is not run here: it may take long, or end the process."""
+    monkeypatch.chdir(tmp_path)
+    Path("other.py").write_text("def reward(completions):\n    return []\n")
+    Path("mine.py").write_text(source + "\n")
+    assert is_whole_batch("mine.py:reward") == whole and not Path("ran").exists()
+    assert not is_whole_batch("math") and not is_whole_batch("nowhere.py:reward")
+
+
+def test_an_async_function_and_one_with_a_state_are_called(task):
+    judge = task("import asyncio\nclass Judge:\n    def __call__(self, completions, **columns):\n"
+                 "        return [len(c) for c in completions]\nstate = Judge()\n"
+                 "async def reward(completions):\n    await asyncio.sleep(0)\n"
+                 "    return [True] * len(completions)\n", "reward", "state")
+    assert judge.judge(["a", "bb"], judge.train[:2]).tolist() == [[1, 1], [1, 2]]
+    assert isinstance(judge.verifiers[1], RewardFunction)
+
+
+def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
+    """Its own imports find the neighbour; later imports of the process do not."""
+    Path("colorsys.py").write_text("mine = 7\n")             # there is a module of this name
+    sys.modules.pop("colorsys", None)
+    judge = task("from __future__ import annotations\nfrom dataclasses import dataclass\n"
+                 "import colorsys\n@dataclass\nclass Mark:\n    value: float\n"
+                 "def reward(completions):\n"
+                 "    return [Mark(colorsys.mine).value for _ in completions]\n"
+                 "def one(response, answer):\n    return Mark(0.5).value\n", "reward", "one")
+    assert judge.judge(["x"], judge.train[:1]).tolist() == [[7, 0.5]]
+    assert sys.path[0] != str(Path.cwd()) and sys.path[-1] == str(Path.cwd())
+    sys.modules.pop("colorsys", None)
+    import colorsys
+    assert not hasattr(colorsys, "mine")
+
+
+def test_two_sources_judge_their_own_answers(task):
+    first = task("def reward(completions):\n    return [1] * len(completions)\n")
+    jsonl("other.jsonl", [{"prompt": f"{i}=", "answer": "0"} for i in range(20)])
+    Path("other.py").write_text("def reward(completions, prompts):\n"
+                                "    return [len(p) for p in prompts]\n")
+    both = join(first, load_task("other.jsonl", verifier="other.py:reward"))
+    problems = [both.train[0], both.train[-1], both.train[1]]
+    length = len(problems[1].prompt)
+    assert both.judge(["", "", ""], problems).tolist() == [[1], [length], [1]]
+
+
+def test_completion_ids_are_the_sampled_tokens_with_a_tools_output():
+    ids = torch.tensor([[4, 5, 6, 7], [4, 9, 9, 7], [4, 15, 16, 16], [4, 5, 9, 9],
+                        [15, 16, 16, 16]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 1], [1, 1, 0, 0], [1, 1, 0, 0],
+                         [1, 0, 0, 0]]).bool()
+    cut = torch.tensor([True, False, False, True, False])    # the fourth: by the tool's output
+    rollout = Rollout(ids[:, :1], mask[:, :1], ids, mask, ids.float(), cut, [""] * 5, 1)
+    assert rollout.token_lists() == [[4, 5, 6, 7], [4, 9, 9, 7], [4, 15], [4, 5, 9, 9], [15]]
+
+
+def test_the_start_of_a_run_says_what_a_parameter_completions_changes(judged, capsys):
+    judged("def reward(completions):\n    return [1.0] * len(completions)\n"
+           "def one(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:one")
+    out = capsys.readouterr().out
+    line, = [line for line in out.splitlines() if "takes whole batches" in line]
+    assert line.startswith("verifier mine.py:reward")
+    assert "no time limit" in line and "ends the run" in line
+
+
+def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(judged, sums):
+    jsonl("rows.jsonl", [*sums[:-1], sums[-1] | {"late": 7}])
+    judged("def reward(completions, late):\n    open('late', 'a').write(f'{late}')\n"
+           "    return [1.0] * len(completions)\n", "--steps 4")
+    assert "7" in Path("late").read_text() and "None" in Path("late").read_text()
+
+
+# ------------------------------------------------------------- every reward function of TRL
+
+RECORDER = """
+from rollout import Sampler
+
+TEXTS = ["so $\\\\boxed{4}$", "<think>\\na\\n</think>\\n$4$", "$\\\\boxed{3}$ or $5$", "no"]
+ROLLOUTS = []
+
+class Recorder(Sampler):
+    def sample(self, *inputs, **options):
+        rollout = super().sample(*inputs, **options)
+        rollout.texts = [TEXTS[i % 4] for i in range(len(rollout.texts))]
+        ROLLOUTS.append(rollout)
+        return rollout
+"""
+TALK = "--model_name_or_path chat --dataset_name talk.jsonl "
+
+
+@pytest.fixture
+def conversations(workplace, cold_start):
+    """A checkpoint "chat" with a chat template, and talk.jsonl, whose prompts are lists of
+    messages, as in TRL's data. Its tokenizer."""
+    from transformers import AutoTokenizer
+    shutil.copytree(next(cold_start.iterdir()), "chat")
+    tokenizer = AutoTokenizer.from_pretrained("chat")
+    tokenizer.chat_template = ("{% for m in messages %}{{ m['content'] }}{% endfor %}"
+                               "{% if add_generation_prompt %}={% endif %}")
+    tokenizer.save_pretrained("chat")
+    jsonl("talk.jsonl", [{"prompt": [{"role": "system", "content": "1,"},
+                                     {"role": "user", "content": f"{a}+{b}"}],
+                          "solution": "4" if a < 4 else ","}
+                         for a in range(1, 5) for b in range(1, 5)])
+    return tokenizer
+
+
+trl_rewards = importlib.import_module("trl.rewards") if importlib.util.find_spec("trl") else None
+NAMES = [n for names in trl_rewards._import_structure.values() for n in names] if trl_rewards else []
+FACTORIES = {"get_soft_overlong_punishment": "(max_completion_len=6, soft_punish_cache=4)",
+             "get_repetition_penalty_reward": "(ngram_size=1)",
+             "get_cosine_scaled_reward": "(max_len=6)"}
+
+
+@pytest.mark.skipif(not trl_rewards, reason="pip install trl==1.16.0")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, monkeypatch):
+    """From the command line, `--verifier FILE.py:FUNCTION`; what it returns is what it returns when
+    called directly with what was sampled: its own tokens, messages, and the column."""
+    assert name in FACTORIES or not name.startswith("get_")
+    made = name + FACTORIES.get(name, "")
+    Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n")
+    Path("recorder.py").write_text(RECORDER)
+    calls, judge = [], Task.judge
+
+    def noted(*inputs):
+        calls.append((inputs[2], judge(*inputs)))
+        return calls[-1][1]
+    monkeypatch.setattr(Task, "judge", noted)
+    record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
+                  "--temperature 3 --max_completion_length 8")
+    (problems, parts), = calls
+    rollout, = sys.modules["verifier_recorder"].ROLLOUTS
+    function = eval(f"trl_rewards.{made}")
+    asked = [p for p in problems for _ in range(4)]
+    ids = [row[own].tolist() for row, own in zip(rollout.response_ids, rollout.mask)]
+    assert any(row[-1] == 15 for row in ids)                 # an end-of-sequence token was sampled
+    columns = {"completion_ids": ids}
+    if "completions" in inspect.signature(function).parameters:
+        system = {"role": "system", "content": "1,"}
+        columns |= dict(
+            completions=[[{"role": "assistant", "content": text}] for text in rollout.texts],
+            prompts=[[system, {"role": "user", "content": p.prompt}] for p in asked],
+            solution=[p.answer for p in asked])
+    given = numbers(function(**columns))
+    want = with_group_mean(given, 4)
+    assert same(parts[:, 0], given) and record["reward"] == pytest.approx(want.mean().item())
+    mean = given.nanmean().nan_to_num().item()
+    assert record["reward_parts"]["reward"] == pytest.approx(mean)
+    assert name == "reasoning_accuracy_reward" or len(set(want.tolist())) > 1
+
+
+def test_a_conversation_without_a_chat_template_is_refused(conversations, refused):
+    words = "it is a list of messages, which needs a chat template"
+    assert words in refused(TALK + "--no_chat_template")
+
+
+def test_a_conversation_is_read_as_the_chat_template_writes_it(conversations):
+    task = load_task("talk.jsonl", verifier="exact")
+    problem = task.train[0]
+    read = lambda: conversations.decode(task.encode(conversations, [problem], True, 99)[0])
+    assert read() == f"1,{problem.prompt}="
+    task.prompt_template, task.ids = "0{prompt}0", {}
+    assert read() == f"1,0{problem.prompt}0="
 
 
 # ------------------------------------------------------------------------------ two sources, SRPO
 
-def two_sources(weights=()):
+def two_sources(line=""):
     """The task of a generator first and a file second, as the flags name it."""
     pytest.importorskip("reasoning_gym")
-    Path("second.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+1=", "answer": str(i + 1)}) + "\n" for i in range(1, 21)))
-    flags = ["--model_name_or_path", "m", "--dataset_name", "reasoning_gym:chain_sum?size=30", "--stage2_dataset_name", "second.jsonl",
-             "--stage2_step", "1", "--verifier", "exact", *weights]
-    return from_arguments(parse(flags))
+    jsonl("second.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 21)])
+    return from_arguments(parse((
+        "--model_name_or_path m --dataset_name reasoning_gym:chain_sum?size=30 --stage2_step 1 "
+        f"--stage2_dataset_name second.jsonl --verifier exact {line}").split()))
 
 
 @pytest.mark.slow
@@ -377,17 +699,18 @@ def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workpl
     """Held-out problems are of both sources, in turns. Its workers take seconds to start."""
     task = two_sources()
     second = {f"{i}+1=" for i in range(1, 21)}
-    assert len(task.test) == 5 and [p.prompt in second for p in task.test] == [False, True, False, True, False]
+    assert [p.prompt in second for p in task.test] == [False, True, False, True, False]
     first, second = task.train[0], task.train[-1]
     parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
     assert task.part_names == ["reasoning_gym or exact", "exact"]
     assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
     assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
     assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
-    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]     # SRPO drops both
-    weighted = two_sources(["--reward_weights", "1", "0.5"])
+    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]   # SRPO drops both
+    weighted = two_sources("--reward_weights 1 0.5")
     assert weighted.total(parts[[0, 2]]).tolist() == [1.5, 1]
-    with pytest.raises(ValueError, match="holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"):
-        two_sources(["--reward_weights", "1"])
+    words = "holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"
+    with pytest.raises(ValueError, match=words):
+        two_sources("--reward_weights 1")
     for verifier in task.verifiers + weighted.verifiers:
         verifier.close()

@@ -1,0 +1,51 @@
+"""--report_to. python -m pytest tests/run/test_trackers.py"""
+
+import sys
+from importlib import util
+from types import ModuleType
+
+import pytest
+
+from tiny_run import metrics
+
+
+def test_tensorboard_gets_the_metrics_and_the_parts_of_the_reward(run):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    records = run("--steps 2 --report_to tensorboard")
+    events = accumulator.EventAccumulator("run/tensorboard").Reload()
+    for name in ("reward", "loss", "reward_parts/correct", "flip_rate_per_layer/0", "lr"):
+        outer, _, inner = name.partition("/")
+        values = [record[outer] for record in records]
+        if inner:
+            values = [value[int(inner) if inner.isdigit() else inner] for value in values]
+        logged = [(event.step, event.value) for event in events.Scalars(name)]
+        assert logged == [(step, pytest.approx(value, rel=1e-6))
+                          for step, value in enumerate(values, 1)], name
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_wandb_and_trackio_get_them_too(name, run, monkeypatch):
+    """A module that stands in for the package and notes what it is given."""
+    calls, package = [], ModuleType(name)
+    package.__spec__ = object()
+    package.init = lambda **options: calls.append(options)
+    package.log = lambda numbers, step: calls.append((step, numbers))
+    package.finish = lambda: None
+    monkeypatch.setitem(sys.modules, name, package)
+    run("--steps 2 --eval_steps 1 --eval_samples 1 --eval_prompts 3 --report_to", name)
+    start, *logged = calls
+    assert start["name"] == "run" and start["config"]["steps"] == 2
+    assert [step for step, _ in logged] == [0, 1, 2, 2]      # before, two batches, after
+    first, second = logged[1][1], logged[2][1]
+    held_out = [first[f"pass_at_1/{i}"] for i in range(3)]   # the mean and its interval
+    assert held_out == metrics("run")[0]["pass_at_1"]
+    assert second["reward"] == metrics("run")[1]["reward"] and second["reward_parts/correct"] >= 0
+
+
+def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(refused, monkeypatch):
+    find = util.find_spec
+    monkeypatch.setattr(util, "find_spec",
+                        lambda name, *rest: None if name == "trackio" else find(name, *rest))
+    assert refused("--report_to trackio") == (
+        "train.py: --report_to trackio needs a package that is not installed: "
+        "pip install trackio\n")
