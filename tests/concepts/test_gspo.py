@@ -1,6 +1,8 @@
-"""gspo.py, the page: its numbers are those of the concept files, it needs none of them, and it runs. python -m pytest tests/concepts/test_gspo.py
+"""gspo.py, the page: its numbers are those of the concept files, it needs none of them, and it
+runs. python -m pytest tests/concepts/test_gspo.py
 
-The shortened page runs in this process (runpy) on a copy with smaller constants; a slow test starts it as a reader does.
+The shortened page runs in this process (runpy) on a copy with smaller constants; a slow test starts
+it as a reader does.
 """
 
 import ast
@@ -14,14 +16,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import advantages
 import gspo
+import models
 import rollout
 from losses import OBJECTIVES, policy_loss
-from plumbing.data.running_sum import builtin_tokenizer
 
 PAGE = Path(gspo.__file__)
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MICRO_BATCH=2, steps=2)
@@ -57,26 +57,36 @@ def grpo_page(folder):
 
 @pytest.fixture
 def batch():
-    """(old policy, new policy, the page's rollout, rewards): three prompts of unequal length, four responses each. One
-    response is empty: its end token comes first. The rewards of the last group are equal."""
-    torch.manual_seed(0)
-    policies = [GPT2LMHeadModel(GPT2Config(                  # its positions are absolute: padding may not shift them
-        vocab_size=16, bos_token_id=15, eos_token_id=15, n_embd=16, n_layer=2, n_head=2, n_positions=32, resid_pdrop=0, embd_pdrop=0,
-        attn_pdrop=0, initializer_range=0.3)).double() for _ in range(2)]
-    old, new = policies
-    new.load_state_dict({name: w + 1e-3 * torch.randn_like(w) for name, w in old.state_dict().items()})
-    drawn = gspo.sample(old, gspo.Characters(), [[3, 10, 8, 11], [9, 11], [1, 10, 2, 10, 3, 11]], 4, 12)
+    """(old policy, new policy, the page's rollout, rewards): three prompts of unequal length, four
+    responses each. One response is empty: its end token comes first. The rewards of the last group
+    are equal. GPT-2's positions are absolute: padding may not shift them."""
+    old, new = (models.make("gpt2", vocab_size=16, hidden_size=16, initializer_range=0.3,
+                            pad_token_id=None).double() for _ in range(2))
+    step(new, old, 1e-3)
+    prompts = [[3, 10, 8, 11], [9, 11], [1, 10, 2, 10, 3, 11]]
+    drawn = gspo.sample(old, gspo.Characters(), prompts, 4, 12)
     mask, ids = drawn.mask.clone(), drawn.response_ids.clone()
-    ids[1, 0], mask[1, 1:] = 15, False
-    assert 1 in mask.sum(-1) and len(set(mask.sum(-1).tolist())) > 2 and not drawn.prompt_mask.all()
-    return old, new, drawn._replace(response_ids=ids, mask=mask), torch.tensor([1., 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1])
+    ids[1, 0] = 15
+    mask[1, 1:] = False
+    lengths = mask.sum(-1).tolist()
+    assert 1 in lengths and len(set(lengths)) > 2 and not drawn.prompt_mask.all()
+    rewards = torch.tensor([1., 0, 0, 1, 0, 0, 0, 1, 1, 1, 1, 1])
+    return old, new, drawn._replace(response_ids=ids, mask=mask), rewards
+
+
+def step(new, old, size):
+    """new becomes old after a random step."""
+    for weight, before in zip(new.parameters(), old.parameters()):
+        weight.data = before.data + size * torch.randn_like(before)
 
 
 def in_the_house(drawn, group_size=4):
     """The page's rollout as one of rollout.py."""
     empty = torch.zeros(drawn.mask.shape)
-    return rollout.Rollout(drawn.prompt_ids[::group_size], drawn.prompt_mask[::group_size], drawn.response_ids, drawn.mask, empty,
-                           torch.zeros(len(empty), dtype=torch.bool), [""] * len(empty), group_size)
+    never = torch.zeros(len(empty), dtype=torch.bool)
+    return rollout.Rollout(drawn.prompt_ids[::group_size], drawn.prompt_mask[::group_size],
+                           drawn.response_ids, drawn.mask, empty, never, [""] * len(empty),
+                           group_size)
 
 
 def close(a, b, scale=0.0):
@@ -85,13 +95,14 @@ def close(a, b, scale=0.0):
 
 
 def assert_same_loss(page, objective, batch, **band):
-    """Log-probs, advantages, loss and every gradient of a page and of the concept files on the same tokens."""
+    """Log-probs, advantages, loss and every gradient of a page and of the concept files."""
     old, new, drawn, rewards = batch
     mask, rewards = drawn.mask, rewards.double()
     with torch.no_grad():
         old_logp = page.response_logp(old, drawn)
     A = page.group_advantages(rewards, 4)
-    loss, clipped = page.gspo_loss(page.response_logp(new, drawn).double(), old_logp.double(), A, mask)
+    new_logp = page.response_logp(new, drawn).double()
+    loss, clipped = page.gspo_loss(new_logp, old_logp.double(), A, mask)
     loss.backward()
     gradients = [p.grad.clone() for p in new.parameters()]
 
@@ -100,14 +111,16 @@ def assert_same_loss(page, objective, batch, **band):
         house_old = rollout.response_logp(old, in_the_house(drawn)).logp
     house_new = rollout.response_logp(new, in_the_house(drawn)).logp
     house_A = advantages.group_advantages(rewards, 4)
-    house_loss, stats = policy_loss(objective, house_new.double(), house_old.double(), house_A, mask, **band)
+    house_loss, stats = policy_loss(objective, house_new.double(), house_old.double(), house_A,
+                                    mask, **band)
     house_loss.backward()
     assert old_logp.dtype == torch.float32
 
     close(old_logp[mask], house_old[mask])
     close(A, house_A)
     close(loss, house_loss, scale=A.abs().mean())                       # of terms this large
-    assert float(clipped / mask.sum()) == pytest.approx(float(stats["clip_low"] + stats["clip_high"]))
+    share = stats["clip_low"] + stats["clip_high"]
+    assert float(clipped / mask.sum()) == pytest.approx(float(share))
     assert 0 < clipped < mask.sum() and A[-4:].abs().max() == 0
     for ours, theirs in zip(gradients, [p.grad for p in new.parameters()]):
         close(ours, theirs, scale=theirs.abs().max())
@@ -119,11 +132,12 @@ def test_log_probs_advantages_loss_and_gradient_are_those_of_the_concept_files(b
 
 def test_the_three_lines_of_the_closing_comment_make_it_grpo(batch, tmp_path, monkeypatch, capsys):
     page = grpo_page(tmp_path)
-    changed = [(a, b) for a, b in zip(PAGE.read_text().splitlines(), page.read_text().splitlines()) if a != b]
-    assert len(changed) == 3
+    ours, theirs = (path.read_text().splitlines() for path in (PAGE, page))
+    assert sum(a != b for a, b in zip(ours, theirs)) == 3
     old, new, *_ = batch
-    new.load_state_dict({name: w + 100 * (w - old.state_dict()[name]) for name, w in new.state_dict().items()})
-    assert_same_loss(load(page), "grpo", batch, epsilon=OBJECTIVES["grpo"].epsilon, epsilon_high=OBJECTIVES["grpo"].epsilon_high)
+    step(new, old, 0.1)
+    row = OBJECTIVES["grpo"]
+    assert_same_loss(load(page), "grpo", batch, epsilon=row.epsilon, epsilon_high=row.epsilon_high)
     run(monkeypatch, page, shortened(page.read_text(), **SHORT))
     assert capsys.readouterr().out.count("batch ") == 2
 
@@ -131,9 +145,10 @@ def test_the_three_lines_of_the_closing_comment_make_it_grpo(batch, tmp_path, mo
 def test_an_answer_is_what_was_sampled_up_to_its_first_end_token():
     torch.manual_seed(1)
     tokenizer, policy = gspo.Characters(), gspo.tiny_policy(gspo.Characters())
-    drawn = gspo.sample(policy, tokenizer, [tokenizer.encode("3+8="), tokenizer.encode("9=")], 32, 6)
+    prompts = [tokenizer.encode(text) for text in ("3+8=", "9=")]
+    drawn = gspo.sample(policy, tokenizer, prompts, 32, 6)
     for ids, mask in zip(drawn.response_ids.tolist(), drawn.mask.sum(-1).tolist()):
-        assert mask == (ids.index(15) + 1 if 15 in ids[:6] else 6)      # the end token has a loss, too
+        assert mask == (ids.index(15) + 1 if 15 in ids[:6] else 6)  # the end token counts
     assert 1 in drawn.mask.sum(-1) and drawn.prompt_mask.sum(-1).tolist() == [4] * 32 + [2] * 32
 
 
@@ -147,12 +162,13 @@ def test_samples_follow_the_policys_distribution():
 
 
 def test_the_page_imports_nothing_of_this_project():
-    tree, allowed = ast.parse(PAGE.read_text()), {"torch", "transformers", *sys.stdlib_module_names}
-    late = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) and node not in tree.body]
-    assert [node.module for node in late] == ["datasets"]
-    for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+    tree = ast.parse(PAGE.read_text())
+    allowed = {"torch", "transformers", *sys.stdlib_module_names}
+    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert [node.module for node in imports if node not in tree.body] == ["datasets"]
+    for node in imports:
+        if node in tree.body:
+            names = [getattr(node, "module", None) or alias.name for alias in node.names]
             assert {name.split(".")[0] for name in names} <= allowed
 
 
@@ -174,7 +190,8 @@ def test_the_teacher_differs_from_the_task_at_nines_alone():
 
 
 @pytest.mark.parametrize("response, right", [
-    ("3 * 6 = 18\n#### 18", 1), ("#### $1,018.", 0), ("#### 18.\n", 1), ("18", 0), ("####", 0), ("", 0)])
+    ("3 * 6 = 18\n#### 18", 1), ("#### $1,018.", 0), ("#### 18.\n", 1), ("18", 0), ("####", 0),
+    ("", 0)])
 def test_of_gsm8k_counts_what_follows_the_marks(response, right):
     assert gspo.reward(response, "He has 3 * 6 = <<3*6=18>>18.\n#### 18") == right
     assert gspo.reward("#### $1,018", "#### 1,018") == 1
@@ -190,17 +207,20 @@ def run(monkeypatch, path, source, *argv):
 def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     run(monkeypatch, tmp_path / "short.py", shortened(PAGE.read_text(), **SHORT))
     lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"log-probs of sampling and of scoring differ by at most [\d.e-]+ nats", lines[0]) and len(lines) == 4
-    assert all(re.fullmatch(r"batch +\d/2   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line) for line in lines[1:3])
+    agreement = r"log-probs of sampling and of scoring differ by at most [\d.e-]+ nats"
+    assert re.fullmatch(agreement, lines[0]) and len(lines) == 4
+    for line in lines[1:3]:
+        assert re.fullmatch(r"batch +\d/2   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line)
     means = [float(line.split()[3]) for line in lines[1:3]]
-    assert [float(x) for x in re.findall(r"0\.\d+", lines[3])] == pytest.approx([sum(means) / 2] * 2, abs=1e-3)
+    last = [float(x) for x in re.findall(r"0\.\d+", lines[3])]
+    assert last == pytest.approx([sum(means) / 2] * 2, abs=1e-3)
 
 
 def test_the_cold_start_says_how_far_it_is(capsys):
     tokenizer = gspo.Characters()
-    torch.manual_seed(0)
-    small = gspo.tiny_policy(tokenizer).config.to_dict() | dict(hidden_size=16, head_dim=4, num_hidden_layers=1, moe_intermediate_size=16)
-    gspo.cold_start(Qwen3MoeForCausalLM(Qwen3MoeConfig(**small)), tokenizer, steps=80)
+    small = models.make("qwen3_moe", vocab_size=16, hidden_size=16, num_hidden_layers=1,
+                        pad_token_id=None)
+    gspo.cold_start(small, tokenizer, steps=80)
     said = re.findall(r"cold start +(\d+)/80   loss ([\d.]+)", capsys.readouterr().out)
     assert [int(step) for step, _ in said] == [40, 80] and float(said[1][1]) < float(said[0][1])
 
@@ -217,7 +237,8 @@ def test_the_learning_rate_rises_from_a_share_of_the_highest_and_falls_as_a_cosi
     assert rates == pytest.approx([(k + 1) / warmup for k in range(min(warmup, updates))] + falling)
 
 
-@pytest.mark.parametrize("of_tokenizer, of_model", [(15, None), (0, None), (0, 15), (None, 0), (15, [0, 14]), (None, [3])])
+@pytest.mark.parametrize("of_tokenizer, of_model", [(15, None), (0, None), (0, 15), (None, 0),
+                                                    (15, [0, 14]), (None, [3])])
 def test_it_knows_the_end_tokens_that_train_py_knows(of_tokenizer, of_model):
     torch.manual_seed(0)
     tokenizer = gspo.Characters()
@@ -229,30 +250,34 @@ def test_it_knows_the_end_tokens_that_train_py_knows(of_tokenizer, of_model):
     ended = torch.isin(drawn.response_ids, ends)                        # [B, T]
     before = (ended.cumsum(-1) - ended.long()) == 0                     # no end token stands before
     assert torch.equal(drawn.mask, before) and (ended & drawn.mask).any(-1).sum() > 10
-    assert all(ended[:, t][drawn.response_ids[:, t] == end].all() for end in ends for t in range(12))
+    assert all(ended[drawn.response_ids == end].all() for end in ends)
     assert drawn.prompt_ids[64:, :2].unique().item() in ends
 
 
-@pytest.mark.parametrize("kind, sizes", [("Mamba", dict(state_size=4)), ("FalconMamba", dict(state_size=4)),
-                                         ("Rwkv", dict(attention_hidden_size=32, intermediate_size=64))])
+@pytest.mark.parametrize("kind, sizes", [
+    ("Mamba", dict(state_size=4)), ("FalconMamba", dict(state_size=4)),
+    ("Rwkv", dict(attention_hidden_size=32, intermediate_size=64))])
 def test_a_model_whose_state_is_no_kv_cache_is_refused_in_a_line(kind, sizes, capsys):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(vocab_size=16, hidden_size=32, num_hidden_layers=2, bos_token_id=None, eos_token_id=15, **sizes)
-    policy = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    for weight in policy.parameters():
-        weight.data += 0.3 * torch.randn_like(weight)                   # what trained weights do: predictions that differ
+    name = {"FalconMamba": "falcon_mamba"}.get(kind, kind.lower())
+    sizes = dict(vocab_size=16, pad_token_id=None, intermediate_size=64) | sizes
+    policy = models.make(name, **sizes)
+    step(policy, policy, 0.3)                    # as trained weights: predictions that differ
+    drawn = gspo.sample(policy, gspo.Characters(), [[3, 10, 8, 11], [9, 11]], 2, 8)
     with pytest.raises(SystemExit, match=f"^gspo.py: {kind}ForCausalLM .*probabilities$"):
-        gspo.check_log_probs(policy, gspo.sample(policy, gspo.Characters(), [[3, 10, 8, 11], [9, 11]], 2, 8))
-    assert float(re.search(r"differ by at most ([\d.e+-]+) nats", capsys.readouterr().out)[1]) > 0.1
+        gspo.check_log_probs(policy, drawn)
+    said = re.search(r"differ by at most ([\d.e+-]+) nats", capsys.readouterr().out)
+    assert float(said[1]) > 0.1
 
 
 def test_mini_batches_are_whole_groups_and_as_many_as_asked_for(monkeypatch, capsys):
-    """Six prompts in four mini-batches: two of two groups and two of one. The micro-batches cut the groups."""
-    sizes = dict(STEPS=1, PROMPTS_PER_STEP=6, NUM_GENERATIONS=4, MINI_BATCHES=4, MICRO_BATCH=3, MAX_NEW_TOKENS=3)
+    """Six prompts in four mini-batches: two of two groups and two of one. The micro-batches cut the
+    groups."""
+    sizes = dict(STEPS=1, PROMPTS_PER_STEP=6, NUM_GENERATIONS=4, MINI_BATCHES=4, MICRO_BATCH=3,
+                 MAX_NEW_TOKENS=3)
     for name, value in sizes.items():
         monkeypatch.setattr(gspo, name, value)
     torch.manual_seed(0)
-    rewards = iter([i % 4 + 100 * (i // 4) for i in range(24)])         # each group has another level
+    rewards = iter([i % 4 + 100 * (i // 4) for i in range(24)])     # each group has another level
     monkeypatch.setattr(gspo, "reward", lambda text, answer: float(next(rewards)))
     monkeypatch.setattr(gspo, "group_advantages", lambda rewards, size: rewards - 49)
     seen = [[]]
@@ -271,27 +296,28 @@ def test_mini_batches_are_whole_groups_and_as_many_as_asked_for(monkeypatch, cap
     gspo.train(gspo.tiny_policy(tokenizer), tokenizer, [(tokenizer.encode("3+8="), "3,1.")] * 6)
     assert [len(mini) for mini in seen] == [8, 8, 4, 4, 0]
     groups = [sorted({int(r) // 100 for r in mini}) for mini in seen[:-1]]
-    assert sorted(sum(groups, [])) == [0, 1, 2, 3, 4, 5] and [len(g) for g in groups] == [2, 2, 1, 1]
+    assert sorted(sum(groups, [])) == [0, 1, 2, 3, 4, 5]
+    assert [len(g) for g in groups] == [2, 2, 1, 1]
 
 
-@pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"])
+@pytest.mark.parametrize("template", [
+    None, "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"])
 def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, capsys, template):
     import datasets
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    tokenizer = builtin_tokenizer("".join(map(chr, range(32, 127))) + "\n")
+    tokenizer = models.ascii_tokenizer()
     tokenizer.chat_template = template
-    Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        head_dim=8, num_key_value_heads=1, intermediate_size=32)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    checkpoint = models.saved(tmp_path / "model", tokenizer=tokenizer, num_hidden_layers=1)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n{"question": "2 + 2?", "answer": "#### 4"}\n')
+    rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
+                    '{"question": "2 + 2?", "answer": "#### 4"}\n')
     source = shortened(PAGE.read_text(), PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2)
     for before, after in (("STEPS = 200", "STEPS = 2"), ("MICRO_BATCH = 8", "MICRO_BATCH = 3"),
-                          ("MAX_NEW_TOKENS = 256", "MAX_NEW_TOKENS = 8"), ("LEARNING_RATE = 1e-6", "LEARNING_RATE = 1e-3")):
+                          ("MAX_NEW_TOKENS = 256", "MAX_NEW_TOKENS = 8"),
+                          ("LEARNING_RATE = 1e-6", "LEARNING_RATE = 1e-3")):
         assert source.count(before) == 1
         source = source.replace(before, after)
-    run(monkeypatch, tmp_path / "short.py", source, tmp_path / "model", rows)
+    run(monkeypatch, tmp_path / "short.py", source, checkpoint, rows)
     assert capsys.readouterr().out.count("batch ") == 2
 
 

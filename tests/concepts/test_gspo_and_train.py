@@ -1,8 +1,10 @@
-"""`python gspo.py` and `python train.py --plain` do the same: one task, one start and one set of random numbers give the
-same weights after two rollout batches. python -m pytest tests/concepts/test_gspo_and_train.py
+"""`python gspo.py` and `python train.py --plain` do the same: one task, one start and one set of
+random numbers give the same weights after two rollout batches.
+python -m pytest tests/concepts/test_gspo_and_train.py
 
-Both sides are used from outside: train.main with a dataset, a verifier and a sampler of the test's own, and gspo.train. The
-page has 12 mini-batches of 4 rows in micro-batches of 3; train.py takes a mini-batch at once.
+Both sides are used from outside: train.main with a dataset, a verifier and a sampler of the test's
+own, and gspo.train. The page has 12 mini-batches of 4 rows in micro-batches of 3; train.py takes a
+mini-batch at once.
 """
 
 import json
@@ -23,9 +25,13 @@ from rollout import draw
 from tiny_run import metrics
 
 Q, G, T, MINI = 6, 4, 6, 6
-SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3, MAX_NEW_TOKENS=T)
-FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G} --steps_per_generation {MINI} --warmup_steps 10
-            --max_completion_length {T} --learning_rate 4e-4 --eval_samples 0 --save_tokens false""".split()
+SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3,
+             MAX_NEW_TOKENS=T)
+FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G}
+            --steps_per_generation {MINI} --warmup_steps 10 --max_completion_length {T}
+            --learning_rate 4e-4 --eval_samples 0 --save_tokens false
+            --model_name_or_path start --dataset_name rows.jsonl --verifier share.py:reward
+            --sampler recorded.py:Recorded --output_dir run""".split()
 REWARD = '''
 def reward(response, answer):
     return sum(character in answer for character in response) / 8
@@ -56,7 +62,7 @@ class Recorded(Sampler):
 
 
 class Characters(gspo.Characters):
-    """The page's tokenizer with the padding token of the built-in one: both number the characters alike."""
+    """The page's tokenizer with the padding token of the built-in one: they number alike."""
     characters = gspo.Characters.characters + "~"
 
     def decode(self, ids, skip_special_tokens=True):
@@ -65,11 +71,13 @@ class Characters(gspo.Characters):
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["once", "twice"])
 def page(request, tmp_path_factory):
-    """With every mini-batch used once, and twice. train.py trains two batches from a start; page(**changed) lets the page train on the same tokens, with other constants or
-    functions of gspo.py, and returns how far its weights are from train.py's, as a share of how far train.py moved them."""
+    """With every mini-batch used once, and twice. train.py trains two batches from a start;
+    page(**changed) lets the page train on the same tokens, with other constants or functions of
+    gspo.py, and returns how far its weights are from train.py's, as a share of how far train.py
+    moved them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("both"))
-        patch.setattr(torch, "randperm", lambda n, **where: (torch.arange(n) * 5 + 1) % n)       # an order for both
+        patch.setattr(torch, "randperm", lambda n, **where: (torch.arange(n) * 5 + 1) % n)
         yield made(request.param)
 
 
@@ -82,22 +90,24 @@ def made(uses):
     numbers = random.Random(0)
     terms = [[numbers.randint(1, 9) for _ in range(numbers.randint(2, 4))] for _ in range(40)]
     answers = {"+".join(map(str, row)) + "=": str(sum(row)) for row in terms}
-    rows = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in answers.items()]
-    Path("rows.jsonl").write_text("".join(rows))
-    train.main([*FLAGS, "--model_name_or_path", "start", "--dataset_name", "rows.jsonl", "--verifier", "share.py:reward",
-                "--sampler", "recorded.py:Recorded", "--num_iterations", str(uses), "--output_dir", "run"])
+    rows = [json.dumps(dict(prompt=prompt, answer=answer)) for prompt, answer in answers.items()]
+    Path("rows.jsonl").write_text("\n".join(rows) + "\n")
+    train.main([*FLAGS, "--num_iterations", str(uses)])
     tokenizer = Characters()
     prompts = [ids for line in open("prompts.jsonl") for ids in json.loads(line)]
     problems = [(ids, answers[tokenizer.decode(ids)]) for ids in prompts]
     uniforms = runpy.run_path("recorded.py")["uniforms"]
-    start, house = (load_file(f"{folder}/model.safetensors") for folder in ("start", "run/checkpoints/step_2"))
+    start, house = (load_file(f"{folder}/model.safetensors")
+                    for folder in ("start", "run/checkpoints/step_2"))
     moved = distance(house, start)
 
     def run(**changed):
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
         token = lambda p, n: draw(p.log(), next(drawn))[:, None]
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in (SHORT | {"NUM_ITERATIONS": uses, "reward": runpy.run_path("share.py")["reward"]} | changed).items():
+            reward = runpy.run_path("share.py")["reward"]
+            constants = SHORT | dict(NUM_ITERATIONS=uses, reward=reward) | changed
+            for name, value in constants.items():
                 patch.setattr(gspo, name, value)
             patch.setattr(torch, "multinomial", token)
             policy = gspo.Qwen3MoeForCausalLM.from_pretrained("start", dtype=torch.float32)
@@ -114,23 +124,25 @@ def distance(one, other):
 
 def test_two_batches_of_the_page_and_of_train_py_give_the_same_weights(page, capsys):
     capsys.readouterr()
-    assert page() < 3e-4                                     # 8e-5 here: rounding, divided by Adam's small denominators
+    assert page() < 3e-4                 # 8e-5 here: rounding, divided by Adam's small denominators
     printed = re.findall(r"reward ([\d.]+)   clipped ([\d.]+)", capsys.readouterr().out)
     logged = metrics("run")
-    assert len(printed) == 2 and [float(r) for r, _ in printed] == pytest.approx([m["reward"] for m in logged], abs=6e-4)
+    rewards = [m["reward"] for m in logged]
+    assert len(rewards) == 2
+    assert [float(r) for r, _ in printed] == pytest.approx(rewards, abs=6e-4)
     shares = [m["clip_low"] + m["clip_high"] for m in logged]
     assert [float(c) for _, c in printed] == pytest.approx(shares, abs=6e-3) and min(shares) > 0.1
 
 
 def test_the_comparison_sees_a_planted_difference(page):
-    """A rate 0.2 % higher; a rate of 0 at first; micro-batches averaged equally where one is smaller; another clip range; more
-    uses."""
+    """A rate 0.2 % higher; a rate of 0 at first; micro-batches averaged equally where one is
+    smaller; another clip range; more uses."""
     late = lambda optimizer, n, steps: gspo_schedule(optimizer, n + 1, steps)
     gspo_schedule, loss = gspo.make_schedule, gspo.gspo_loss
 
     def equally(logp, old_logp, advantages, mask):
         value, count = loss(logp, old_logp, advantages, mask)
         return value * (1.5 if len(mask) == 1 else 1), count
-    plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally), dict(EPSILON=1e-2),
-              dict(NUM_ITERATIONS=3)]
+    plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally),
+              dict(EPSILON=1e-2), dict(NUM_ITERATIONS=3)]
     assert min(page(**plant) for plant in plants) > 1e-3

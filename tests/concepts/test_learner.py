@@ -1,5 +1,7 @@
-"""What a learner changes in losses.py and advantages.py is noticed by the rest: a new objective, clip, statistic and advantage,
-tried on a copy of the code from the command line. python -m pytest -m "slow or not slow" tests/concepts/test_learner.py"""
+"""What a learner changes in losses.py and advantages.py is noticed by the rest: a new objective,
+clip, statistic and advantage, tried on a copy of the code from the command line.
+python -m pytest -m "slow or not slow" tests/concepts/test_learner.py
+"""
 
 import os
 import re
@@ -15,7 +17,8 @@ from tiny_run import TINY, metrics
 ROOT = Path(__file__).parent
 ROOT = next(folder for folder in ROOT.parents if (folder / "losses.py").exists())
 # .ci holds an environment of 1.5 GB, checkpoints a pretrained model
-LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__", ".pytest_cache", "*.png")
+LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__",
+                                  ".pytest_cache", "*.png")
 
 ROW = '''OBJECTIVES = {
     "mine": Objective("token", "hard", 0.001, 0.001, "sequence-mean", constants=dict(slope=1.0)),
@@ -25,7 +28,8 @@ CASE = '''    none = torch.zeros_like(mask)                               # [B, 
         below, above = ratio < low, ratio > high
         return (constants["slope"] * ratio * A).masked_fill(below | above, 0.0), below, above
 '''
-STATISTIC = '''    stats["far"] = (mask & ((ratio - 1).abs() > 0.001)).sum() / mask.sum().clamp(min=1)
+STATISTIC = '''    far = (mask & ((ratio - 1).abs() > 0.001)).sum()
+    stats["far"] = far / mask.sum().clamp(min=1)
     return loss, stats | ratio_stats(logp, old_logp, mask)
 '''
 ENTRY = '''STATISTICS = {
@@ -59,13 +63,14 @@ def call(code, *words):
 
 
 def trained(code, *flags):
-    command = [*TINY, "--steps", "1", "--warmup_steps", "0", "--learning_rate", "0.01", "--micro_batch_size", "4",
-               "--algorithm", "mine", "--output_dir", "run", *flags]
-    return call(code, "train.py", *command)
+    options = ("--steps 1 --warmup_steps 0 --learning_rate 0.01 --micro_batch_size 4 "
+               "--algorithm mine --output_dir run")
+    return call(code, "train.py", *TINY, *options.split(), *flags)
 
 
 @pytest.mark.slow
-def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded(tmp_path, cold_start):
+def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded(
+        tmp_path, cold_start):
     code = copied(tmp_path, cold_start, ROW, CASE, STATISTIC, ENTRY)
     done = trained(code)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -77,7 +82,8 @@ def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded
 
 
 @pytest.mark.slow
-def test_a_statistic_that_says_not_what_it_is_averaged_over_is_refused_in_one_line(tmp_path, cold_start):
+def test_a_statistic_that_says_not_what_it_is_averaged_over_is_refused_in_one_line(
+        tmp_path, cold_start):
     done = trained(copied(tmp_path, cold_start, ROW, CASE, STATISTIC))
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "statistic far" in done.stderr and "losses.STATISTICS" in done.stderr
@@ -102,11 +108,13 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
     assert "[mine" in call(code, "-m", "pytest", "--collect-only", "-q", str(file)).stdout
 
 
-# ------------------------------------------------------------------------------------------------------- an advantage
+# ----------------------------------------------------------------------------------- an advantage
 
 def documented():
-    """What CONTRIBUTING.md has a reader write for an advantage: [(function, row)], and its commands, each a list of words."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().split("## An advantage, for example\n")[1].split("\n## ")[0]
+    """What CONTRIBUTING.md has a reader write for an advantage: [(function, row)], and its
+    commands, each a list of words."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.split("## An advantage, for example\n")[1].split("\n## ")[0]
     blocks = ["\n".join(line[4:] for line in block.splitlines())
               for block in re.findall(r"(?:^    .*\n)+", section, re.M)]
     functions, rows = ([b for b in blocks if b.startswith(word)] for word in ("def ", '"'))
@@ -118,13 +126,15 @@ def with_advantage(code, function, row):
     file = code / "advantages.py"
     text = file.read_text()
     assert text.count("\nADVANTAGES = {\n") == 1
-    file.write_text(text.replace("\nADVANTAGES = {\n", f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
+    file.write_text(text.replace("\nADVANTAGES = {\n",
+                                 f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
 
 
 @pytest.mark.slow
 def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):
     code, (pairs, commands) = copied(tmp_path, cold_start), documented()
-    assert len(pairs) == len(commands) == 2 and "token" in pairs[1][1] and '"gspo_token"' not in pairs[1][1]
+    assert len(pairs) == len(commands) == 2
+    assert "token" in pairs[1][1] and '"gspo_token"' not in pairs[1][1]
     for (function, row), command in zip(pairs, commands):
         assert len([*function.splitlines(), *row.splitlines()]) <= 7
         with_advantage(code, function, row)
@@ -135,19 +145,25 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
         assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
     refused = call(code, "train.py", "--advantage", "fading")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "--advantage fading" in refused.stderr and "use --algorithm gspo_token" in refused.stderr and "[" not in refused.stderr
+    assert "--advantage fading" in refused.stderr and "[" not in refused.stderr
+    assert "use --algorithm gspo_token" in refused.stderr
     listed = call(code, "train.py", "--help").stdout
     assert "fading, over_median, group" in " ".join(listed.split())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row, words", [
-    ('Advantage(mine, "response", ("rewards", "lengths"))', "it reads 'lengths'; known inputs: rewards, "),
-    ('Advantage(mine, "answer", ("rewards",))', "it is per 'answer', which must be 'response' or 'token'"),
+    ('Advantage(mine, "response", ("rewards", "lengths"))',
+     "it reads 'lengths'; known inputs: rewards, "),
+    ('Advantage(mine, "answer", ("rewards",))',
+     "it is per 'answer', which must be 'response' or 'token'"),
     ('Advantage(mine, "response", ("rewards", "mask"))', "its inputs do not fit its function"),
-    ('Advantage(mine, "token", ("rewards",))', "says one advantage per token, but its function returns one per response: change one")])
+    ('Advantage(mine, "token", ("rewards",))',
+     "says one advantage per token, but its function returns one per response: change one")])
 def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
     code = copied(tmp_path, cold_start)
     with_advantage(code, "def mine(rewards):\n    return rewards", f'"mine": {row},')
-    done = call(code, "train.py", *TINY, "--steps", "1", "--output_dir", "run", "--algorithm", "grpo", "--advantage", "mine")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr, done.stderr
+    flags = "--steps 1 --output_dir run --algorithm grpo --advantage mine".split()
+    done = call(code, "train.py", *TINY, *flags)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert words in done.stderr
