@@ -14,7 +14,7 @@ import train
 from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import response_logp, sample
-from test_rollout import MODELS, PROMPTS, TOKENIZER, qwen3, tiny_moe
+from test_rollout import MODELS, PROMPTS, TOKENIZER, make
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -26,9 +26,9 @@ import versus_trl  # noqa: E402
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
-@pytest.mark.parametrize("make", MODELS)
-def test_the_quick_sampler_draws_the_tokens_of_the_plain_one(make, temperature):
-    model = make()
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_quick_sampler_draws_the_tokens_of_the_plain_one(kind, temperature):
+    model = make(kind)
     uniforms = torch.rand(9, 20, generator=torch.Generator().manual_seed(0))
     quick, plain = (way.sample(model, TOKENIZER, PROMPTS, 3, 20, temperature, uniforms)
                     for way in (fast, rollout))
@@ -38,9 +38,9 @@ def test_the_quick_sampler_draws_the_tokens_of_the_plain_one(make, temperature):
     assert torch.allclose(quick.sampler_logp, plain.sampler_logp, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [qwen3, tiny_moe])
-def test_all_fast_lines_together_give_the_gradient_of_plain_transformers_logits(make):
-    model = make()
+@pytest.mark.parametrize("kind", ["qwen3", "tiny_moe"])
+def test_all_fast_lines_together_give_the_gradient_of_plain_transformers_logits(kind):
+    model = make(kind)
     batch = sample(model, TOKENIZER, PROMPTS, 3, 12, uniforms=torch.rand(9, 12, generator=torch.Generator().manual_seed(1)))
     weights = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(2))
 
