@@ -103,7 +103,7 @@ def drift(seed, quick=False):
     lab = Lab(seed, "--steps", "12")
     stats = {"gspo": [], "grpo": []}
     outside = {"s": [], "w": []}
-    apart = {name: [] for name in ("apart32", "apart64", "batch")}
+    apart = {name: [] for name in ("apart32", "apart64", "batch_h")}
     for step in range(1, (3 if quick else 12) + 1):
         batch = lab.rollout(step)
         labs = {"grpo": lab.twin("--algorithm", "grpo", "--epsilon_high", "0.27"), "gspo": lab}
@@ -128,7 +128,8 @@ def drift(seed, quick=False):
                  outside_s=mean(outside["s"]), outside_w=mean(outside["w"]))
             | {f"log_w_var_{k}": x for k, x in enumerate(spread, 1)}
             | {f"spread_{k + 1}": spread[k] / spread[k - 1] for k in (2, 3)}
-            | {name: max(values) for name, values in apart.items()})
+            | {name: max(apart[name]) for name in ("apart32", "apart64")}
+            | {"batch_h": mean(apart["batch_h"])})
 
 
 def beyond(values, bounds):
@@ -137,14 +138,14 @@ def beyond(values, bounds):
 
 def distances(found, new, old, mask):
     """Append the distances of s from PPL_old / PPL_new: of each answer, in float32 and in float64,
-    and of their means over the batch."""
+    and of the mean of s from exp of the mean ΔH over the batch."""
     for name, dtype in (("apart32", torch.float32), ("apart64", torch.float64)):
         n, o = new.to(dtype), old.to(dtype)                                          # [B, T]
         quotient = perplexity(o, mask) / perplexity(n, mask)                         # [B]
         found[name] += (sequence_ratio(n, o, mask) - quotient).abs().tolist()
     delta_h = cross_entropy(old, mask) - cross_entropy(new, mask)                    # [B]
-    found["batch"].append((sequence_ratio(new, old, mask).mean() - delta_h.mean().exp()).abs()
-                          .item())
+    apart = sequence_ratio(new, old, mask).mean() - delta_h.mean().exp()
+    found["batch_h"].append(apart.abs().item())
 
 
 # -------------------------------------------------------------------------------------- lengths

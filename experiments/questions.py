@@ -497,7 +497,8 @@ IDENTITY = Question(
     rules={"in float32": Rule("GSPO@run:apart32", held=(-inf, 2e-6), refuted=None, least=3,
                               form="{:.1e}"),
            "in float64": Rule("GSPO@run:apart64", held=(-inf, 1e-14), refuted=None, least=3,
-                              form="{:.1e}")},
+                              form="{:.1e}"),
+           "of means over a batch": Rule("GSPO@run:batch_h", form="{:.1e}", reported=True)},
     decides=("in float32", "in float64"), measure="drift",
     notes="The largest difference over answers. What reaches their size: means over a batch, "
           "where the mean of ratios is not the ratio of means, and bfloat16.", **THREE)
@@ -662,7 +663,11 @@ COUNTING = Question(
 
 # -------------------------------------------------------------------------------- PPO, fairly
 
-HEADS = {f"w{w} λ{lam}": f"--critic_warmup {w} --lam {lam}"
+def flags_of(**values):
+    return " ".join(f"--{name} {value:g}" for name, value in values.items())
+
+
+HEADS = {f"w{w} λ{lam}": flags_of(critic_warmup=w, lam=lam)  # flags that train.py is to get
          for w in (0, 2, 5) for lam in (.95, 1)}
 PPO_RATES = (5e-5, 1e-4, 2e-4, 4e-4)
 PLAIN_RATES = (2e-4, 4e-4, 6e-4, 8e-4)
