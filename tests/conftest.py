@@ -109,11 +109,12 @@ def refused(tmp_path, monkeypatch, request):
 def run(workplace, refused):
     """run("--steps 2 --beta 0.1") trains in the folder "run" (folder= another one), one step unless
     the flags say more, and gives the lines of its metrics. Further words are given as they are.
-    run.refused is the fixture refused."""
+    run("--resume") gives no other flag. run.refused is the fixture refused."""
     import train
 
     def trained(line="", *words, folder="run"):
-        given = flags("--steps", "1", *shlex.split(line), *map(str, words))
+        steps = [] if "--resume" in line else ["--steps", "1"]
+        given = flags(*steps, *shlex.split(line), *map(str, words))
         train.main([*given, "--output_dir", folder])
         return metrics(folder)
     trained.refused = refused

@@ -17,7 +17,9 @@ TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 
 def flags(*words):
     """The flags of a tiny run with these words: no task's where they name data, no policy's where
-    they name a checkpoint."""
+    they name a checkpoint, none where they resume a run."""
+    if "--resume" in words:
+        return [*words]
     task = [] if "--dataset_name" in words else TASK
     policy = [] if "--model_name_or_path" in words else POLICY
     return [*task, *policy, *SMALL, *words]
