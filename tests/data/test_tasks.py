@@ -1,7 +1,6 @@
-"""tasks.py: the built-in task against sums done in plain Python, its tokenizer, loading of data, and the data position.
+"""tasks.py: the built-in task against sums done in plain Python, its tokenizer, loading of data,
+and the data position. python -m pytest tests/data/test_tasks.py"""
 
-    python -m pytest tests/data/test_tasks.py
-"""
 import csv
 import json
 import random
@@ -9,149 +8,155 @@ import re
 import runpy
 import sys
 import time
+from dataclasses import FrozenInstanceError, asdict
 from itertools import product
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from transformers import AutoTokenizer
 
-from plumbing.model import cold_start
 import train
-from tiny_run import SMALL, TINY
 from make_max_data import make_max_data
-from plumbing.data.stream import PromptStream
-from plumbing.data.datafiles import Problem
-from plumbing.data.tasks import join, load_task
+from plumbing.data.datafiles import Problem, gym_generators
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
-from plumbing.data.task import encode_prompt
+from plumbing.data.stream import PromptStream
+from plumbing.data.task import Task, encode_prompt
+from plumbing.data.tasks import from_arguments, join, load_task, of_run
+from plumbing.loop import batches
+from plumbing.model import cold_start as cold
+from plumbing.run.arguments import parse
+from tiny_run import flags, jsonl, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
 
 
-# ------------------------------------------------------------------------------------------------- a task of one's own
+# ------------------------------------------------------------------------- a task of one's own
 
-def custom(kind, **more):
-    """A task made in Python: its verifier returns a bool, an int or a NumPy number."""
-    import numpy
-    from plumbing.data.task import Task
+def custom(kind=int, **more):
+    """A task made in Python, whose verifier returns a number of this kind."""
     sums = running_sum(1, 2, train_size=40, test_size=8)
-    kind = {"numpy": numpy.float32}.get(kind, kind)
-    verify = lambda response, problem: kind(response[:1] == problem.answer[:1])
-    return Task("sums of mine", sums.train, sums.test, verify, teacher=sums.teacher, sizes=(len(sums.train),), **more)
+    return Task("sums of mine", sums.train, sums.test,
+                lambda response, problem: kind(response[:1] == problem.answer[:1]),
+                teacher=sums.teacher, sizes=(len(sums.train),), **more)
 
 
-@pytest.mark.parametrize("kind", [bool, int, "numpy"])
-def test_a_verifier_of_ones_own_may_return_a_bool_or_an_int(kind, workplace, monkeypatch):
-    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
-    train.run_script(train.parse([*TINY, "--steps", "1", "--output_dir", "run"]), custom(kind))
-    record = json.loads(Path("run/metrics.jsonl").read_text())
+@pytest.mark.parametrize("kind", [bool, int, numpy.float32])
+def test_a_verifier_of_ones_own_may_return_any_kind_of_number(kind, workplace, monkeypatch):
+    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
+    train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(kind))
+    record, = metrics("run")
     assert record["reward"] == record["pass_rate"] > 0
 
 
 def test_token_credit_without_first_error_is_refused_before_anything_is_made(workplace):
-    args = train.parse([*TINY, "--algorithm", "gspo_token", "--advantage", "token_credit", "--output_dir", "run"])
+    args = parse(flags(*"--algorithm gspo_token --advantage token_credit --output_dir run".split()))
     with pytest.raises(ValueError, match="token_credit needs .* 'sums of mine' has no first_error"):
-        train.run_script(args, custom(int))
+        train.run_script(args, custom())
     assert not Path("run").exists()
 
 
 def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
-    from plumbing.data.tasks import of_run
-    args = train.parse(["--stop", "\\n", "+"])
-    assert of_run(args, custom(int, stop=(";", "+"))).stop == (";", "+", "\n")
-    assert of_run(train.parse(["--stop", "+"])).stop == ("+",)
+    task = custom(stop=(";", "+"))
+    assert of_run(parse(["--stop", "\\n", "+"]), task).stop == (";", "+", "\n")
+    assert of_run(parse(["--stop", "+"])).stop == ("+",)
 
 
-def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were():
-    from dataclasses import FrozenInstanceError, asdict
-
-    from plumbing.data.tasks import from_arguments, of_run
-    for flags, limits in (([], (5, 256)), (["--overlong_cache", "0.5"], (9, 256)), (["--max_completion_length", "7"], (7, 7))):
-        args = train.parse(["--min_terms", "1", "--max_terms", "2", *flags])
-        before = asdict(args)
-        assert (of_run(args).max_completion_length, of_run(args, custom(int)).max_completion_length) == limits
-        assert from_arguments(args).max_completion_length == limits[0] and asdict(args) == before
-        assert of_run(args, custom(int, max_completion_length=9)).max_completion_length == (args.max_completion_length or 9)
+@pytest.mark.parametrize("line, built_in, given, stated", [
+    ("", 5, 256, 9), ("--overlong_cache 0.5", 9, 256, 9), ("--max_completion_length 7", 7, 7, 7)])
+def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were(line, built_in,
+                                                                                given, stated):
+    args = parse(f"--min_terms 1 --max_terms 2 {line}".split())
+    before = asdict(args)
+    limits = [of_run(args), from_arguments(args), of_run(args, custom()),
+              of_run(args, custom(max_completion_length=9))]
+    assert [task.max_completion_length for task in limits] == [built_in, built_in, given, stated]
+    assert asdict(args) == before
     with pytest.raises(FrozenInstanceError):
         args.max_completion_length = 8
 
 
-# ------------------------------------------------------------------------------------------------- the built-in running sum
+# ---------------------------------------------------------------------- the built-in running sum
 
 def last_digits(prompt):
-    """The reference: last digits of the sums of the first 1, 2, 3 … terms."""
+    """The reference: the terms, and the last digits of the sums of the first 1, 2, 3 … of them."""
     terms = [int(term) for term in prompt.strip().rstrip("=").split("+")]
     return terms, [sum(terms[:i + 1]) % 10 for i in range(len(terms))]
 
 
 @pytest.mark.parametrize("low, high", [(1, 1), (3, 3), (3, 9), (8, 12), (128, 128)])
 def test_the_answer_is_the_last_digit_of_every_partial_sum(low, high):
-    short, long = (running_sum(low, high, verbose=verbose, train_size=500, test_size=50) for verbose in (False, True))
+    short, long = (running_sum(low, high, verbose=verbose, train_size=500, test_size=50)
+                   for verbose in (False, True))
     for problem, verbose in zip(short.train + short.test, long.train + long.test, strict=True):
         terms, digits = last_digits(problem.prompt)
+        steps = [f"{d}+{t}={e}" for d, t, e in zip([0] + digits, terms, digits)]
         assert low <= len(terms) <= high and set(terms) <= set(range(1, 10))
         assert problem.answer == ",".join(map(str, digits)) + "."
+        assert verbose == problem._replace(answer=",".join(steps) + ".")
         assert len(problem.answer) == 2 * len(terms)
-        assert verbose.prompt == problem.prompt
-        assert verbose.answer == ",".join(f"{d}+{t}={e}" for d, t, e in zip([0] + digits, terms, digits)) + "."
 
 
-def test_every_prompt_is_padded_with_spaces_to_one_width():
-    for task in (running_sum(8, 12), running_sum(3, 20)):
-        widths = {len(p.prompt) for p in task.train + task.test}
-        assert len(widths) == 1 and all(p.prompt.rstrip(" ").endswith("=") for p in task.train)
+@pytest.mark.parametrize("low, high", [(8, 12), (3, 20)])
+def test_every_prompt_is_padded_with_spaces_to_one_width(low, high):
+    task = running_sum(low, high)
+    assert len({len(p.prompt) for p in task.train + task.test}) == 1
+    assert all(p.prompt.rstrip(" ").endswith("=") for p in task.train)
 
 
 def test_reward_is_1_for_exactly_one_of_all_answers_of_three_steps():
-    """Every three digits with every separator: only the right ones are rewarded, whatever their sum comes to."""
+    """Every three digits with every separator, whatever their sum comes to."""
     task = running_sum(3, 3, train_size=20, test_size=5)
+    answers = ["".join(parts) for parts in product(*["0123456789", ",.+"] * 3)]
     for problem in task.test:
-        _, digits = last_digits(problem.prompt)
-        rewarded = [(abc, separators) for abc in product(range(10), repeat=3) for separators in product(",.+", repeat=3)
-                    if task.verify("".join(f"{d}{s}" for d, s in zip(abc, separators)), problem)]
-        assert rewarded == [(tuple(digits), (",", ",", "."))]
+        a, b, c = last_digits(problem.prompt)[1]
+        assert [text for text in answers if task.verify(text, problem)] == [f"{a},{b},{c}."]
 
 
-def test_every_prefix_and_every_longer_answer_gets_nothing():
-    for verbose in (False, True):
-        task = running_sum(verbose=verbose, train_size=5, test_size=5)
-        for problem in task.test:
-            answer = problem.answer
-            assert task.verify(answer, problem) == 1.0
-            for response in [answer[:i] for i in range(len(answer))] + [answer + c for c in "0123456789+=,. "] + [" " + answer]:
-                assert task.verify(response, problem) == 0.0
-                assert task.first_error(response, problem) is not None
+@pytest.mark.parametrize("verbose", [False, True])
+def test_every_prefix_and_every_longer_answer_gets_nothing(verbose):
+    task = running_sum(verbose=verbose, train_size=5, test_size=5)
+    for problem in task.test:
+        answer = problem.answer
+        assert task.verify(answer, problem) == 1.0
+        wrong = [answer[:i] for i in range(len(answer))]
+        wrong += [answer + c for c in "0123456789+=,. "] + [" " + answer]
+        for response in wrong:
+            assert task.verify(response, problem) == 0.0
+            assert task.first_error(response, problem) is not None
 
 
 def test_two_cancelling_errors_are_not_rewarded():
     task = running_sum(train_size=5, test_size=5)
     problem = task.test[0]
     wrong = str((int(problem.answer[2]) + 1) % 10)
-    response = problem.answer[:2] + wrong + problem.answer[3:]                           # ends with the right last digit
-    assert task.verify(response, problem) == 0.0
-    assert task.first_error(response, problem) == 2
+    response = problem.answer[:2] + wrong + problem.answer[3:]       # its last digit is right
+    assert task.verify(response, problem) == 0.0 and task.first_error(response, problem) == 2
 
 
 @pytest.mark.parametrize("verbose", [False, True])
 def test_first_error_is_where_the_first_wrong_step_begins(verbose):
-    """The reference splits the response into steps and compares them with the right ones one by one."""
-    task, rng = running_sum(verbose=verbose, slip=0.1, train_size=400, test_size=5), random.Random(0)
-    wrong = 0
+    """The reference compares the steps with the right ones one by one."""
+    task = running_sum(verbose=verbose, slip=0.1, train_size=400, test_size=5)
+    rng, found = random.Random(0), []
     for problem in task.train:
         response = task.teacher(problem, rng)
-        right, given = problem.answer[:-1].split(","), response[:-1].split(",")
-        first = next((i for i, (a, b) in enumerate(zip(right, given, strict=True)) if a != b), None)
-        expected = None if first is None else sum(len(step) + 1 for step in given[:first])
-        assert task.first_error(response, problem) == expected
-        wrong += expected is not None
-    assert 100 < wrong < 400
+        expected, place = None, 0
+        steps = zip(problem.answer[:-1].split(","), response[:-1].split(","), strict=True)
+        for right, given in steps:
+            if right != given and expected is None:
+                expected = place
+            place += len(given) + 1
+        found.append(task.first_error(response, problem))
+        assert found[-1] == expected
+    assert 0 < found.count(None) < 300
 
 
 @pytest.mark.parametrize("response, index", [
-    ("3,1,6,5.", None), ("4,1,6,5.", 0), ("3,2,7,6.", 2), ("3,1,6,4.", 6),              # a wrong digit: its step
-    ("3,1.", 3), ("3,1,6,5,0.", 7), ("3,1", 3), ("3,1,", 4), ("", 0), ("3,1,6,5.7", 8)])   # it ends too early or late
+    ("3,1,6,5.", None), ("4,1,6,5.", 0), ("3,2,7,6.", 2), ("3,1,6,4.", 6),   # a wrong digit
+    ("3,1.", 3), ("3,1,6,5,0.", 7), ("3,1", 3), ("3,1,", 4), ("", 0), ("3,1,6,5.7", 8)])
 def test_first_error_of_answers_that_end_at_the_wrong_place(response, index):
     task = running_sum(4, 4, train_size=10, test_size=5)
     assert task.first_error(response, Problem("3+8+5+9=", "3,1,6,5.")) == index
@@ -160,78 +165,79 @@ def test_first_error_of_answers_that_end_at_the_wrong_place(response, index):
 def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
     first, again, other = running_sum(), running_sum(), running_sum(seed=1)
     assert (first.train, first.test) == (again.train, again.test) and first.train != other.train
-    train, test = ({p.prompt for s in splits for p in s} for splits in ((first.train, other.train), (first.test, other.test)))
-    assert not train & test                                                              # not across seeds either: a hash decides
-    assert len({p.prompt for p in first.train}) == len(first.train) == 16384 and len(first.test) == 512
-    assert first.sizes == (16384,)
+    trained, tested = ({p.prompt for p in one + another} for one, another in (
+        (first.train, other.train), (first.test, other.test)))
+    assert not trained & tested                              # across seeds too: a hash decides
+    assert len({p.prompt for p in first.train}) == len(first.train) == 16384
+    assert len(first.test) == 512 and first.sizes == (16384,)
 
 
 def test_few_terms_give_every_query_there_is_and_a_note():
     task = running_sum(3, 3)
-    assert {p.prompt for p in task.train + task.test} == {f"{a}+{b}+{c}=" for a, b, c in product(range(1, 10), repeat=3)}
-    assert len(task.train) + len(task.test) == 729 and "only" in task.notes[0]
+    prompts = [p.prompt for p in task.train + task.test]
+    assert sorted(prompts) == [f"{a}+{b}+{c}=" for a, b, c in product(range(1, 10), repeat=3)]
+    assert "only" in task.notes[0]
 
 
 def test_ten_thousands_of_problems_are_made_in_a_moment():
     start = time.process_time()
     running_sum(train_size=20_000)
-    assert time.process_time() - start < 2.0                                             # 0.2 s is usual
+    assert time.process_time() - start < 2.0                 # 0.2 s is usual
 
 
 def test_the_teacher_has_the_habit_and_the_slips_it_is_said_to_have():
     task, rng = running_sum(habit=0.6, slip=0.02, train_size=4000, test_size=10), random.Random(0)
-    nines, habits, others, slips = 0, 0, 0, 0
+    habits, slips = [], []
     for problem in task.train:
-        terms, digits = last_digits(problem.prompt)[0], [int(c) for c in task.teacher(problem, rng)[:-1:2]]
-        for before, term, after in zip([0] + digits, terms, digits):
+        digits = [int(c) for c in task.teacher(problem, rng)[:-1:2]]
+        for before, term, after in zip([0] + digits, last_digits(problem.prompt)[0], digits):
             if term == 9:
-                nines, habits = nines + 1, habits + (after == (before + 8) % 10)
+                habits.append(after == (before + 8) % 10)
             else:
-                others, slips = others + 1, slips + (after != (before + term) % 10)
-    assert habits / nines == pytest.approx(0.6 * 0.98 + 0.02 / 10, abs=0.03)
-    assert slips / others == pytest.approx(0.02 * 0.9, abs=0.004)                        # a tenth of the random digits is right
-
-
-def test_a_teacher_without_habit_and_slips_is_right():
+                slips.append(after != (before + term) % 10)
+    mean = lambda found: sum(found) / len(found)
+    assert mean(habits) == pytest.approx(0.6 * 0.98 + 0.02 / 10, abs=0.03)
+    assert mean(slips) == pytest.approx(0.02 * 0.9, abs=0.004)       # a tenth is right by chance
     task = running_sum(habit=0, slip=0, train_size=200, test_size=5)
-    assert all(task.verify(task.teacher(p, random.Random(0)), p) for p in task.train)
+    assert all(task.verify(task.teacher(p, rng), p) for p in task.train)
 
 
 @pytest.mark.parametrize("arguments, named", [
-    (dict(min_terms=0), "min_terms 0"), (dict(min_terms=9, max_terms=8), "max_terms 8"), (dict(habit=1.5), "habit 1.5"),
-    (dict(slip=-0.1), "slip -0.1"), (dict(train_size=0), "train_size 0"), (dict(test_size=0), "test_size 0")])
+    (dict(min_terms=0), "min_terms 0"), (dict(min_terms=9, max_terms=8), "max_terms 8"),
+    (dict(habit=1.5), "habit 1.5"), (dict(slip=-0.1), "slip -0.1"),
+    (dict(train_size=0), "train_size 0"), (dict(test_size=0), "test_size 0")])
 def test_impossible_arguments_are_refused_by_name(arguments, named):
     with pytest.raises(ValueError, match=named):
         running_sum(**arguments)
 
 
-# --------------------------------------------------------------------------------------------------------------- tokenizer
+# ------------------------------------------------------------------------------------- tokenizer
 
 def test_a_character_is_a_token_both_ways_and_after_saving(tmp_path):
     tokenizer = builtin_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
     rng = random.Random(0)
     texts = ["".join(rng.choices("0123456789+=,. ", k=rng.randint(0, 60))) for _ in range(500)]
-    texts += [" ", "   ", " 1 , 2 . ", *(p.prompt for p in running_sum(train_size=50, test_size=5).train)]
+    texts += [" ", "   ", " 1 , 2 . "]
+    texts += [p.prompt for p in running_sum(train_size=50, test_size=5).train]
     assert len(tokenizer) == 17
-    for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        assert len(ids) == len(text) and tokenizer.decode(ids) == text
-        assert loaded(text)["input_ids"] == ids and loaded.decode(ids) == text
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    assert (loaded.eos_token_id, loaded.pad_token_id) == (eos, pad) and eos != pad and {eos, pad} == {15, 16}
-    assert loaded.batch_decode([tokenizer("3,1.")["input_ids"] + [eos, pad]], skip_special_tokens=True) == ["3,1."]
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        for text in texts:
+            ids = one(text)["input_ids"]
+            assert len(ids) == len(text) and one.decode(ids) == text
+            assert ids == tokenizer(text)["input_ids"]
+        eos, pad = one.eos_token_id, one.pad_token_id
+        assert (eos, pad) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert {eos, pad} == {15, 16}
+        ids = tokenizer("3,1.")["input_ids"] + [eos, pad]
+        assert one.batch_decode([ids], skip_special_tokens=True) == ["3,1."]
+    assert tokenizer(" ")["input_ids"] not in ([15], [16])   # prompts are padded by another token
 
 
-def test_the_space_that_pads_prompts_is_not_the_pad_token():
-    assert builtin_tokenizer()(" ")["input_ids"] not in ([15], [16])
-
-
-# --------------------------------------------------------------------------------------------------------------- your data
+# ------------------------------------------------------------------------------------- your data
 
 def write(path, rows):
-    """Rows in the format that the name of the file asks for."""
+    """Rows in the format that the name of the file asks for; its path as str."""
     if path.suffix == ".csv":
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
@@ -243,58 +249,69 @@ def write(path, rows):
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1))
     else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        jsonl(path, rows)
     return str(path)
 
 
+def pairs(task):
+    """{prompt: answer} of all problems, each of which is there once."""
+    problems = task.train + task.test
+    found = {p.prompt: p.answer for p in problems}
+    assert len(found) == len(problems)
+    return found
+
+
+def numbered(path, numbers):
+    """A file whose prompts are p0, p1, …"""
+    return jsonl(path, [{"prompt": f"p{i}", "answer": "1"} for i in numbers])
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
-@pytest.mark.parametrize("prompt, answer", [("prompt", "answer"), ("question", "solution"), ("problem", "answer")])
+@pytest.mark.parametrize("prompt, answer", [("prompt", "answer"), ("question", "solution"),
+                                            ("problem", "answer")])
 def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix, prompt, answer):
-    rows = [{"id": i, prompt: f"What is {i} and “{i}”,\n{i}?", answer: f"{2 * i}"} for i in range(30)]
+    rows = [{"id": i, prompt: f"What is {i} and “{i}”,\n{i}?", answer: f"{2 * i}"}
+            for i in range(30)]
     task = load_task(write(tmp_path / f"rows{suffix}", rows), verifier="exact")
-    assert {(p.prompt, p.answer) for p in task.train + task.test} == {(row[prompt], row[answer]) for row in rows}
-    assert len(task.test) == 3 and not {p.prompt for p in task.train} & {p.prompt for p in task.test}
-    assert "held out 3 problem(s)" in task.notes[0] and task.sizes == (27,) and task.chat
+    assert pairs(task) == {row[prompt]: row[answer] for row in rows}
+    assert len(task.test) == 3 and task.sizes == (27,) and task.chat
+    assert "held out 3 problem(s)" in task.notes[0]
 
 
 def test_named_columns_win_over_the_usual_ones(tmp_path):
-    path = write(tmp_path / "rows.jsonl", [{"prompt": "a", "answer": "b", "ask": f"c{i}", "say": i} for i in range(3)])
-    task = load_task(path, prompt_column="ask", answer_column="say", verifier="exact")
-    assert {(p.prompt, p.answer) for p in task.train + task.test} == {("c0", "0"), ("c1", "1"), ("c2", "2")}
+    rows = [{"prompt": "a", "answer": "b", "ask": f"c{i}", "say": i} for i in range(3)]
+    task = load_task(jsonl(tmp_path / "rows.jsonl", rows), prompt_column="ask",
+                     answer_column="say", verifier="exact")
+    assert pairs(task) == {"c0": "0", "c1": "1", "c2": "2"}
 
 
 def test_of_a_worked_answer_only_what_follows_the_hashes_counts():
     task = load_task(str(WORD_PROBLEMS))
-    try:
-        problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
-        assert len(problems) == 24 and len(task.test) == 2
-        for number, line in enumerate(WORD_PROBLEMS.read_text().splitlines(), 1):
-            row = json.loads(line)
-            problem, final = problems[str(number)], row["answer"].split("#### ")[1]
-            assert (problem.prompt, problem.answer) == (row["question"], final)
-            if number % 4:
-                continue                                                                 # math-verify takes 30 ms for an answer
-            assert task.verify(row["answer"], problem) == 1.0                            # the worked answer, last number and all
-            assert task.verify(rf"\boxed{{{final}}}", problem) == 1.0
-            assert task.verify("The answer is 77777.", problem) == 0.0
-    finally:
-        task.verifiers[0].close()
+    problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
+    assert len(problems) == 24 and len(task.test) == 2
+    for number, line in enumerate(WORD_PROBLEMS.read_text().splitlines(), 1):
+        row = json.loads(line)
+        problem, final = problems[str(number)], row["answer"].split("#### ")[1]
+        assert (problem.prompt, problem.answer) == (row["question"], final)
+        if number % 4 == 0:                                  # math-verify takes 30 ms each
+            answers = [row["answer"], rf"\boxed{{{final}}}", "The answer is 77777."]
+            assert [task.verify(text, problem) for text in answers] == [1, 1, 0]
+    task.verifiers[0].close()
 
 
 def test_the_split_does_not_depend_on_the_order_of_the_rows(tmp_path):
-    rows = [{"prompt": f"p{i}", "answer": "1"} for i in range(50)]
-    one = load_task(write(tmp_path / "one.jsonl", rows), verifier="exact")
-    two = load_task(write(tmp_path / "two.jsonl", rows[::-1]), verifier="exact")
+    one = load_task(numbered(tmp_path / "one.jsonl", range(50)), verifier="exact")
+    two = load_task(numbered(tmp_path / "two.jsonl", range(49, -1, -1)), verifier="exact")
     assert {p.prompt for p in one.test} == {p.prompt for p in two.test} and len(one.test) == 5
 
 
 def test_a_prompt_of_the_test_file_leaves_the_train_file(tmp_path):
-    train = write(tmp_path / "train.jsonl", [{"prompt": f"p{i}", "answer": "1"} for i in range(10)])
-    test = write(tmp_path / "test.jsonl", [{"prompt": f"p{i}", "answer": "1"} for i in (3, 4, 4, 77)])
-    task = load_task(train, test, verifier="exact")
+    task = load_task(numbered(tmp_path / "train.jsonl", range(10)),
+                     numbered(tmp_path / "test.jsonl", (3, 4, 4, 77)), verifier="exact")
     assert [p.prompt for p in task.train] == [f"p{i}" for i in (0, 1, 2, 5, 6, 7, 8, 9)]
     assert [p.prompt for p in task.test] == ["p3", "p4", "p77"]
-    assert task.notes == ["3 of 14 rows left out: their prompt came before or is in the test split"]
+    assert task.notes == ["3 of 14 rows left out: their prompt came before or is in the test "
+                          "split"]
 
 
 def test_a_hub_dataset_brings_its_own_configuration_and_test_split(monkeypatch):
@@ -303,12 +320,13 @@ def test_a_hub_dataset_brings_its_own_configuration_and_test_split(monkeypatch):
 
     def load_dataset(name, config):
         asked.append((name, config))
-        train, test = ([{"question": f"{split} {i}", "answer": f"so\n#### {i}"} for i in range(5)] for split in ("train", "test"))
-        return {"train": train, "test": test}
+        return {split: [{"question": f"{split} {i}", "answer": f"so\n#### {i}"} for i in range(5)]
+                for split in ("train", "test")}
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     task = load_task("openai/gsm8k", verifier="exact")
     assert asked == [("openai/gsm8k", "main")]
-    assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2", None) and len(task.test) == 5 and not task.notes
+    assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2", None)
+    assert len(task.test) == 5 and not task.notes
 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch):
@@ -317,7 +335,8 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch):
     def load_dataset(name, config):
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand more")
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(ValueError, match="^dataset nobody/nothing: there is no such file, and the hub gives Conn") as refusal:
+    words = "^dataset nobody/nothing: there is no such file, and the hub gives Conn"
+    with pytest.raises(ValueError, match=words) as refusal:
         load_task("nobody/nothing")
     assert "\n" not in str(refusal.value)
 
@@ -334,55 +353,59 @@ def test_a_dataset_with_a_single_unnamed_split_is_split_by_hash(monkeypatch):
 def test_reasoning_gym_judges_its_own_problems():
     gym = pytest.importorskip("reasoning_gym")
     task = load_task("reasoning_gym:basic_arithmetic", size=40, seed=3)
-    try:
-        theirs = {item["question"]: item["answer"] for item in gym.create_dataset("basic_arithmetic", seed=3, size=40)}
-        assert {p.prompt: p.answer for p in task.train + task.test} == theirs and len(task.test) == len(theirs) // 10
-        for problem in task.train[:10]:
-            assert task.verify(problem.answer, problem) == 1.0
-            assert task.verify(f"I think <answer>{problem.answer}</answer>", problem) == 1.0
-            assert task.verify("no idea", problem) < 0.1
-    finally:
-        task.verifiers[0].close()
-    with pytest.raises(ValueError, match="no generator 'basic_aritmetic'; the nearest are basic_arithmetic"):
-        load_task("reasoning_gym:basic_aritmetic")
+    theirs = gym.create_dataset("basic_arithmetic", seed=3, size=40)
+    assert pairs(task) == {item["question"]: item["answer"] for item in theirs}
+    assert len(task.test) == len(pairs(task)) // 10
+    for problem in task.train[:10]:
+        assert task.verify(problem.answer, problem) == 1.0
+        assert task.verify(f"I think <answer>{problem.answer}</answer>", problem) == 1.0
+        assert task.verify("no idea", problem) < 0.1
+    task.verifiers[0].close()
 
 
-def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path, monkeypatch):
+def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path):
     pytest.importorskip("reasoning_gym")
-    (tmp_path / "mine.py").write_text("def short(response, answer):\n    return float(len(response) < 4)\n")
-    name = "reasoning_gym:chain_sum?min_terms=2&max_terms=2&max_digits=1&size=60,letter_counting?max_words=5&size=30"
+    (tmp_path / "mine.py").write_text(
+        "def short(response, answer):\n    return float(len(response) < 4)\n")
+    name = ("reasoning_gym:chain_sum?min_terms=2&max_terms=2&max_digits=1&size=60,"
+            "letter_counting?max_words=5&size=30")
     task = load_task(name, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
-    try:
-        sums = [p for p in task.train + task.test if "+" in p.prompt or " - " in p.prompt]
-        letters = [p for p in task.train + task.test if "letter" in p.prompt]
-        assert len(letters) == 30 and len(sums) + len(letters) == len(task.train) + len(task.test) > 60
-        assert all(len([c for c in p.prompt if c.isdigit()]) == 2 for p in sums)
-        assert {"+" in p.prompt for p in task.train[:6]} == {True, False}      # one of each in turn
-        assert task.part_names == ["reasoning_gym", "short"]                   # both rewards count
-        for problem in (sums[0], letters[0]):
-            assert task.judge([problem.answer, "long, and wrong"], [problem] * 2)[:, 1].tolist() == [1, 0]
-            assert task.verify(problem.answer, problem) == 1.5 and task.verify("nonsense", problem) < 0.1
-    finally:
-        for verifier in task.verifiers:
-            verifier.close()
+    problems = task.train + task.test
+    sums = [p for p in problems if "+" in p.prompt or " - " in p.prompt]
+    letters = [p for p in problems if "letter" in p.prompt]
+    assert len(letters) == 30 and len(sums) + len(letters) == len(problems) > 60
+    assert all(sum(map(str.isdigit, p.prompt)) == 2 for p in sums)
+    assert {"+" in p.prompt for p in task.train[:6]} == {True, False}        # one of each in turn
+    assert task.part_names == ["reasoning_gym", "short"]     # both rewards count
+    for problem in (sums[0], letters[0]):
+        parts = task.judge([problem.answer, "long, and wrong"], [problem] * 2)
+        assert parts[:, 1].tolist() == [1, 0]
+        assert task.verify(problem.answer, problem) == 1.5
+        assert task.verify("nonsense", problem) < 0.1
+    for verifier in task.verifiers:
+        verifier.close()
 
 
 @pytest.mark.parametrize("name, words", [
     ("chain_sum?max_term=2", "chain_sum has no option 'max_term=2'; it has min_terms, max_terms"),
-    ("chain_sum?max_terms", "no option 'max_terms'"), ("chain_sum?seed=3", "the seed is --seed"),
+    ("chain_sum?max_terms", "no option 'max_terms'"),
+    ("chain_sum?seed=3", "the seed is --seed"),
     ("chain_sum,chian_sum", "no generator 'chian_sum'; the nearest are chain_sum"),
-    ("chain_sum?min_terms=5&max_terms=2", "the generator fails"), ("chain_sum?max_terms=many", "the generator fails")])
-def test_an_option_that_there_is_not_is_named(name, words):
+    ("basic_aritmetic", "no generator 'basic_aritmetic'; the nearest are basic_arithmetic"),
+    ("chain_sum?min_terms=5&max_terms=2", "the generator fails"),
+    ("chain_sum?max_terms=many", "the generator fails")])
+def test_an_option_or_generator_that_there_is_not_is_named(name, words):
     pytest.importorskip("reasoning_gym")
     with pytest.raises(ValueError, match=re.escape(words)):
         load_task(f"reasoning_gym:{name}")
 
 
 def test_a_list_in_an_options_value_keeps_its_commas():
-    from plumbing.data.datafiles import gym_generators
     pytest.importorskip("reasoning_gym")
-    found = gym_generators('reasoning_gym:basic_arithmetic?operators=["+","-"]&size=5,reasoning_gym:chain_sum', 9, 1)
-    assert found == [("basic_arithmetic", {"seed": 1, "size": 5, "operators": ["+", "-"]}), ("chain_sum", {"seed": 1, "size": 9})]
+    name = 'reasoning_gym:basic_arithmetic?operators=["+","-"]&size=5,reasoning_gym:chain_sum'
+    assert gym_generators(name, 9, 1) == [
+        ("basic_arithmetic", {"seed": 1, "size": 5, "operators": ["+", "-"]}),
+        ("chain_sum", {"seed": 1, "size": 9})]
 
 
 def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
@@ -392,13 +415,15 @@ def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
 
 
 def test_two_joined_tasks_keep_their_sources_and_their_verifiers(tmp_path):
-    rows = [[{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)] for name in "xy"]
+    x, y = (jsonl(tmp_path / f"{name}.jsonl",
+                  [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)]) for name in "xy")
     (tmp_path / "mine.py").write_text("def always(response, answer):\n    return 0.5\n")
-    first = load_task(write(tmp_path / "x.jsonl", rows[0]), verifier="exact", stop=("\n",))
-    second = load_task(write(tmp_path / "y.jsonl", rows[1]), verifier=f"{tmp_path}/mine.py:always", stop=("\n", "y"))
+    first = load_task(x, verifier="exact", stop=("\n",))
+    second = load_task(y, verifier=f"{tmp_path}/mine.py:always", stop=("\n", "y"))
     task = join(first, second)
-    assert task.sizes == (9, 9) and [p.prompt[0] for p in task.train] == ["x"] * 9 + ["y"] * 9 and len(task.test) == 2
-    assert [task.verify("a", p) for p in task.train] == [1.0] * 9 + [0.5] * 9 and task.stop == ("\n", "y")
+    assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
+    assert [p.prompt[0] for p in task.train] == ["x"] * 9 + ["y"] * 9
+    assert [task.verify("a", p) for p in task.train] == [1.0] * 9 + [0.5] * 9
     first.verifiers[0].errors["timeout"] += 1
     second.verifiers[0].errors["timeout"] += 2
     assert task.verifier_errors == {"timeout": 3}
@@ -410,66 +435,73 @@ def test_the_max_of_two_files_hold_no_test_pair_in_train(tmp_path):
     task = load_task(str(train), str(test), verifier="exact", stop=("\n",), chat=False)
     assert len(task.train) == 2000 and len(task.test) == 256 and not task.notes
 
-    def pairs(problem, lines=slice(None)):
-        return [frozenset(int(n) for n in line[4:].split(")")[0].split(",")) for line in problem.prompt.split("\n")[lines]]
-    asked = {pair for p in task.test for pair in pairs(p, slice(4, 5))}
-    shown = {pair for p in task.train for pair in pairs(p)} | {pair for p in task.test for pair in pairs(p, slice(0, 4))}
+    def numbers(problem):
+        return [frozenset(map(int, line[4:].split(")")[0].split(",")))
+                for line in problem.prompt.split("\n")]
+    tests = [numbers(p) for p in task.test]
+    asked = {found[4] for found in tests}
+    shown = {pair for p in task.train for pair in numbers(p)}
+    shown |= {pair for found in tests for pair in found[:4]}
     assert len(asked) == 256 and not asked & shown
-    assert all(task.verify(f"{max(pairs(p)[4])} ", p) == 1.0 for p in task.test)
+    for problem, found in zip(task.test, tests):
+        assert task.verify(f"{max(found[4])} ", problem) == 1.0
     assert {n for pair in shown | asked for n in pair} == set(range(91))
 
 
-# ----------------------------------------------------------------------------------------------------------------- prompts
+@pytest.mark.parametrize("template, chat, read", [
+    ("", True, "3+8="),                                      # the tokenizer has none
+    ("0{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}.{% endif %}",
+     True, "03+8=."),
+    ("0{{ messages[0].content }}", False, "3+8=")])
+def test_the_chat_template_is_used_if_wanted_and_there(template, chat, read):
+    tokenizer = builtin_tokenizer()
+    tokenizer.chat_template = template or None
+    ids = encode_prompt(tokenizer, Problem("3+8=", "3,1."), chat=chat, max_prompt_length=10)
+    assert ids == tokenizer(read)["input_ids"]
 
-def test_the_chat_template_is_used_if_wanted_and_there():
-    tokenizer, problem = builtin_tokenizer(), Problem("3+8=", "3,1.")
-    plain = tokenizer("3+8=")["input_ids"]
-    assert encode_prompt(tokenizer, problem, chat=True, max_prompt_length=10) == plain                 # it has none
-    tokenizer.chat_template = "0{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}.{% endif %}"
-    assert encode_prompt(tokenizer, problem, chat=True, max_prompt_length=10) == tokenizer("03+8=.")["input_ids"]
-    assert encode_prompt(tokenizer, problem, chat=False, max_prompt_length=10) == plain
 
-
-# ----------------------------------------------------------------------------------------------------------- data position
+# --------------------------------------------------------------------------------- data position
 
 def test_an_epoch_holds_every_problem_once_in_an_order_of_its_own():
     stream = PromptStream([100], seed=0)
     drawn = [i for _ in range(60) for i in stream.next(5)]
     epochs = [drawn[i:i + 100] for i in (0, 100, 200)]
-    assert all(sorted(epoch) == list(range(100)) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != sorted(epochs[0])
-    assert PromptStream([100], seed=0).next(100) == epochs[0] and PromptStream([100], seed=1).next(100) != epochs[0]
+    in_order = [*range(100)]
+    assert all(sorted(epoch) == in_order for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != in_order
+    assert PromptStream([100], seed=0).next(100) == epochs[0]
+    assert PromptStream([100], seed=1).next(100) != epochs[0]
 
 
 def test_batches_larger_than_an_epoch_or_across_its_end_lose_nothing():
     by_3, by_25 = PromptStream([10], seed=2), PromptStream([10], seed=2)
-    assert [i for _ in range(25) for i in by_3.next(3)] == [i for _ in range(3) for i in by_25.next(25)]
+    assert [i for _ in range(25) for i in by_3.next(3)] == [
+        i for _ in range(3) for i in by_25.next(25)]
 
 
-@pytest.mark.parametrize("resample, stage2_step", [(False, None), (True, None), (True, 5), (False, 5)])
+@pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])
 def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
     """At each of 40 places: save as JSON, restore into a new stream, compare the next draws."""
-    def draw(stream, first, last, rng):
+    def draw(stream, steps, rng):
         drawn = []
-        for step in range(first + 1, last + 1):
+        for step in steps:
             drawn.append(stream.next(7, step))
             stream.record(drawn[-1], [rng.random() < 0.2 for _ in drawn[-1]])
         return drawn
     make = lambda: PromptStream([30, 11], 5, stage2_step, resample, say=lambda line: None)
-    for steps in range(40):
-        stream = make()
-        draw(stream, 0, steps, random.Random(steps))
-        state = json.loads(json.dumps(stream.state_dict()))
-        restored = make()
-        restored.load_state_dict(state)
-        assert draw(stream, steps, steps + 12, random.Random(7)) == draw(restored, steps, steps + 12, random.Random(7))
+    for done in range(40):
+        stream, restored = make(), make()
+        draw(stream, range(1, done + 1), random.Random(done))
+        restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        one, other = (draw(each, range(done + 1, done + 13), random.Random(7))
+                      for each in (stream, restored))
+        assert one == other
 
 
-def test_a_position_in_other_data_is_refused():
-    stream = PromptStream([30], 5)
-    for other in (PromptStream([31], 5), PromptStream([30], 6)):
-        with pytest.raises(ValueError, match="saved data position"):
-            other.load_state_dict(stream.state_dict())
+@pytest.mark.parametrize("other", [([31], 5), ([30], 6)])
+def test_a_position_in_other_data_is_refused(other):
+    with pytest.raises(ValueError, match="saved data position"):
+        PromptStream(*other).load_state_dict(PromptStream([30], 5).state_dict())
 
 
 def test_history_resampling_drops_solved_prompts_and_keeps_the_others():
@@ -477,38 +509,36 @@ def test_history_resampling_drops_solved_prompts_and_keeps_the_others():
     epoch = stream.next(12)
     stream.record(epoch, [i in (1, 4, 7) for i in epoch])
     epoch = stream.next(9)
-    assert sorted(epoch) == [0, 2, 3, 5, 6, 8, 9, 10, 11]                                # mixed and all-wrong ones stay
+    assert sorted(epoch) == [0, 2, 3, 5, 6, 8, 9, 10, 11]    # mixed and all-wrong ones stay
     stream.record(epoch, [i == 0 for i in epoch])
-    assert sorted(stream.next(8)) == [2, 3, 5, 6, 8, 9, 10, 11]                          # what has left stays away
+    assert sorted(stream.next(8)) == [2, 3, 5, 6, 8, 9, 10, 11]      # what has left stays away
 
 
-def test_without_history_resampling_solved_prompts_stay():
-    stream = PromptStream([5])
-    stream.record(stream.next(5), [True] * 5)
+@pytest.mark.parametrize("resample, before, after", [
+    (False, [], True),                                       # solved prompts stay
+    (True, [2], False)])                                     # solved once and failed later
+def test_prompts_that_stay(resample, before, after):
+    stream = PromptStream([5], resample=resample)
+    stream.record(before, [True] * len(before))
+    stream.record(stream.next(5), [after] * 5)
     assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
-
-
-def test_a_prompt_solved_once_and_failed_later_stays():
-    stream = PromptStream([4], resample=True)
-    stream.record([2], [True])
-    stream.record(stream.next(4), [False] * 4)
-    assert sorted(stream.next(4)) == [0, 1, 2, 3]
 
 
 def test_when_everything_is_solved_resampling_starts_again_and_says_so():
     said = []
     stream = PromptStream([4], resample=True, say=said.append)
     stream.record(stream.next(4), [True] * 4)
-    assert sorted(stream.next(4)) == [0, 1, 2, 3] and len(said) == 1 and "starts again with all" in said[0]
+    assert sorted(stream.next(4)) == [0, 1, 2, 3]
+    assert len(said) == 1 and "starts again with all" in said[0]
 
 
 def test_the_second_source_joins_after_so_many_batches():
     said = []
     stream = PromptStream([20, 10], stage2_step=3, say=said.append)
-    first = [i for step in (1, 1, 2, 3) for i in stream.next(6, step)]                   # DAPO may draw twice for a batch
-    assert max(first) < 20 and set(first) == set(range(20)) and not said
-    assert sorted(stream.next(30, 4)) == list(range(30)) and "after 3 batches" in said[0]
-    assert sorted(PromptStream([20, 10]).next(30)) == list(range(30))                    # without stages: all from the start
+    first = [i for step in (1, 1, 2, 3) for i in stream.next(6, step)]   # DAPO may draw twice
+    assert set(first) == set(range(20)) and not said
+    assert sorted(stream.next(30, 4)) == [*range(30)] and "after 3 batches" in said[0]
+    assert sorted(PromptStream([20, 10]).next(30)) == [*range(30)]       # without stages: at once
 
 
 @pytest.mark.parametrize("arguments", [([],), ([0],), ([5, 0],), ([5], 0, 10)])
@@ -517,52 +547,64 @@ def test_impossible_sources_are_refused(arguments):
         PromptStream(*arguments)
 
 
-def test_a_cold_start_on_other_problems_or_in_another_order_is_another(workplace, monkeypatch):
-    """SRPO sorts the problems by length: from the cold start that the cache holds for GSPO it would not start where it does without it."""
-    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
+@pytest.fixture
+def another_start(workplace, monkeypatch):
+    """No cold start is there yet; three steps are enough for one."""
+    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
     Path("runs/cold_start").unlink()
-    for name, flags in (("gspo", []), ("srpo", ["--algorithm", "srpo", "--stage2_step", "1"])):
-        train.main([*TINY, *flags, "--cold_start_steps", "3", "--steps", "1", "--output_dir", name])
-        assert len(list(Path("runs/cold_start").iterdir())) == (1 if name == "gspo" else 2)
+    return "--cold_start_steps 3 "
 
 
-@pytest.mark.parametrize("algorithm", ["srpo", "dapo"])
-def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, workplace, monkeypatch, capsys):
-    """With draws counted, DAPO's second round of the first batch would bring in the longer sums already."""
-    drawn, draw, batch, collect = [], PromptStream.next, [0], train.collect
-    monkeypatch.setattr(PromptStream, "next", lambda self, *args: (drawn.append((batch[0], draw(self, *args))), drawn[-1][1])[1])
-    monkeypatch.setattr(train, "collect", lambda *args: (batch.__setitem__(0, args[-1]), collect(*args))[1])
-    if algorithm == "dapo":                                  # five rounds each
-        from plumbing.loop import batches
-        keep = batches.keep_signal
-        monkeypatch.setattr(batches, "keep_signal", lambda found, *rest, last: (
-            keep(found, *rest, last=True) if len(found) == 5 else None))
-    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
-    Path("runs/cold_start").unlink()                           # another cold start than that of all tests
-    train.main([*TINY, "--algorithm", algorithm, "--stage2_step", "2", "--steps", "4", "--cold_start_steps", "3", "--output_dir", "run"])
-    size = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)["stream"]["sizes"][0]
-    for step, numbers in drawn:
-        assert step > 2 or max(numbers) < size
+def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_start, run):
+    """SRPO sorts the problems by length: the cold start that the cache holds for GSPO is not
+    SRPO's."""
+    for count, line in enumerate(("", "--algorithm srpo --stage2_step 1"), 1):
+        run(another_start + line, folder=f"run{count}")
+        assert len([*Path("runs/cold_start").iterdir()]) == count
+
+
+@pytest.mark.parametrize("algorithm, rounds", [("srpo", 1), ("dapo", 5)])
+def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, rounds, another_start,
+                                                                run, monkeypatch, capsys):
+    """With draws counted, DAPO's second round of the first batch would bring in the longer sums
+    already."""
+    drawn, batch = [], [0]
+    draw, collect, keep = PromptStream.next, train.collect, batches.keep_signal
+
+    def noted(self, *args):
+        drawn.append((batch[0], draw(self, *args)))
+        return drawn[-1][1]
+
+    def collected(*args):
+        batch[0] = args[-1]
+        return collect(*args)
+
+    def kept(found, *rest, last):
+        return keep(found, *rest, last=True) if len(found) == rounds else None
+    monkeypatch.setattr(PromptStream, "next", noted)
+    monkeypatch.setattr(train, "collect", collected)
+    monkeypatch.setattr(batches, "keep_signal", kept)
+    run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
+    state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)
+    size = state["stream"]["sizes"][0]
+    assert max(max(numbers) for step, numbers in drawn if step <= 2) < size
     assert max(max(numbers) for step, numbers in drawn if step > 2) >= size
     assert "problems of the second source join after 2 batches" in capsys.readouterr().out
-    assert len(drawn) == (20 if algorithm == "dapo" else 4)
+    assert len(drawn) == 4 * rounds
 
 
-# -------------------------------------------------------------------------------------------------------------------- demos
+def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):
+    """Its tokenizer has no letters, which transformers' test for stop strings needs."""
+    jsonl("rows.jsonl", [{"prompt": f"{i}+{j}=", "answer": str(i)}
+                         for i in range(1, 6) for j in range(1, 6)])
+    record, = run("--model_name_or_path model --dataset_name rows.jsonl --verifier exact --stop , "
+                  "--max_completion_length 6")
+    assert record["length"] < 4 and record["pass_rate"] > 0  # "3," of "3,5."
+
 
 @pytest.mark.parametrize("module, words", [
-    ("plumbing.data.running_sum", ["first error", "reward 1"]), ("plumbing.data.stream", ["epoch 1"])])
+    ("running_sum", ["first error", "reward 1"]), ("stream", ["epoch 1"])])
 def test_the_demo_shows_its_concept(module, words, capsys):
-    runpy.run_path(str(ROOT / module.replace(".", "/")) + ".py", run_name="__main__")
+    runpy.run_path(str(ROOT / f"plumbing/data/{module}.py"), run_name="__main__")
     out, err = capsys.readouterr()
     assert not err and all(word in out for word in words), out + err
-
-
-def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(workplace, cold_start):
-    """Its tokenizer has no letters, which transformers' test for stop strings needs."""
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": str(i)}) + "\n"
-                                          for i in range(1, 6) for j in range(1, 6)))
-    train.main([*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "rows.jsonl", "--verifier", "exact",
-                "--stop", ",", "--steps", "1", "--max_completion_length", "6", "--output_dir", "run"])
-    record = json.loads(Path("run/metrics.jsonl").read_text())
-    assert record["length"] < 4 and record["pass_rate"] > 0              # "3," of "3,5."
