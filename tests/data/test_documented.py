@@ -138,7 +138,8 @@ def test_the_verifier_that_runs_code(workplace, monkeypatch):
 
 def bubblewrap():
     try:
-        return subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"]).returncode == 0
+        done = subprocess.run(["bwrap", "--ro-bind", "/", "/", "--unshare-all", "true"])
+        return done.returncode == 0
     except FileNotFoundError:
         return False
 
@@ -153,7 +154,8 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
     (argv,) = section("A verifier that runs code")
     mine, made = workplace / "mine.txt", Path(sys.prefix) / "made"
     mine.write_text("x")
-    caught = "\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\nassert not reached\n"
+    caught = ("\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\n"
+              "assert not reached\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         tries = [f"open({str(mine)!r})", f"open({str(made)!r}, 'w')",
                  f"__import__('socket').create_connection({listener.getsockname()}, 1)"]

@@ -235,9 +235,9 @@ CODE = [                                                     # TRAP: a file that
     "\\input{TRAP}", "\\write18{touch TRAP}", "<script>alert(1)</script>",
     "[\"\", \"1\"]\n[\"\", \"1\"]", "null\n1.0\n"]
 ODD = [
-    "", " ", "\n", "\0", "".join(map(chr, range(32))) + "\x7f\x85\u2028", "٠١٢", "३४५", "①②½²∞π×÷√∑",
-    "∫≤≠", "\u200b42\u202e\u0301\ufeff", "🙂👩\u200d👧한국語ñß\U0010ffff", "\ud800", "4\udfff2", "²",
-    "()[]{}<>$\\\"'`;|&\n\t", "((((((((((42", "-" * 30 + "42", "$$$42$$$", "\\", r"\frac{42}{",
+    "", " ", "\n", "\0", "".join(map(chr, range(32))) + "\x7f\x85\u2028", "٠١٢", "३४५",
+    "①②½²∞π×÷√∑∫≤≠", "\u200b42\u202e\u0301\ufeff", "🙂👩\u200d👧한국語ñß\U0010ffff", "\ud800", "4\udfff2",
+    "²", "()[]{}<>$\\\"'`;|&\n\t", "((((((((((42", "-" * 30 + "42", "$$$42$$$", "\\", r"\frac{42}{",
     r"\frac{" * 10 + "42" + "}{2}" * 10, r"\sqrt{" * 10 + "42" + "}" * 9, r"\boxed{\boxed{42}"]
 
 
@@ -355,7 +355,8 @@ def test_prompts_that_do_not_fit_are_left_out_before_the_run(model, run, capsys)
 
 
 @pytest.mark.parametrize("more, prompts, words", [
-    ("", dict(train=LONG_ONES, test=["7+7="]), "none of the 3 train prompts fits; train.jsonl line"),
+    ("", dict(train=LONG_ONES, test=["7+7="]),
+     "none of the 3 train prompts fits; train.jsonl line"),
     ("", dict(train=FIT, test=LONG_ONES), "none of the 3 test prompts fits; test.jsonl line"),
     ("--stage2_dataset_name second.jsonl --stage2_step 1",
      dict(train=FIT, test=["7+7=9"], second=LONG_ONES),

@@ -12,7 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
@@ -112,7 +112,8 @@ def test_a_bad_dict_is_one_line_reward_0_and_counted(bad, words, task, capfd):
 
 
 def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(task):
-    judge = task("def reward(response, answer):\n    return {'right': 1 / (answer != '2'), 'a': 0}\n")
+    judge = task("def reward(response, answer):\n"
+                 "    return {'right': 1 / (answer != '2'), 'a': 0}\n")
     assert judge.part_names == ["right", "a"] and not judge.verifier_errors
 
 
@@ -128,7 +129,7 @@ def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ran
     assert dict(zip(judge.part_names, parts)) == {"b": 1, "a": 2}
     judge.verifiers[0].names = None                          # a verifier that has not answered yet
     judge.reward_weights = (1, 0.2)
-    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier .*m"):
+    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier"):
         judge.weights(torch.zeros(1, 1))
 
 
@@ -328,18 +329,18 @@ BEGUN = [
 ]
 
 
-@pytest.mark.parametrize("begun, row", [(False, row) for row in BEFORE] + [(True, r) for r in BEGUN],
-                         ids=[row[2][:30] for row in BEFORE + BEGUN])
-def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(begun, row, model,
-                                                                              sums, refused):
+@pytest.mark.parametrize("row", BEFORE + BEGUN, ids=lambda row: row[2][:30])
+def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(row, model, sums,
+                                                                              refused):
     source, line, words = row
     Path("mine.py").write_text(source)
-    assert re.search(words, refused(DATA + line, begun=begun))
+    assert re.search(words, refused(DATA + line, begun=row in BEGUN))
 
 
 def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
     jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "two"}])
-    Path("mine.py").write_text("def reward(completion_ids):\n    return [1.0] * len(completion_ids)\n")
+    Path("mine.py").write_text("def reward(completion_ids):\n"
+                               "    return [1.0] * len(completion_ids)\n")
     assert "rows.jsonl line 1: the answer cannot be tokenized" in refused(DATA)
 
 
@@ -355,7 +356,7 @@ def reward(completions, answer, **kwargs):
     return [1.0 if c == gt else 0.0 for c, gt in zip(contents, answer)]
 
 def small(prompts, completions, largest, **kwargs):
-    return [float(len(completion)) if n < 3 else None for completion, n in zip(completions, largest)]
+    return [float(len(c)) if n < 3 else None for c, n in zip(completions, largest)]
 
 def odd(prompts, completions, largest, **kwargs):
     return [0.5 if n >= 3 else None for n in largest]
@@ -519,7 +520,7 @@ def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_flags(task, m
     ("open('ran', 'w')\ndef reward(response, answer): pass", False)])
 def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, whole, tmp_path,
                                                                       monkeypatch):
-    """The file of a verifier of one answer is not run here: it may take long, or end the process."""
+    """The file of a verifier of one answer is not run here: it may end the process."""
     monkeypatch.chdir(tmp_path)
     Path("other.py").write_text("def reward(completions):\n    return []\n")
     Path("mine.py").write_text(source + "\n")
@@ -625,7 +626,7 @@ def conversations(workplace, cold_start):
 
 
 trl_rewards = importlib.import_module("trl.rewards") if importlib.util.find_spec("trl") else None
-NAMES = [n for names in trl_rewards._import_structure.values() for n in names] if trl_rewards else []
+NAMES = [*chain(*trl_rewards._import_structure.values())] if trl_rewards else []
 FACTORIES = {"get_soft_overlong_punishment": "(max_completion_len=6, soft_punish_cache=4)",
              "get_repetition_penalty_reward": "(ngram_size=1)",
              "get_cosine_scaled_reward": "(max_len=6)"}

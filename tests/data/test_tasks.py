@@ -450,7 +450,8 @@ def test_the_max_of_two_files_hold_no_test_pair_in_train(tmp_path):
 
 @pytest.mark.parametrize("template, chat, read", [
     ("", True, "3+8="),                                      # the tokenizer has none
-    ("0{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}.{% endif %}",
+    ("0{% for m in messages %}{{ m.content }}{% endfor %}"
+     "{% if add_generation_prompt %}.{% endif %}",
      True, "03+8=."),
     ("0{{ messages[0].content }}", False, "3+8=")])
 def test_the_chat_template_is_used_if_wanted_and_there(template, chat, read):

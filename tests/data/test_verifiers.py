@@ -1,14 +1,14 @@
-"""verifiers.py: what each kind rewards, and that no answer can hang, crash or use the process that asks.
+"""verifiers.py: what each kind rewards, and that no answer can hang, crash or use the process that
+asks. Hostile answers are in test_hostile_data.py. python -m pytest tests/data/test_verifiers.py"""
 
-    python -m pytest tests/data/test_verifiers.py            (the fuzzing is in test_hostile_data.py)
-"""
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def maths():
-    check = Verifier("math", time_limit=20.0)                                            # generous: these must not time out
+    check = Verifier("math", time_limit=20.0)                # generous: these must not time out
     yield check
     check.close()
 
@@ -39,17 +39,18 @@ def own(tmp_path):
         check.close()
 
 
-# ---------------------------------------------------------------------------------------------------------- what is rewarded
+# --------------------------------------------------------------------------------- what is rewarded
 
 @pytest.mark.parametrize("answer, right, wrong", [
-    ("42", ["42", "so 6 * 7 = 42.", "42.0", r"\boxed{42}", r"$\frac{84}{2}$", "#### 42", "It is 42"], ["41", "", "forty-two"]),
+    ("42", ["42", "so 6 * 7 = 42.", "42.0", r"\boxed{42}", r"$\frac{84}{2}$", "#### 42",
+            "It is 42"], ["41", "", "forty-two"]),
     ("1,125", ["1125", "1,125 grams", r"\boxed{1{,}125}"], ["1", "125"]),
     ("-3", ["-3", r"\boxed{-3}", "it is -3."], ["3"]),
     ("4.5", ["4.5", "9/2", r"\boxed{\frac{9}{2}}"], ["4", "5"]),
-    (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),                   # bare LaTeX on the answer's side
+    (r"\frac{3}{4}", ["3/4", "0.75", r"$\frac{6}{8}$"], ["4/3", "3"]),      # a bare LaTeX answer
     (r"2\sqrt{3}", [r"$2\sqrt{3}$", r"\boxed{\sqrt{12}}"], ["2", "3", "23"]),
     (r"x^2 + 2x + 1", [r"$(x+1)^2$"], ["$x^2$", "1"]),
-    (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"])])                                     # a worked solution
+    (r"Hence $x = 5$, so \boxed{5}", ["5"], ["4"])])         # a worked solution
 def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong):
     assert [r for r in right if maths(r, answer) != 1.0] == []
     assert [r for r in wrong if maths(r, answer) != 0.0] == []
@@ -57,52 +58,63 @@ def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong)
 
 
 def test_math_agrees_with_fractions_in_plain_python(maths):
-    """Every a/b + c/d with small numbers against Python's Fraction: its value is accepted, its neighbours are not."""
-    cases = 0
-    for a, b, c, d in [(a, b, c, d) for a in (1, 2, 7) for b in (2, 3) for c in (1, 5) for d in (3, 4)]:
+    """Every a/b + c/d with small numbers: its value is accepted, its neighbours are not."""
+    for a, b, c, d in product((1, 2, 7), (2, 3), (1, 5), (3, 4)):
         value = Fraction(a, b) + Fraction(c, d)
         assert maths(rf"$\frac{{{a}}}{{{b}}} + \frac{{{c}}}{{{d}}}$", str(value)) == 1.0
         assert maths(str(value + Fraction(1, 12)), str(value)) == 0.0
-        cases += 1
-    assert cases == 24 and not maths.errors
+    assert not maths.errors
 
 
-def test_exact_ignores_only_white_space_at_the_ends():
+@pytest.mark.parametrize("answer, right, wrong", [
+    ("42", [" 42\n"], ["42.0", "4 2", "42.", "", "٤٢", "42\u200b"]), ("a b ", ["a b"], ["ab"])])
+def test_exact_ignores_only_white_space_at_the_ends(answer, right, wrong):
     check = Verifier("exact")
-    assert check(" 42\n", "42") == 1.0 and check("a b", "a b ") == 1.0
-    assert [check(r, "42") for r in ("42.0", "4 2", "42.", "", "٤٢", "42\u200b")] == [0.0] * 6
+    assert [r for r in right if check(r, answer) != 1.0] == []
+    assert [r for r in wrong if check(r, answer) != 0.0] == []
 
 
 def test_a_users_function_may_give_any_finite_number(own, capfd):
-    check = own("import sys\nprint('loading')\n\ndef check(response, answer):\n    print('checking', response)\n"
+    """It prints to stderr and reads nothing."""
+    check = own("import sys\nprint('loading')\n\ndef check(response, answer):\n"
+                "    print('checking', response)\n"
                 "    return len(response) / len(answer) - sys.stdin.read().count('x')\n")
     assert [check(r, "abcd") for r in ("a", "ab\nc", "\x00é🙂", "")] == [0.25, 1.0, 0.75, 0.0]
-    assert not check.errors and "checking ab" in capfd.readouterr().err                  # it prints to stderr and reads nothing
+    assert not check.errors and "checking ab" in capfd.readouterr().err
 
 
 def test_a_users_file_may_import_its_neighbour(own, tmp_path):
     (tmp_path / "neighbour.py").write_text("reward = True\n")
-    assert own("import neighbour\ndef check(response, answer):\n    return neighbour.reward\n")("", "") == 1.0
+    check = own("import neighbour\ndef check(response, answer):\n    return neighbour.reward\n")
+    assert check("", "") == 1.0
 
 
-# -------------------------------------------------------------------------------------------------------- what breaks, is 0
+# -------------------------------------------------------------------------------- what breaks, is 0
+
+UNLESS_RIGHT = "def check(response, answer):\n    if response == answer:\n        return 1\n    "
+
 
 @pytest.mark.parametrize("body", [
-    "raise KeyError(response)", "raise KeyboardInterrupt", "return check(response, answer)", "return None", "return 'good'",
-    "return 10 ** 400", "return float('nan')", "return float('inf')", "import sys; sys.exit()", "import os; os._exit(1)",
+    "raise KeyError(response)", "raise KeyboardInterrupt", "return check(response, answer)",
+    "return None", "return 'good'", "return 10 ** 400", "return float('nan')",
+    "return float('inf')", "import sys; sys.exit()", "import os; os._exit(1)",
     "import os; os.abort()"])
 def test_a_verifier_that_crashes_gives_0_is_counted_and_goes_on(own, body):
-    check = own(f"def check(response, answer):\n    if response == answer:\n        return 1\n    {body}\n")
+    check = own(UNLESS_RIGHT + body)
     assert [check(r, "right") for r in ("right", "wrong", "right")] == [1.0, 0.0, 1.0]
     assert check.errors == {"crash": 1}
 
 
+def slow(body):
+    return pytest.param(body, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("body", [
-    "while True: pass", pytest.param("import time; time.sleep(1000)", marks=pytest.mark.slow),
-    pytest.param("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()", marks=pytest.mark.slow),
-    "return 9 ** 9 ** 9"])                                                               # C code: no Python signal handler runs
+    "while True: pass", slow("import time; time.sleep(1000)"),
+    slow("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"),
+    "return 9 ** 9 ** 9"])                                   # C code: no signal handler runs
 def test_a_verifier_that_hangs_is_killed_in_time(own, body):
-    check = own(f"def check(response, answer):\n    if response == answer:\n        return 1\n    {body}\n", time_limit=1.0)
+    check = own(UNLESS_RIGHT + body, time_limit=1.0)
     start = time.monotonic()
     assert check("wrong", "right") == 0.0
     assert 1.0 <= time.monotonic() - start < 10.0
@@ -111,14 +123,11 @@ def test_a_verifier_that_hangs_is_killed_in_time(own, body):
 
 
 def test_it_works_from_threads_and_in_parallel(own):
-    check = own("import time\ndef check(response, answer):\n    time.sleep(0.5)\n    return response == answer\n")
-    rewards, threads = {}, []
-    for i in range(6):
-        threads.append(threading.Thread(target=lambda i=i: rewards.update({i: check(str(i), str(i - i % 2))})))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    assert rewards == {0: 1.0, 1: 0.0, 2: 1.0, 3: 0.0, 4: 1.0, 5: 0.0} and not check.errors and 1 <= len(check.idle) <= 6
+    check = own("import time\ndef check(response, answer):\n    time.sleep(0.5)\n"
+                "    return response == answer\n")
+    with ThreadPoolExecutor(6) as pool:
+        rewards = pool.map(check, "012345", "002244")
+    assert [*rewards] == [1.0, 0.0] * 3 and not check.errors and 1 <= len(check.idle) <= 6
 
 
 def test_a_worker_that_somebody_kills_between_answers_is_replaced(own):
@@ -130,51 +139,65 @@ def test_a_worker_that_somebody_kills_between_answers_is_replaced(own):
     assert check("", "") == 1.0 and not check.errors
 
 
+def gone(pid):
+    """Whether a process has ended; it may be there still, dead, where nobody collects it."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat")
+        return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+    except ProcessLookupError:
+        return True
+
+
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
     (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n")
-    code = (f"import threading; from plumbing.data.verifiers import Verifier; check = Verifier('{tmp_path}/mine.py:check', 1.0)\n"
-            "print(check.idle[0].pid, flush=True); worker = check.idle[0]\n"
-            "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush(); threading.Event().wait()")
-    run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    code = ("import threading; from plumbing.data.verifiers import Verifier\n"
+            f"check = Verifier('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
+            "print(worker.pid, flush=True)\n"
+            "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush()\n"
+            "threading.Event().wait()")
+    run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
+                           text=True)
     pid = int(run.stdout.readline())
     time.sleep(0.2)
     run.kill()
     run.communicate()
-    for _ in range(100):                                                                 # its own alarm rings after 2 s
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat")
-            if state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z":
-                break                                                                    # dead, and nobody there to collect it
-        except ProcessLookupError:
-            break
+    for _ in range(100):                                     # its own alarm rings after 2 s
+        if gone(pid):
+            return
         time.sleep(0.1)
-    else:
-        os.kill(pid, signal.SIGKILL)
-        pytest.fail("the worker was still running ten seconds after its run was killed")
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the worker was still running ten seconds after its run was killed")
 
 
-HOSTILE = ["__import__('os').system('touch {0}')", "open('{0}', 'w')", "__import__('os').mkdir('{0}')",
-           "exec(\"open('{0}', 'w')\")", "__import__('pathlib').Path('{0}').touch()",
-           "__import__('shutil').copyfile('README.md', '{0}')",
-           "__import__('subprocess').run(['touch', '{0}'])", "__import__('os').symlink('README.md', '{0}')"]
+HOSTILE = [
+    "__import__('os').system('touch {0}')", "open('{0}', 'w')", "__import__('os').mkdir('{0}')",
+    "exec(\"open('{0}', 'w')\")", "__import__('pathlib').Path('{0}').touch()",
+    "__import__('shutil').copyfile('README.md', '{0}')",
+    "__import__('subprocess').run(['touch', '{0}'])",
+    "__import__('os').symlink('README.md', '{0}')"]
 
 
 def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
-    """Expressions that make a file when sympy parses them: all do without the guard rail, none with it, and sympy still works."""
-    code = ("import sys; from sympy.parsing.sympy_parser import parse_expr; from plumbing.data.verifiers import guard_rail; parse_expr('1+1')\n"
+    """Expressions that make a file when sympy parses them: all do without the guard rail, none with
+    it, and sympy still works."""
+    code = ("import sys; from sympy.parsing.sympy_parser import parse_expr\n"
+            "from plumbing.data.verifiers import guard_rail; parse_expr('1+1')\n"
             "for line in sys.stdin:\n    if line == 'guard\\n': sys.addaudithook(guard_rail)\n"
             "    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
             "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n")
-    free, guarded = ([tmp_path / f"{name}{i}" for i in range(len(HOSTILE))] for name in ("free", "guarded"))
-    before, after = ([expression.format(trap) for expression, trap in zip(HOSTILE, traps)] for traps in (free, guarded))
-    run = subprocess.run([sys.executable, "-c", code], input="\n".join([*before, "guard", *after]), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    free, guarded = ([tmp_path / f"{name}{i}" for i in range(len(HOSTILE))]
+                     for name in ("free", "guarded"))
+    lines = [expression.format(trap) for expression, trap in zip(HOSTILE * 2, free + guarded)]
+    lines.insert(len(HOSTILE), "guard")
+    run = subprocess.run([sys.executable, "-c", code], input="\n".join(lines), cwd=ROOT,
+                         capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert all(map(os.path.lexists, free)) and not any(map(os.path.lexists, guarded))
 
 
-# --------------------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 @pytest.mark.parametrize("kind", ["maths", "mine.py", "mine.py:", "mine.txt:check", ""])
 def test_an_unknown_verifier_is_refused(kind):
