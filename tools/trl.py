@@ -275,11 +275,11 @@ SUBJECTS = {
     vllm: "sampler vllm_gpu_memory_utilization",
     mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
-    optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 fp16 "
-               "gradient_checkpointing",
+    optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
+               "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",
-    lacking: "distillation_coef teacher_model_name_or_path teacher_model_kind teacher_update_rate "
-             "self_distillation self_distillation_hint hint_template overlong_cache "
+    lacking: "distillation_coef teacher_model_name_or_path teacher_update_rate "
+             "self_distillation hint_template overlong_cache "
              "dynamic_sampling routing_replay",
     only_here: "advantage_clip top_p top_k length_penalty positive_example_nll_weight stage2_step "
                "stage2_dataset_name router_aux_loss_coef"}

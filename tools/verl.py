@@ -327,8 +327,8 @@ SUBJECTS = {
              "micro_batch_size",
     objective: "algorithm epsilon epsilon_high objective_constants reduction dual_clip",
     advantage: "advantage scale_rewards",
-    optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 fp16 "
-               "gradient_checkpointing",
+    optimizer: "learning_rate optim lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 "
+               "fp16 gradient_checkpointing",
     sampling: "sampler_dtype temperature max_prompt_length max_completion_length eval_samples",
     entropy: "entropy_coef entropy_quantile",
     reference_kl: "beta kl_estimator sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
@@ -339,8 +339,7 @@ SUBJECTS = {
     overlong: "overlong_cache",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
     lacking: "mask_truncated_completions off_policy_mask distillation_coef "
-             "teacher_model_name_or_path teacher_model_kind teacher_update_rate self_distillation "
-             "self_distillation_hint hint_template",
+             "teacher_model_name_or_path teacher_update_rate self_distillation hint_template",
     only_here: trl.SUBJECTS[trl.only_here]}
 
 

@@ -2,9 +2,9 @@
 
     --teacher_model_name_or_path   a frozen checkpoint scores the policy's own responses
     --self_distillation            the policy itself, or an average of the policies so far
-                                   (--teacher_model_kind ema), scores them after a prompt that
+                                   (--teacher_update_rate), scores them after a prompt that
                                    contains the right answer, or a right response of the same group
-                                   (--self_distillation_hint sibling: SDPO 2601.20802)
+                                   (sibling: SDPO 2601.20802)
 
 `advantages.distillation` turns them into advantages. The teacher's forwards run like those of
 --beta's reference: in the same micro-batches and precision, divided over the processes. With
@@ -73,7 +73,7 @@ def check_hints(args, task, policy, tokenizer):
     policy can read. A response of the same group has at most --max_completion_length tokens."""
     if not args.self_distillation:
         return
-    sibling = args.self_distillation_hint == "sibling"
+    sibling = args.self_distillation == "sibling"
     some = task.train[:1] if most_tokens(policy) is None else task.train
     problems = [problem._replace(answer="") if sibling else problem for problem in some]
     longest = max(len(hinted_prompt(args, task, tokenizer, problem)) for problem in problems)
@@ -97,7 +97,7 @@ def teacher_logp(args, learner, task, batch, teacher):
     if not args.self_distillation:
         return learner.score(batch.rollout, scorer=teacher).logp
     answers = [problem.answer for problem in batch.problems]
-    if args.self_distillation_hint == "sibling":
+    if args.self_distillation == "sibling":
         right = right_of(batch)                                                     # [Q, G]
         texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
                  for i, row in enumerate(right)]
@@ -105,7 +105,7 @@ def teacher_logp(args, learner, task, batch, teacher):
     rollout = hinted(args, task, learner.tokenizer, batch, answers)
     check_room(learner.policy, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
     logp = learner.score(rollout, scorer=teacher).logp                              # [B, T]
-    if args.self_distillation_hint == "sibling":
+    if args.self_distillation == "sibling":
         logp = torch.where(taught(args, batch)[:, None], logp, batch.old_logp)      # [B, T]
     return logp
 
@@ -118,7 +118,7 @@ def right_of(batch):
 def taught(args, batch):
     """Which responses the teacher teaches, [B] bool: with a right response of the group as the
     hint, the wrong ones of groups that have a right one, else all."""
-    if not args.self_distillation or args.self_distillation_hint != "sibling":
+    if args.self_distillation != "sibling":
         return torch.ones_like(batch.rollout.truncated)                             # [B]
     right = right_of(batch)                                                         # [Q, G]
     return (right.any(-1, keepdim=True) & ~right).flatten()                         # [B]

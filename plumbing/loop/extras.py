@@ -57,7 +57,7 @@ def measures_rounding(args):
 
 class Extras:
     """reference: a Scorer of the starting policy, for --beta, or of an average of the policies so
-    far (--sync_ref_model, --teacher_model_kind ema); teacher: one of the checkpoint of
+    far (--sync_ref_model, --teacher_update_rate); teacher: one of the checkpoint of
     --teacher_model_name_or_path."""
 
     def __init__(self, args, task, policy, reference, teacher=None):
@@ -113,18 +113,18 @@ class Extras:
         args = self.args
         if self.teacher is None and not args.self_distillation:
             return {}
-        teacher = self.reference if args.teacher_model_kind == "ema" else self.teacher
+        teacher = self.reference if args.teacher_update_rate else self.teacher
         batch.teacher_logp = teacher_logp(args, learner, self.task, batch, teacher)
         return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
 
     def move_reference(self, learner, step):
         """Before batch `step`, move the reference towards the policy if the flags say so: by
         --ref_model_mixup_alpha every --ref_model_sync_steps batches, or, as the teacher of
-        --teacher_model_kind ema, by --teacher_update_rate every batch."""
+        --self_distillation, by --teacher_update_rate every batch."""
         args = self.args
         share = args.ref_model_mixup_alpha
         every = args.ref_model_sync_steps
-        if args.teacher_model_kind == "ema":
+        if args.teacher_update_rate:
             share = args.teacher_update_rate
             every = 1
         elif not args.sync_ref_model:
@@ -134,7 +134,7 @@ class Extras:
 
     def state_dict(self, learner):
         """What a checkpoint keeps: the weights of a reference that has moved."""
-        moves = self.args.sync_ref_model or self.args.teacher_model_kind == "ema"
+        moves = self.args.sync_ref_model or self.args.teacher_update_rate
         return {"reference": [old.data for old, _ in pairs_of(self.reference, learner.policy)]
                 } if moves else {}
 

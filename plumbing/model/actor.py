@@ -126,7 +126,7 @@ def adapted_policy(args, task, device):
 def reference_of(args, task, device, actor):
     """The starting policy that --beta needs, and a teacher that averages the policies begins with,
     or None. With adapters it is the same model with the adapters that the run started from."""
-    if not args.beta and args.teacher_model_kind != "ema":
+    if not args.beta and not args.teacher_update_rate:
         return None
     if args.use_peft:
         return Frozen(actor)

@@ -57,8 +57,7 @@ PRESETS = {
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
     "srpo": dict(objective="dapo", stage2_step=20),
     "sdpo": dict(objective="cispo", epsilon_high=1.0, reduction="sequence-mean",
-                 advantage="distillation", self_distillation=True,
-                 self_distillation_hint="sibling", teacher_model_kind="ema"),
+                 advantage="distillation", self_distillation="sibling", teacher_update_rate=0.05),
 }
 ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
@@ -123,22 +122,18 @@ class Settings:
     teacher_model_name_or_path: str | None = flag(
         None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
         "must have the same tokenizer as the policy", unset="no teacher")
-    self_distillation: bool = flag(
-        False, "use the policy itself as the teacher, with the right answer before the prompt "
-               "(--hint_template)",
+    self_distillation: str | None = flag(
+        None, "use the policy itself as the teacher, which is shown this before the prompt "
+              "(--hint_template): the right answer, or a right response of the same group "
+              "(sibling; SDPO: only wrong responses of such groups are used)",
+        unset="no teacher", choices=("answer", "sibling"),
         without={"teacher_model_name_or_path": "a run has only one teacher"})
-    self_distillation_hint: str = flag(
-        "answer", "what the teacher of --self_distillation is shown: the right answer, or a right "
-        "response of the same group (SDPO: only wrong responses of such groups are used)",
-        choices=("answer", "sibling"), needs="self_distillation")
-    teacher_model_kind: str = flag(
-        "live", "the teacher of --self_distillation: the policy as it is (live), or an average "
-                "of the policies so far (ema)", choices=("live", "ema"), needs="self_distillation",
+    teacher_update_rate: float = flag(
+        0.0, "the teacher of --self_distillation is an average of the policies so far, which moves "
+             "by this share once per rollout batch; 0: it is the policy as it is",
+        at_least=0, at_most=1, needs="self_distillation",
         without={"beta": "a run has one moving average, and the reference policy would be this "
                          "teacher"})
-    teacher_update_rate: float = flag(
-        0.05, "share of the policy in the average of --teacher_model_kind ema, per rollout batch",
-        above=0, at_most=1, needs="teacher_model_kind=ema")
     hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                               "reads; {answer} and {prompt} are filled in, \\n stands for a line "
                               "break", kind=with_breaks, needs="self_distillation")
@@ -502,6 +497,8 @@ GONE = {
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "type python tools/export.py verl and the other flags",
     "optimizer_offload": "write --optim paged_adamw_8bit, or use --use_peft",
+    "self_distillation_hint": "write --self_distillation answer or --self_distillation sibling",
+    "teacher_model_kind": "write --teacher_update_rate 0.05 for ema, 0 for live",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "

@@ -192,7 +192,7 @@ def check_combinations(args):
           for name in ("distillation_coef", "advantage_clip")),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
         ("self_distillation", args.self_distillation and not_used, use),
-        ("self_distillation_hint", args.self_distillation_hint == "sibling" and G < 2,
+        ("self_distillation", args.self_distillation == "sibling" and G < 2,
          "shows a right response of the same group: --num_generations must be at least 2"),
         ("hint_template", hints, f"must contain {' and '.join(hints)}"),
         ("old_logp", sampler and args.router_shift,

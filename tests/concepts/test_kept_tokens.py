@@ -132,7 +132,7 @@ def test_a_drawn_token_is_one_of_the_set():
 @pytest.mark.parametrize("flags", [
     "--top_p 0.8", "--top_k 2", "--top_p 0.8 --plain", "--top_p 0.8 --beta 0.1",
     "--top_p 0.8 --routing_replay rollout", "--top_p 0.8 --dynamic_sampling",
-    "--top_p 0.8 --algorithm grpo --advantage distillation --self_distillation"])
+    "--top_p 0.8 --algorithm grpo --advantage distillation --self_distillation answer"])
 def test_a_run_scores_what_it_sampled(flags, run):
     record, = run(f"--learning_rate 1e-12 {flags}")
     assert record["mismatch_kl"] < 1e-9 and record["ratio_max"] == pytest.approx(1, abs=1e-4)

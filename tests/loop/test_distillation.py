@@ -76,7 +76,7 @@ def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
     task, tokenizer = running_sum(1, 2), builtin_tokenizer()
     torch.manual_seed(0)
     policy = TinyMoE(tiny_config(parse(["--hidden_size", "16", "--num_hidden_layers", "1"]), tokenizer)).eval()
-    problems, args = task.train[:3], parse(["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation", "--hint_template", "{answer} {prompt}"])
+    problems, args = task.train[:3], parse(["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation", "answer", "--hint_template", "{answer} {prompt}"])
     rollout = sample(policy, tokenizer, [p.prompt for p in problems], 2, 4)
     batch = SimpleNamespace(rollout=rollout, problems=problems)
     told = hinted(args, task, tokenizer, batch, [problem.answer for problem in problems])
@@ -114,7 +114,7 @@ def test_a_teacher_that_is_the_policy_gives_exactly_nothing(workplace, cold_star
 
 
 @pytest.mark.parametrize("flags", [["--advantage", "distillation", "--teacher_model_name_or_path", "TEACHER"],
-                                   ["--distillation_coef", "0.5", "--self_distillation"]], ids=["teacher", "self"])
+                                   ["--distillation_coef", "0.5", "--self_distillation", "answer"]], ids=["teacher", "self"])
 def test_micro_batches_and_the_plain_way_change_nothing(flags, teacher):
     flags = [teacher if word == "TEACHER" else word for word in flags]
     for name, more in (("whole", []), ("pieces", ["--micro_batch_size", "2"]), ("plain", ["--plain"])):
@@ -143,13 +143,13 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, capsys):
 
 @pytest.mark.parametrize("flags, message", [
     (["--advantage", "distillation"], "needs a teacher"), (["--distillation_coef", "1"], "needs --teacher_model_name_or_path or --self_distillation"),
-    (["--self_distillation"], "--self_distillation True needs --advantage distillation"),
+    (["--self_distillation", "answer"], "--self_distillation answer needs --advantage distillation"),
     (["--teacher_model_name_or_path", "x"], "--teacher_model_name_or_path x needs --advantage distillation"),
-    (["--advantage", "distillation", "--self_distillation", "--distillation_coef", "1"], "adds distillation to another --advantage"),
-    (["--advantage", "distillation", "--self_distillation", "--teacher_model_name_or_path", "x"], "a run has only one teacher"),
-    (["--advantage", "distillation", "--self_distillation", "--algorithm", "gspo"], "use --algorithm gspo_token"),
-    (["--distillation_coef", "1", "--self_distillation", "--advantage", "gae"], "cannot be combined with --advantage gae"),
-    (["--advantage", "distillation", "--self_distillation", "--hint_template", "{answer}"], "must contain {prompt}"),
+    (["--advantage", "distillation", "--self_distillation", "answer", "--distillation_coef", "1"], "adds distillation to another --advantage"),
+    (["--advantage", "distillation", "--self_distillation", "answer", "--teacher_model_name_or_path", "x"], "a run has only one teacher"),
+    (["--advantage", "distillation", "--self_distillation", "answer", "--algorithm", "gspo"], "use --algorithm gspo_token"),
+    (["--distillation_coef", "1", "--self_distillation", "answer", "--advantage", "gae"], "cannot be combined with --advantage gae"),
+    (["--advantage", "distillation", "--self_distillation", "answer", "--hint_template", "{answer}"], "must contain {prompt}"),
     (["--hint_template", "{answer}{prompt}"], "needs --self_distillation"),
     (["--advantage", "distillation", "--teacher_model_name_or_path", "nowhere"], "--teacher_model_name_or_path nowhere cannot be loaded")])
 def test_what_does_not_go_together_is_refused_in_one_line(flags, message, workplace, capsys):

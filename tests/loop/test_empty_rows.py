@@ -92,7 +92,7 @@ def of_rows(scores, rows):
     "--algorithm gspo", "--beta 0.1", "--algorithm ppo", "--algorithm rspo", "--algorithm sdpo",
     "--entropy_quantile 0.5 --entropy_coef 0.01", "--routing_replay old --beta 0.1",
     "--sampler_dtype int8 --mismatch token_truncate --mismatch_mask token",
-    "--distillation_coef 0.5 --self_distillation --algorithm grpo --routing_replay old"])
+    "--distillation_coef 0.5 --self_distillation answer --algorithm grpo --routing_replay old"])
 def test_an_added_empty_group_changes_no_metric(flags, workplace, monkeypatch):
     compared = []
 

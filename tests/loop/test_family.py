@@ -60,7 +60,7 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(workp
 
 @pytest.mark.parametrize("flags", [
     [], ["--plain"], ["--algorithm", "ppo"], ["--algorithm", "reinforce_plus_plus"], ["--entropy_quantile", "0.5"], ["--beta", "0.1"],
-    ["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation"], ["--dynamic_sampling"], ["--routing_replay", "old"],
+    ["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation", "answer"], ["--dynamic_sampling"], ["--routing_replay", "old"],
     ["--entropy_coef", "0.1"], ["--mismatch", "token_truncate", "--sampler_dtype", "int4"], ["--reduction", "constant"],
     ["--algorithm", "sdpo"], ["--algorithm", "kpop"], ["--positive_example_nll_weight", "0.1"]], ids=" ".join)
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, workplace):
@@ -250,7 +250,7 @@ def test_the_length_penalty_is_a_part_of_the_reward(workplace):
 @pytest.fixture
 def taught():
     """(arguments, task, batch, learner, the rollouts that were scored): three groups of four, right [1,0,0,1], none, all."""
-    args = parse(["--algorithm", "sdpo", "--teacher_model_kind", "live", *TINY_MODEL])
+    args = parse(["--algorithm", "sdpo", "--teacher_update_rate", "0", *TINY_MODEL])
     task, tokenizer = running_sum(1, 2), builtin_tokenizer()
     torch.manual_seed(0)
     policy = TinyMoE(tiny_config(args, tokenizer)).eval()
@@ -303,14 +303,14 @@ def test_sdpo_trains_and_says_how_far_the_teacher_is(workplace):
     records = run("run", "--steps", "2", "--algorithm", "sdpo", "--num_generations", "8")
     assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
     settings = json.loads(Path("run/config.json").read_text())["arguments"]
-    assert settings["self_distillation_hint"] == "sibling" and settings["teacher_model_kind"] == "ema"
+    assert settings["self_distillation"] == "sibling" and settings["teacher_update_rate"] == 0.05
 
 
 @pytest.mark.parametrize("flags, words", [
     (["--sync_ref_model"], "needs --beta"), (["--ref_model_mixup_alpha", "0.5", "--beta", "0.1"], "needs --sync_ref_model"),
     (["--beta", "0.1", "--sync_ref_model", "--ref_model_mixup_alpha", "2"], "is not between 0 and 1"),
-    (["--self_distillation_hint", "sibling"], "needs --self_distillation"), (["--algorithm", "sdpo", "--beta", "0.1"], "one moving average"),
-    (["--algorithm", "sdpo", "--num_generations", "1"], "at least 2"), (["--teacher_update_rate", "0.5"], "needs --teacher_model_kind ema"),
+    (["--algorithm", "sdpo", "--beta", "0.1"], "one moving average"),
+    (["--algorithm", "sdpo", "--num_generations", "1"], "at least 2"), (["--teacher_update_rate", "0.5"], "needs --self_distillation"),
     (["--mismatch_mask", "outlier", "--mismatch_mask_bounds", "5", "1"], "must be two numbers")], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
 def test_what_does_not_fit_together_is_refused(flags, words):
     with pytest.raises(ValueError, match=words):

@@ -17,7 +17,7 @@ import train
 from tiny_run import SMALL, metrics
 
 PLACES = 50
-TOLD = "--algorithm grpo --advantage distillation --self_distillation".split()
+TOLD = "--algorithm grpo --advantage distillation --self_distillation answer".split()
 
 
 def bytes_tokenizer():
@@ -56,7 +56,7 @@ def flags(model, answer, *more):
             "--max_completion_length", "8", "--output_dir", "run", *more]
 
 
-SIBLING = "--self_distillation_hint sibling --max_completion_length 24".split()
+SIBLING = "--self_distillation sibling --max_completion_length 24".split()
 
 
 @pytest.mark.parametrize("answer, more, said", [

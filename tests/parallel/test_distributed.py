@@ -25,7 +25,7 @@ RUNS = {"gspo": ["--eval_samples", "0"],
         "rspo": ["--algorithm", "rspo", "--beta", "0.05", "--router_aux_loss_coef", "0.01", "--micro_batch_size", "2", "--eval_samples", "0"]}
 RUNS["teacher"] = ["--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path",
                    "gspo/checkpoints/step_5", "--eval_samples", "0"]
-RUNS["self"] = ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation", "--eval_samples", "0"]
+RUNS["self"] = ["--algorithm", "grpo", "--distillation_coef", "0.5", "--self_distillation", "answer", "--eval_samples", "0"]
 RUNS["moving"] = ["--beta", "0.05", "--sync_ref_model", "--ref_model_sync_steps", "2", "--max_completion_length", "5",
                   "--mask_truncated_completions", "--eval_samples", "0"]
 RUNS["sdpo"] = ["--algorithm", "sdpo", "--eval_samples", "0"]

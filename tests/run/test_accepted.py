@@ -17,12 +17,12 @@ from plumbing.run.metrics import rollout_metrics
 from rollout import Rollout
 from train import Batch
 
-TOLD = "--self_distillation --distillation_coef 0.5"
+TOLD = "--self_distillation answer --distillation_coef 0.5"
 SHAPING = ["", "--overlong_cache 0.5", "--length_penalty 0.3", "--mask_truncated_completions",
            "--dynamic_sampling", "--scale_rewards batch", "--scale_rewards mean",
            "--scale_rewards mean --length_penalty 0.3", "--advantage_clip 0.5", TOLD,
-           f"{TOLD} --self_distillation_hint sibling", "--advantage distillation "
-           "--self_distillation", *(f"--advantage {name}" for name in ADVANTAGES)]
+           f"{TOLD} --self_distillation sibling", "--advantage distillation "
+           "--self_distillation answer", *(f"--advantage {name}" for name in ADVANTAGES)]
 T = 6
 
 

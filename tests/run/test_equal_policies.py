@@ -111,7 +111,7 @@ def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
     if "vllm" in both:                                       # as in test_flags.py
         monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
     runs = [f"{both} {'' if value is None else f'--{flag} {value}'}" for value in values]
-    runs = [flags if "--teacher_model_kind ema" in flags else f"{flags} --beta 0.1" for flags in runs]
+    runs = [flags if "--teacher_update_rate" in flags else f"{flags} --beta 0.1" for flags in runs]
     done = [(flags, run(f"{flags} {STILL}")) for flags in runs[FIRST.count(flag):]]
     assert any(seen.code == 0 for _, seen in done), [seen.out[-300:] for _, seen in done]
     for flags, seen in done:
@@ -126,7 +126,7 @@ ROUTED = "--routing_replay rollout --sampler_dtype int3 --beta 0.1"
 @pytest.mark.parametrize("more", [
     "--plain --algorithm grpo", "--micro_batch_size 2", "--algorithm rspo",
     "--dynamic_sampling", "--gradient_checkpointing",
-    "--self_distillation --distillation_coef 1 --algorithm grpo"])
+    "--self_distillation answer --distillation_coef 1 --algorithm grpo"])
 def test_routing_replay_with_a_rounded_sampler(more, workplace):
     """The sampler chooses other experts than the policy, in every response."""
     flags = [*TINY, *ROUTED.split(), *more.split(), *STILL.split()]

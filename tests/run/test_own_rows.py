@@ -75,7 +75,7 @@ def test_an_advantage_that_does_not_fit_its_row(function, per, reads, words, ref
 def test_every_row_is_taken(name, G):
     reads = advantages.ADVANTAGES[name].reads
     parse([*TINY, "--algorithm", "gspo_token", "--advantage", name, "--num_generations", str(G),
-           *(["--self_distillation"] if "teacher_logp" in reads else [])])
+           *(["--self_distillation", "answer"] if "teacher_logp" in reads else [])])
 
 
 @pytest.mark.parametrize("name, reads_scale", [(name, "scale" in row.reads) for name, row in ADVANTAGES.items() if "teacher_logp" not in row.reads])

@@ -79,7 +79,7 @@ def state(step):
 STATES = ["", "--algorithm ppo"]
 MORE_STATES = [
     "--algorithm srpo --stage2_step 2 --prompts_per_step 8 --num_generations 2", "--beta 0.1",
-    "--algorithm grpo --distillation_coef 0.5 --self_distillation", "--algorithm dapo",
+    "--algorithm grpo --distillation_coef 0.5 --self_distillation answer", "--algorithm dapo",
     "--num_iterations 3", "--lr_scheduler_type linear", "--shard true",
     "--sampler_dtype bfloat16 --mismatch token_truncate --mismatch_mask token",
     "--eval_samples 1 --eval_prompts 4 --eval_steps 2",
