@@ -1,30 +1,42 @@
-"""A run folder that was damaged or edited: --resume refuses it in one line, or says what it leaves
-out; nothing is lost, and no code is run that nobody typed."""
+"""A run folder that was damaged, edited, or would be deleted: every changed byte of a checkpoint is
+noticed, --resume refuses in one line or says what it leaves out, nothing that a run reads is
+overwritten, and no code is run that nobody typed. python -m pytest tests/run/test_run_folder.py"""
 
 import json
+import os
+import random
 import shutil
 import signal
+import subprocess
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
+import torch
 
 import eval as evaluation
 import train
 from plumbing.model import checksums
+from plumbing.model.policy import load_policy
 from plumbing.run import checkpoints
-from tiny_run import SMALL, TINY, TINY_MODEL, differences, metrics
+from plumbing.run.arguments import flags, parse
+from plumbing.run.folder import TEXTS
+from tiny_run import TINY_MODEL, differences, jsonl, metrics
 
-RESUME = ["--output_dir", "run", "--resume"]
-SUMS = "".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "note": a}) + "\n"
-               for a in range(1, 5) for b in range(1, 5))
+RESUME = "--output_dir run --resume"
+NEWEST = Path("run/checkpoints/step_3")
+PASSK = "passk --n 1 --problems 2 --device cpu --min_terms 1 --max_terms 2 --model_name_or_path "
+NEW = "--output_dir second --model_name_or_path "
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "note": a}
+        for a in range(1, 5) for b in range(1, 5)]
 
 
 @pytest.fixture
-def finished(workplace):
+def finished(run, workplace):
     """A folder "run" with a run of three batches and the checkpoints step_2 and step_3."""
     made = workplace.parent / "run-of-three"
     if not made.exists():
-        train.main([*TINY, "--steps", "3", "--save_steps", "1", "--output_dir", str(made)])
+        run("--steps 3 --save_steps 1", folder=str(made))
     shutil.copytree(made, "run")
     return Path("run")
 
@@ -32,40 +44,29 @@ def finished(workplace):
 @pytest.fixture
 def data(workplace, cold_start):
     """Flags for a run of a checkpoint on rows.jsonl."""
-    Path("rows.jsonl").write_text(SUMS)
-    return [*SMALL, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
-            "rows.jsonl", "--max_completion_length", "4", "--save_steps", "1", "--steps", "2",
-            "--output_dir", "run"]
+    jsonl("rows.jsonl", SUMS)
+    model = next(cold_start.iterdir())
+    return f"--model_name_or_path {model} --dataset_name rows.jsonl --max_completion_length 4"
 
 
 class Killed(BaseException):
     """What stands in for SIGKILL inside one process."""
 
 
-def killed_after(step, argv):
-    """A run that the power leaves just after the metrics of `step` are written."""
-    append = checkpoints.append
+@pytest.fixture
+def killed(run):
+    """killed(3, "--steps 4") is a run that the power leaves after batch 3."""
+    def start(step, line):
+        append = checkpoints.append
 
-    def fail(path, record):
-        append(path, record)
-        if path.name == "metrics.jsonl" and record["step"] == step:
-            raise Killed
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoints, "append", fail)
-        train.main(argv)
-
-
-def refused(capsys, call, argv):
-    """The one line on stderr of a command that ends with exit code 2 and leaves the files of the
-    folder "run" as they are."""
-    before = files()
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        call(argv)
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1, err
-    assert files() == before
-    return err
+        def fail(path, record):
+            append(path, record)
+            if path.name == "metrics.jsonl" and record["step"] == step:
+                raise Killed
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints, "append", fail)
+            run(line)
+    return start
 
 
 def files():
@@ -82,151 +83,210 @@ def edit(**changes):
     file.write_text(json.dumps(config))
 
 
+def flip(file, place, bits=1):
+    with open(file, "r+b") as data:
+        data.seek(place)
+        old = data.read(1)[0]
+        data.seek(place)
+        data.write(bytes([old ^ bits]))
+
+
+# ------------------------------------------------------------------------------- a changed byte
+
+ADAPTER = "--use_peft --lora_r 2"
+
+
+@pytest.mark.parametrize("more, count", [
+    ("", 20), pytest.param("", 200, marks=pytest.mark.slow),
+    pytest.param(ADAPTER, 200, marks=pytest.mark.slow)])
+def test_every_changed_byte_is_noticed(more, count, run):
+    """Random changes, undone after each; every file is as likely as any other. --resume and
+    loading refuse each and name the file."""
+    if more:
+        pytest.importorskip("peft")
+    run(f"--steps 3 --save_steps 1 {more}")
+    rng = random.Random(0)
+    there = sorted(NEWEST.iterdir())
+    args = parse([*TINY_MODEL, "--model_name_or_path", str(NEWEST)])
+    for _ in range(count):
+        file = rng.choice(there)
+        change = rng.randrange(file.stat().st_size), rng.randrange(1, 256)
+        flip(file, *change)
+        with pytest.raises(ValueError) as error:
+            load_policy(args, None, torch.device("cpu"))
+        for words in (run.refused(RESUME), str(error.value)):
+            assert str(NEWEST) in words and "run/checkpoints/step_2 is sound" in words
+            assert file.name in words or file.name == checksums.NAME
+        flip(file, *change)
+    assert checksums.damaged(NEWEST) == []
+
+
+def test_what_the_error_advises_goes_on_as_if_nothing_had_been(whole, run):
+    run("--steps 4 --save_steps 1")
+    flip("run/checkpoints/step_4/state.pt", 5000)
+    err = run.refused(RESUME)
+    assert "state.pt is damaged" in err and "step_3 is sound" in err
+    shutil.rmtree("run/checkpoints/step_4")
+    run("--resume")
+    assert differences(whole(), "run", 4) == []
+    for step in (3, 4):
+        flip(f"run/checkpoints/step_{step}/model.safetensors", 5000)
+    assert "no other checkpoint in run/checkpoints is sound" in run.refused(RESUME)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "state.pt"])
+def test_passk_and_a_new_run_name_the_file(name, finished, run):
+    def new():
+        return run.refused(f"{NEW} {NEWEST}")
+    flip(NEWEST / name, 40)
+    for err in (run.refused(f"{PASSK} {NEWEST}", main=evaluation.main), new()):
+        assert f"{NEWEST}: {name} is damaged" in err and "step_2 is sound" in err
+    (NEWEST / name).unlink()
+    if name == "state.pt":                                   # a folder that was copied without it
+        run(f"--model_name_or_path {NEWEST}", folder="second")
+    else:
+        assert name in new()
+
+
+@pytest.mark.parametrize("more", ["", pytest.param(ADAPTER, marks=pytest.mark.slow)])
+def test_the_sums_are_those_of_sha256sum_and_the_files_have_one_mode(more, run):
+    run(f"--steps 3 --save_steps 1 {more}")
+    mask = os.umask(0)
+    os.umask(mask)
+    for folder in (NEWEST, next(Path("runs/cold_start").iterdir())):
+        assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~mask}
+    subprocess.run(["sha256sum", "--check", "--quiet", "--strict", checksums.NAME], cwd=NEWEST,
+                   check=True)
+    lines = (NEWEST / checksums.NAME).read_text().splitlines()
+    listed = {line.split("  ")[1] for line in lines}
+    assert listed == {file.name for file in NEWEST.iterdir()} - {checksums.NAME}
+
+
+def test_a_checkpoint_of_another_program_is_not_checked(finished, run):
+    shutil.copytree(NEWEST, "other",
+                    ignore=shutil.ignore_patterns(checksums.NAME, checksums.STATE))
+    assert checksums.damaged("other") == []
+    run("--model_name_or_path other", folder="second")
+
+
 # ------------------------------------------------------------------------------- checkpoints
 
 @pytest.mark.parametrize("name", ["state.pt", "config.json", checksums.NAME])
-@pytest.mark.parametrize("both", [False, True], ids=["newest", "all"])
-def test_a_checkpoint_that_lacks_a_file_is_damaged(name, both, finished, capsys):
-    for step in (2, 3) if both else (3,):
+@pytest.mark.parametrize("steps", [(3,), (2, 3)], ids=["newest", "all"])
+def test_a_checkpoint_that_lacks_a_file_is_damaged(name, steps, finished, run):
+    for step in steps:
         (finished / f"checkpoints/step_{step}" / name).unlink()
-    err = refused(capsys, train.main, RESUME)
+    err = run.refused(RESUME)
     assert f"run/checkpoints/step_3: {name} is missing" in err
-    assert ("no other checkpoint" if both else "run/checkpoints/step_2 is sound") in err
+    assert ("no other checkpoint" if 2 in steps else "run/checkpoints/step_2 is sound") in err
 
 
-def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, capsys):
+def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, run):
     shutil.rmtree("run/checkpoints")
-    assert "its checkpoint in run/checkpoints is gone" in refused(capsys, train.main, RESUME)
+    assert "its checkpoint in run/checkpoints is gone" in run.refused(RESUME)
 
 
 @pytest.mark.parametrize("left", [0, 1, -1], ids=["empty", "one line", "all but one"])
-def test_a_shortened_list_of_checksums_is_damage(left, finished, capsys):
-    file = finished / "checkpoints/step_3" / checksums.NAME
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:left]))
-    checkpoint = ["--model_name_or_path", "run/checkpoints/step_3"]
-    passk = ["passk", *checkpoint, "--n", "1", "--problems", "2", "--device", "cpu",
-             "--min_terms", "1", "--max_terms", "2", "--output", "passk.json"]
-    new = [*TINY_MODEL, "--steps", "1", *checkpoint, "--output_dir", "second"]
-    for call, argv in ((train.main, RESUME), (evaluation.main, passk), (train.main, new)):
-        err = refused(capsys, call, argv)
-        assert "run/checkpoints/step_3: " in err and checksums.NAME in err
-    assert not Path("second").exists()
+def test_a_shortened_list_of_checksums_is_damage(left, finished, run):
+    file = NEWEST / checksums.NAME
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:left]))
+    for err in (run.refused(RESUME), run.refused(f"{PASSK} {NEWEST}", main=evaluation.main),
+                run.refused(f"{NEW} {NEWEST}")):
+        assert f"{NEWEST}: " in err and checksums.NAME in err
 
 
-def test_a_file_that_is_not_listed_is_damage(finished, capsys):
-    Path("run/checkpoints/step_3/added_tokens.json").write_text("{}")
-    Path("run/checkpoints/step_3/.DS_Store").write_text("")
-    err = refused(capsys, train.main, RESUME)
-    assert "step_3: added_tokens.json is not listed in SHA256SUMS; " in err
+def test_a_file_that_is_not_listed_is_damage(finished, run):
+    (NEWEST / "added_tokens.json").write_text("{}")
+    (NEWEST / ".DS_Store").write_text("")
+    assert "step_3: added_tokens.json is not listed in SHA256SUMS; " in run.refused(RESUME)
 
 
-def test_a_folder_beside_the_checkpoints_is_none(finished, capsys):
-    shutil.copytree("run/checkpoints/step_2", "run/checkpoints/step_2_backup")
-    shutil.copytree("run/checkpoints/step_2", "run/checkpoints/step_07")
-    passk = ["passk", "--model_name_or_path", "run", "--device", "cpu"]
-    assert "its checkpoint is run/checkpoints/step_3" in refused(capsys, evaluation.main, passk)
-    train.main([*RESUME, "--steps", "4"])
-    assert [record["step"] for record in metrics("run")] == [1, 2, 3, 4]
+def test_a_folder_beside_the_checkpoints_is_none(finished, run):
+    for name in ("step_2_backup", "step_07"):
+        shutil.copytree("run/checkpoints/step_2", f"run/checkpoints/{name}")
+    err = run.refused(f"{PASSK} run", main=evaluation.main)
+    assert "its checkpoint is run/checkpoints/step_3" in err
+    assert [record["step"] for record in run("--resume --steps 4")] == [1, 2, 3, 4]
     Path("run/checkpoints/step_4/state.pt").write_bytes(b"")
-    err = refused(capsys, train.main, RESUME)
-    assert "state.pt is damaged" in err and "run/checkpoints/step_3 is sound" in err
+    err = run.refused(RESUME)
+    assert "state.pt is damaged" in err and f"{NEWEST} is sound" in err
 
 
-# ---------------------------------------------------------------------- before the first checkpoint
-
-def test_a_run_saves_every_ten_batches_and_says_so(workplace, capsys):
-    killed_after(11, [*TINY, "--steps", "12", "--output_dir", "run"])
+def test_a_run_saves_every_ten_batches_and_says_so(killed, run, capsys):
+    killed(11, "--steps 12")
     size = sum(file.stat().st_size for file in Path("run/checkpoints/step_10").iterdir())
     line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
     assert line.endswith("MB: every 10 rollout batches, the first after batch 10")
     assert float(line.split()[3]) == pytest.approx(size / 1e6, abs=0.1)
-    train.main([*RESUME, "--save_steps", "0"])
+    run("--resume --save_steps 0")
     line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
     assert line.endswith("MB: the first after batch 12")
     assert [record["step"] for record in metrics("run")] == [*range(1, 13)]
 
 
-def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(data, capsys):
-    at = data.index("--save_steps")
-    killed_after(1, [*data[:at], *data[at + 2:], "--steps", "26", "--verifier", "exact"])
+def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(data, killed, capsys):
+    killed(1, f"{data} --steps 26 --verifier exact")
     assert "MB: every 25 rollout batches, the first after batch 25" in capsys.readouterr().out
-
-
-def test_the_record_of_a_run_without_a_checkpoint_is_kept(whole, workplace, capsys):
-    argv = [*TINY, "--steps", "4", "--output_dir", "run"]
-    killed_after(2, argv)
-    before = {name: Path("run", name).read_bytes() for name in checkpoints.RECORDS}
-    capsys.readouterr()
-    train.main(RESUME)
-    out = capsys.readouterr().out
-    assert ("no checkpoint yet: starts again at batch 1; the record so far is kept in "
-            "run/stopped-1\n") in out
-    assert {name: Path("run/stopped-1", name).read_bytes() for name in before} == before
-    assert differences(whole(), "run", 4) == []
 
 
 # ------------------------------------------------------------------------------- config.json
 
 @pytest.mark.parametrize("flag, value", [
     ("sampler", "evil.py:F"), ("verifier", ["exact", "evil.py:F"]), ("tool", "./a/evil.py:F")])
-def test_code_that_a_folder_names_is_not_run(flag, value, finished, capsys):
+def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
     Path("evil.py").write_text("open('ran', 'w').close()\n")
     edit(**{flag: value})
-    err = refused(capsys, train.main, RESUME)
+    err = run.refused(RESUME)
     assert f"names code that would be run: --{flag} " in err and "evil.py:F" in err
-    assert "--trust_run_code" in err and not Path("ran").exists()
+    assert "--trust_run_code" in err
 
 
-def test_code_that_is_typed_again_or_trusted_is_run(data, monkeypatch, capsys):
+def test_code_that_is_typed_again_or_trusted_is_run(data, run, monkeypatch, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n")
-    argv = [*data, "--verifier", "mine.py:reward", "exact"]
     collect = train.collect
 
-    def interrupting(args, learner, task, now):
-        if now == 1:
+    def interrupting(*args):
+        if args[-1] == 1:
             signal.raise_signal(signal.SIGINT)
-        return collect(args, learner, task, now)
+        return collect(*args)
+    verifier = "--verifier mine.py:reward exact"
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(train, "collect", interrupting)
-        train.main(argv)
-    typed = "--output_dir run --resume --verifier mine.py:reward exact"
+        run(f"{data} --save_steps 1 --steps 2 {verifier}")
+    typed = f"{RESUME} {verifier}"
     assert f"python train.py {typed} continues" in capsys.readouterr().out
-    assert "--verifier mine.py:reward exact" in refused(capsys, train.main, RESUME)
-    train.main([*RESUME, "--trust_run_code"])
-    assert json.loads(Path("run/config.json").read_text())["given"].get("trust_run_code") is None
-    train.main([*typed.split(), "--steps", "3"])
-    assert [record["step"] for record in metrics("run")] == [1, 2, 3]
+    assert verifier in run.refused(RESUME)
+    run("--resume --trust_run_code")
+    assert "trust_run_code" not in json.loads(Path("run/config.json").read_text())["given"]
+    assert [record["step"] for record in run(f"{typed} --steps 3")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("flag, value", [
     ("learning_rate", 0.1), ("temperature", 0.5), ("steps", 2), ("num_generations", 2)])
-def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, value, finished, capsys):
+def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, value, finished, run):
     was = json.loads(Path("run/config.json").read_text())["arguments"][flag]
     edit(**{flag: value})
-    err = refused(capsys, train.main, RESUME)
-    assert "run/checkpoints/step_3 was made with other settings than run/config.json says: " in err
+    err = run.refused(RESUME)
+    assert f"{NEWEST} was made with other settings than run/config.json says: " in err
     assert f" says: {flag} was {was!r}, now {value!r}; " in err
 
 
 @pytest.mark.parametrize("change", [
     {"learning_rate": "fast"}, {"steps": "9"}, {"steps": None}, {"stop": "x"}, {"lora_q": 3},
     {"verifier": [3]}, {"seed": 1.5}], ids=str)
-def test_a_value_that_no_flag_has_is_refused(change, finished, capsys):
+def test_a_value_that_no_flag_has_is_refused(change, finished, run):
     edit(**change)
-    err = refused(capsys, train.main, RESUME)
+    err = run.refused(RESUME)
     assert "run/config.json is damaged" in err or "run/config.json names --lora_q" in err
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"arguments": 3}',
                                   '{"arguments": {}, "given": []}', None], ids=repr)
-def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, capsys):
+def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
     config.unlink() if text is None else config.write_text(text)
-    err = refused(capsys, train.main, RESUME)
-    assert "start from run/checkpoints/step_3 (--model_name_or_path)" in err
-    again = refused(capsys, train.main, [*TINY, "--output_dir", "run"])
-    assert "leave out --resume" not in err and "--resume" not in again
+    assert f"start from {NEWEST} (--model_name_or_path)" in run.refused(RESUME)
+    assert "--resume" not in run.refused("--output_dir run")
 
 
 # ------------------------------------------------------------------------------- records, data
@@ -234,38 +294,35 @@ def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, capsys):
 @pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2}', '{"step": 2, "rew', "3",
                                  '{"step": [], "pass_rate": 1, "samples": 1, "tokens": 1}', "\xff"])
 @pytest.mark.parametrize("name", checkpoints.RECORDS)
-def test_a_bad_line_costs_no_other(name, bad, finished, capsys):
+def test_a_bad_line_costs_no_other(name, bad, finished, run, capsys):
     file = finished / name
     whole = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([whole[0], bad.encode("latin-1") + b"\n", *whole[1:]]))
     capsys.readouterr()
-    train.main(RESUME)
+    run("--resume")
     assert f"{file}: left out what is no whole record: line 2\n" in capsys.readouterr().out
     assert file.read_bytes() == b"".join(whole)
 
 
-@pytest.mark.parametrize("changed, words", [
-    ("answer", "training data"), ("prompt", "training data"), ("note", "training data"),
-    ("test", "held-out data"), ("template", "prompt template")])
-def test_other_data_than_before_the_stop_are_refused(changed, words, data, capsys):
-    Path("test.jsonl").write_text(json.dumps({"prompt": "9+9=", "answer": "8", "note": 9}) + "\n")
+@pytest.mark.parametrize("file, old, new, words", [
+    ("rows.jsonl", '"answer": "5"', '"answer": "6"', "training data"),
+    ("rows.jsonl", "1+4=", "4+9=", "training data"),
+    ("rows.jsonl", '"note": 3', '"note": 7', "training data"),
+    ("test.jsonl", '"8"', '"7"', "held-out data"),
+    ("template", "{prompt}", "0{prompt}", "prompt template")])
+def test_other_data_than_before_the_stop_are_refused(file, old, new, words, data, run):
+    jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "note": 9}])
     Path("template").write_text("{prompt}")
-    argv = [*data, "--verifier", "exact", "--test_dataset_name", "test.jsonl",
-            "--prompt_template", "@template"]
-    train.main(argv)
-    sound = Path("rows.jsonl").read_text()
-    old, new = {"answer": ('"answer": "5"', '"answer": "6"'), "prompt": ("1+4=", "4+9="),
-                "note": ('"note": 3', '"note": 7'), "test": ('"8"', '"7"'),
-                "template": ("{prompt}", "0{prompt}")}[changed]
-    file = Path({"test": "test.jsonl", "template": "template"}.get(changed, "rows.jsonl"))
-    text = file.read_text()
+    line = (f"{data} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
+            "--prompt_template @template")
+    run(f"{line} --steps 2")
+    text = Path(file).read_text()
     assert old in text
-    file.write_text(text.replace(old, new))
-    err = refused(capsys, train.main, [*argv, "--steps", "3", "--resume"])
+    Path(file).write_text(text.replace(old, new))
+    err = run.refused(f"{line} --steps 3 {RESUME}")
     assert f"the {words} are not those that run/checkpoints/step_2 was made with" in err
-    file.write_text(text)
-    train.main([*argv, "--steps", "3", "--resume"])
-    assert sound == Path("rows.jsonl").read_text() and len(metrics("run")) == 3
+    Path(file).write_text(text)
+    assert len(run(f"{line} --steps 3 --resume")) == 3
 
 
 # ------------------------------------------------------------------------------- every file
@@ -275,14 +332,14 @@ def damage(file, how):
     middle = len(data) // 2
     if how == "removed":
         file.unlink()
+    elif how == "edited":
+        flip(file, middle)
     else:
-        file.write_bytes({"emptied": b"", "cut": data[:middle], "replaced": b"\xff\x00\n",
-                          "edited": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1:]
-                          }[how])
+        file.write_bytes({"emptied": b"", "cut": data[:middle], "replaced": b"\xff\x00\n"}[how])
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut", "replaced", "edited"])
-def test_every_file_of_a_run_folder_is_missed(how, finished, capsys):
+def test_every_file_of_a_run_folder_is_missed(how, finished, run, capsys):
     """The newest checkpoint and config.json: refused, and nothing changes. Records: said, and the
     run goes on, as it does without its summary."""
     names = sorted(str(path.relative_to(finished)) for path in files())
@@ -294,20 +351,108 @@ def test_every_file_of_a_run_folder_is_missed(how, finished, capsys):
             continue
         damage(finished / name, how)
         if name == "config.json" or name.startswith("checkpoints/step_3"):
-            err = refused(capsys, train.main, RESUME)
+            err = run.refused(RESUME)
             assert "run/config.json is " in err or f"{Path(name).name} is " in err \
                 or checksums.NAME in err and name.endswith(checksums.NAME), err
             assert "run/checkpoints/step_" in err
         else:
             before = files()
-            train.main(RESUME)
+            capsys.readouterr()
+            run("--resume")
             after = files()
             if how != "edited":                              # which may change a number only
                 said = f"run/{name}: " in capsys.readouterr().out
-                cut = how in ("cut", "replaced")             # --save_tokens may be off
-                assert said == (name in checkpoints.RECORDS and (cut or name != "tokens.jsonl"))
+                broken = how in ("cut", "replaced")          # --save_tokens may be off
+                assert said == (name in checkpoints.RECORDS and (broken or name != "tokens.jsonl"))
             rewritten = {name, "config.json", "summary.json"}
             assert all(after[path] == data for path, data in before.items()
                        if str(path.relative_to(finished)) not in rewritten)
         shutil.rmtree("run")
         shutil.copytree(Path.cwd().parent / "run-of-three", "run")
+
+
+# ------------------------------------------------------------------------------- what is read
+
+MODEL = "--model_name_or_path model --dataset_name rows.jsonl"
+# Every flag with a text, which may name a file: (the other flags of the run, a path inside run/)
+INSIDE = {
+    "model_name_or_path": ("--dataset_name rows.jsonl --verifier exact", "run/checkpoints/step_3"),
+    "teacher_model_name_or_path": (f"{MODEL} --verifier exact --algorithm grpo "
+                                   "--advantage distillation", "run/checkpoints/step_3"),
+    "dataset_name": ("--model_name_or_path model --verifier exact", "run/rows.jsonl"),
+    "test_dataset_name": (f"{MODEL} --verifier exact", "run/rows.jsonl"),
+    "stage2_dataset_name": (f"{MODEL} --verifier exact --stage2_step 1", "run/more.jsonl"),
+    "verifier": (MODEL, "run/mine.py:reward"),
+    "tool": (f"{MODEL} --verifier exact", "run/mine.py:tool"),
+    "sampler": (f"{MODEL} --verifier exact", "run/own.py:Own"),
+    "config": ("--prompts_per_step 4", "run/config.yaml"),
+    "system_prompt": (f"{MODEL} --verifier exact", "@run/text"),
+    "prompt_template": (f"{MODEL} --verifier exact", "@run/text"),
+}
+
+
+def has_a_text(f):
+    """Whether a field of Settings is a str, or a list of them, with any content."""
+    kinds = get_args(f.type) if get_origin(f.type) is not None else [f.type]
+    kinds = [kind for given in kinds for kind in (get_args(given) or [given])]
+    return str in kinds and "choices" not in f.metadata and "kind" not in f.metadata
+
+
+@pytest.fixture
+def place(finished, workplace):
+    """The folder `run` with all kinds of files, and a model and data outside of it."""
+    shutil.copytree(NEWEST, "model")
+    for name in ("rows.jsonl", "run/rows.jsonl", "run/more.jsonl"):
+        jsonl(name, [{"prompt": f"{i}+{j}+{len(name)}=", "answer": "4"}
+                     for i in range(9) for j in range(9)])
+    Path("run/own.py").write_text("from rollout import Sampler\n\n\nclass Own(Sampler):\n"
+                                  "    pass\n")
+    Path("run/mine.py").write_text("def tool(text):\n    return ''\n\n\n"
+                                   "def reward(response, answer):\n    return 1.0\n")
+    Path("run/text").write_text("{prompt}")
+    Path("run/config.yaml").write_text("learning_rate: 1e-3\n")
+    return workplace
+
+
+OVER = "--output_dir run --overwrite_output_dir"
+
+
+def test_every_flag_with_a_text_is_protected_from_overwriting(place, run):
+    texts = {f.name for f in flags() if has_a_text(f)} - TEXTS
+    assert texts == INSIDE.keys(), "a new flag: an entry above, or a name in folder.TEXTS"
+    for flag, (more, value) in INSIDE.items():
+        for path in (value, value.replace("run/", f"../{place.name}/run/")):     # however spelled
+            err = run.refused(f"{more} --{flag} {path} {OVER}")
+            assert "--overwrite_output_dir would delete" in err and f"--{flag} {path}" in err
+
+
+def test_the_base_model_of_an_adapter_and_the_cold_start_are_protected(place, run):
+    pytest.importorskip("peft")
+    run(f"--model_name_or_path {NEWEST} --use_peft", folder="lora")
+    err = run.refused(f"--model_name_or_path lora/checkpoints/step_1 --use_peft {OVER}")
+    assert f"would delete {NEWEST} in run" in err
+    os.unlink("runs/cold_start")
+    shutil.copy("run/config.json", "runs/config.json")       # a run's folder with the cold starts
+    Path("runs/cold_start").mkdir()
+    err = run.refused("--output_dir runs --overwrite_output_dir")
+    assert "would delete runs/cold_start" in err
+
+
+@pytest.mark.parametrize("asked, words", [
+    ("run/checkpoints/step_50", "the checkpoints in run/checkpoints are run/checkpoints/step_9, "
+                                "run/checkpoints/step_10"),
+    ("run/checkpoint/step_50",
+     "the checkpoints in run are run/checkpoints/step_9, run/checkpoints/step_10"),
+    ("./rum/checkpoints/step_9", "run/checkpoints/step_10"),
+    ("nothing/at/all", "and no checkpoint in nothing"),
+    ("checkpoints/SmolLM2-135M-Instruct", "python tests/make_smollm2.py makes it"),
+    ("runs/gspo", "no checkpoint in runs")])
+def test_a_checkpoint_that_does_not_exist_names_those_that_do(asked, words, workplace, refused):
+    Path("nothing").mkdir()
+    for step in (9, 10):
+        shutil.copytree(next(Path("runs/cold_start").iterdir()), f"run/checkpoints/step_{step}")
+    teacher = ("--model_name_or_path run/checkpoints/step_9 --algorithm grpo "
+               "--advantage distillation --teacher_model_name_or_path")
+    for flag in ("--model_name_or_path", teacher):
+        err = refused(f"--output_dir new {flag} {asked}")
+        assert f"{flag.split()[-1]} {asked}: there is no such folder" in err and words in err
