@@ -17,16 +17,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import eval
 import train
-from plumbing.data.tasks import from_arguments, load_task
+from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import Recorder
 from tiny_run import SMALL, TINY, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
-DATA = (ROOT / "docs/data.md").read_text()
+DATA = (ROOT / "docs/data.md").read_text().replace("\\\n", "")     # a command in one line
 
 
 def section(heading, **places):
@@ -82,7 +85,6 @@ def server(monkeypatch):
     server.shutdown()
 
 
-JUDGES = "A reward function of TRL, a judge, a comparison within the group"
 SHORT = [*SMALL, "--max_completion_length", "4"]
 
 
@@ -96,7 +98,7 @@ def test_a_reward_in_parts(model, capsys):
 
 def test_the_judge_that_asks_a_server(model, server):
     section("A reward in parts")                             # its rows.jsonl
-    (argv,) = section(JUDGES, DIR=model)
+    (argv,) = section("A reward function of TRL, a judge", DIR=model)
     train.main([*SHORT, "--steps", "1", *argv, "--output_dir", "run"])
     record, = metrics("run")
     parts = record["reward_parts"]
@@ -105,16 +107,6 @@ def test_the_judge_that_asks_a_server(model, server):
     questions = [question for question in server if "Answer: " in question]
     assert len(questions) == 16 + 2
     assert all(re.match(r"Question: \d\+\d=\nAnswer: ", question) for question in questions)
-
-
-def test_the_comparison_within_a_group(workplace):
-    section("A reward in parts")
-    section(JUDGES)
-    task = load_task("rows.jsonl", verifier="rank.py:shortest")
-    one, other = task.train
-    texts = [f"  {one.answer} ", one.answer, "no", f"{one.answer} ", other.answer]
-    want = [2 / 3, 1, 0, 5 / 6, 1]
-    assert judged(task, texts, [one] * 4 + [other]) == pytest.approx(want)
 
 
 OUTSIDE = f"{sys.executable} -I -"                           # isolates nothing: no container here
@@ -182,13 +174,6 @@ def test_the_calculator(workplace):
     assert judged(task, [right, right + "1", problem.answer], [problem] * 3) == [1, 0, 1]
 
 
-def smollm2(heading):
-    """The first command of a section, with the checkpoint that is here."""
-    argv = section(heading)[0]
-    argv[argv.index("--model_name_or_path") + 1] = str(SMOLLM2)
-    return argv
-
-
 needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_dir(),
                                    reason="python tests/make_smollm2.py makes it")
 
@@ -199,7 +184,8 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     """The command of the page, on its rows, one rollout batch; then eval.py view."""
     small = ("--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --device cpu "
              "--output_dir run").split()
-    train.main([*smollm2("A tool"), *small])
+    Path("checkpoints").symlink_to(SMOLLM2.parent)
+    train.main([*section("A tool")[0], *small])
     record, = metrics("run")
     group = json.loads(Path("run/tokens.jsonl").read_text().splitlines()[0])
     rows = [*zip(group["tokens"], group["mask"])]
@@ -215,21 +201,20 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     assert "inserted by a tool, not a loss token" in page
 
 
-NOTES = "A whole task: from free text to JSON"
+NOTE = "Hugo asks from Cairo when the parcel will come."
 
 
 @pytest.mark.checkpoint
 @needs_smollm2
-def test_the_whole_task_on_smollm2(workplace, monkeypatch):
+def test_the_whole_task_on_smollm2(workplace, monkeypatch, capsys):
     """From free text to JSON: the rows, four rollout batches with a Ctrl-C after the second,
-    --resume, the curves, and the merged checkpoint in transformers alone."""
+    --resume, the curves, a question, and the merged checkpoint in transformers alone."""
     pytest.importorskip("peft")
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    argv = smollm2(NOTES)
-    subprocess.run([sys.executable, "make_notes.py"], check=True)
-    rows = [json.loads(line) for line in Path("notes.jsonl").read_text().splitlines()]
-    assert len({row["prompt"] for row in rows}) == 200
-    assert all(set(json.loads(row["answer"])) == {"name", "city"} for row in rows)
+    Path("recipes").symlink_to(ROOT / "recipes")
+    Path("checkpoints").symlink_to(SMOLLM2.parent)
+    (argv,) = section("A whole task: from free text to JSON")
+    subprocess.run([sys.executable, "recipes/notes.py"], check=True)
     small = ("--steps 4 --save_steps 1 --prompts_per_step 2 --num_generations 4 --eval_prompts 2 "
              "--eval_samples 1 --device cpu").split()
     log = Recorder.log
@@ -248,66 +233,65 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch):
     assert max(part["form"] for _, part in parts) > 0, "no response was JSON: nothing to learn from"
     events = accumulator.EventAccumulator("runs/notes/tensorboard").Reload()
     assert [event.step for event in events.Scalars("reward_parts/form")] == [1, 2, 3, 4]
-    merge = Path("merge.py").read_text().replace("step_40", "step_4")
-    merge = merge.replace("checkpoints/SmolLM2-135M-Instruct", str(SMOLLM2))
-    subprocess.run([sys.executable, "-c", merge], check=True)
-    done = subprocess.run([sys.executable, "ask.py"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"name": "Hugo", "city": "Cairo"}
+    question, = re.findall(r"^    python eval\.py (ask .*)$", DATA, re.M)
+    assert NOTE in question
+    capsys.readouterr()
+    eval.main(shlex.split(question.replace("step_40", "step_4")))
+    greedy = capsys.readouterr().out.split("temperature 0\n")[1].splitlines()[0]
+    assert json.loads(greedy) == {"name": "Hugo", "city": "Cairo"}
+    exec(Path("merge.py").read_text().replace("step_40", "step_4"), {})
+    plain = AutoModelForCausalLM.from_pretrained("runs/notes/merged")
+    tokenizer = AutoTokenizer.from_pretrained("runs/notes/merged")
+    settings = json.loads(Path("runs/notes/config.json").read_text())["arguments"]
+    prompt = settings["prompt_template"].replace("{prompt}", NOTE)
+    inputs = tokenizer(f"{settings['system_prompt']}\n{prompt}", return_tensors="pt")
+    output = plain.generate(**inputs, max_new_tokens=32, do_sample=False, stop_strings="\n",
+                            tokenizer=tokenizer)
+    assert tokenizer.decode(output[0, inputs.input_ids.shape[1]:]).strip() == greedy.strip()
 
 
-def test_the_reward_of_the_whole_task(workplace):
-    (argv,) = section(NOTES)
-    subprocess.run([sys.executable, "make_notes.py"], check=True)
-    place = argv.index("--report_to")                        # its package is not needed here
-    task = from_arguments(parse(argv[:place] + argv[place + 2:]))
-    problem = asked(task, '{"name": "Ana", "city": "Oslo"}')
-    texts = [problem.answer, ' {"city": "Oslo", "name": "Ana"}', '{"name": "Ana", "city": "Rome"}',
-             '{"name": "Ana"}', "Ana, Oslo", "3"]
-    assert task.part_names == ["right", "form"] and len(task.train) + len(task.test) == 200
-    assert judged(task, texts, [problem]) == [[1, 1], [1, 1], [0.5, 1], [0, 0], [0, 0], [0, 0]]
+def test_the_rows_and_the_reward_of_the_whole_task():
+    module = runpy.run_path(str(ROOT / "recipes/notes.py"))
+    rows, reward = module["rows"](), module["reward"]
+    assert len({row["prompt"] for row in rows}) == 200
+    assert all(set(json.loads(row["answer"])) == {"name", "city"} for row in rows)
+    right = '{"name": "Ana", "city": "Oslo"}'
+    cases = {right: (1, 1), ' {"city": "Oslo", "name": "Ana"}': (1, 1),
+             '{"name": "Ana", "city": "Rome"}': (0.5, 1), '{"name": "Ana"}': (0, 0),
+             "Ana, Oslo": (0, 0), "3": (0, 0)}
+    for response, parts in cases.items():
+        assert reward(response, right) == dict(zip(("right", "form"), parts))
 
 
-def test_two_turns(workplace):
-    (_, argv) = section("A tool")
-    task = from_arguments(parse(argv))
-    assert task.tool.stop == "\n" and task.tool("948\n") == "Sure? "
-    assert task.tool("948\nSure? 947\n") == ""
-    answers = ["947\nSure? 948", "948\nSure? 947", "948\nSure? 948", "948", "948\n"]
-    want = [[1, 0], [0, 1], [1, 1], [0, 1], [0, 1]]
-    assert judged(task, answers, [asked(task, "948")]) == want
-
-
-def test_an_optimizer_and_a_tracker_of_ones_own(workplace, monkeypatch, capsys):
-    """SGD goes on after a --resume with its momentum; the tracker reads what the run wrote."""
+def test_an_optimizer_of_ones_own(workplace, monkeypatch):
+    """SGD goes on after a --resume with its momentum; the routers, which it does not get, stay
+    frozen."""
     section("An optimizer or a tracker of your own")
     monkeypatch.setattr(train, "make_optimizer", train.make_optimizer)   # sgd.py replaces it
-
-    def script(name, *words):
-        monkeypatch.setattr(sys, "argv", [name, *words])
-        runpy.run_path(name, run_name="__main__")
-    flags = [*TINY, "--lr_scheduler_type", "constant_with_warmup", "--output_dir", "sgd"]
-    script("sgd.py", *flags, "--steps", "2")
-    script("sgd.py", *flags, "--steps", "3", "--resume")
-    capsys.readouterr()
-    script("curve.py", "sgd")
-    curve = capsys.readouterr().out
+    flags = [*TINY, "--lr_scheduler_type", "constant_with_warmup", "--learning_rate", "0.1",
+             "--output_dir", "sgd"]
+    for more in (["--steps", "2"], ["--steps", "3", "--resume"]):
+        monkeypatch.setattr(sys, "argv", ["sgd.py", *flags, *more])
+        runpy.run_path("sgd.py", run_name="__main__")
     state = torch.load("sgd/checkpoints/step_3/state.pt", weights_only=True)["optimizer"]["state"]
     assert {name for entry in state.values() for name in entry} == {"momentum_buffer"}
-    rows = [[float(x) for x in line.split(",")] for line in curve.splitlines()]
-    assert len(rows) == 3 and rows == [
-        [record[name] for name in ("step", "reward", "pass_rate", "loss")]
-        for record in metrics("sgd")]
+    before, after = (load_file(f"sgd/checkpoints/step_{step}/model.safetensors")
+                     for step in (2, 3))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    routers = {name for name in before if ".gate." in name}
+    assert routers and not moved & routers and len(moved) > 5
 
 
 def test_a_curriculum(model, capsys):
-    built_in, first, second = section("A curriculum")
+    for name, sums in (("easy", ("2+3", "4+4", "1+7")), ("hard", ("27+38", "44+49", "16+76"))):
+        rows = [{"prompt": f"{text}=", "answer": str(sum(map(int, text.split("+"))))}
+                for text in sums]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built_in, own = section("A curriculum", DIR=model)
     joins = "problems of the second source join after 1 batches"
     train.main([*TINY, *built_in, "--steps", "2", "--stage2_step", "1"])
     assert joins in capsys.readouterr().out
-    for argv in ([*first, "--stage2_step", "1"], second):
-        argv[argv.index("--model_name_or_path") + 1] = model
-        train.main([*SHORT, *argv, "--steps", "2"])
+    train.main([*SHORT, *own, "--steps", "2", "--stage2_step", "1"])
     assert joins in capsys.readouterr().out
     samples = json.loads(Path("runs/stages/samples.jsonl").read_text().splitlines()[0])["samples"]
     assert samples and all(len(sample["prompt"]) == 4 for sample in samples)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from tokenizers import Regex, pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -104,7 +105,7 @@ def reason(line):
 
 
 def test_every_reason_is_needed_and_every_document_with_commands_is_read():
-    assert len(COMMANDS) > 50 and {document for document, _ in COMMANDS} >= {"README.md", "CONTRIBUTING.md", "docs/data.md"}
+    assert len(COMMANDS) > 30 and {document for document, _ in COMMANDS} >= {"README.md", "CONTRIBUTING.md", "docs/data.md"}
     assert [what for what in REASONS if not any(what in line for _, line in COMMANDS)] == []
     run = [line for _, line in COMMANDS if not reason(line)]
     assert len(run) >= 20 and all(line.startswith("python ") for line in run), run
@@ -147,7 +148,7 @@ def model(request, tmp_path, monkeypatch):
 @pytest.fixture
 def place(workplace, monkeypatch):
     """The current folder, with the repository's own folders within reach, and a look at every rollout batch that is trained on."""
-    for name in ("plumbing", "experiments", "tools"):
+    for name in ("plumbing", "experiments", "recipes", "tests", "tools"):
         Path(name).symlink_to(ROOT / name)
     monkeypatch.setattr(supervised, "MUST_PASS", 0.0)
     monkeypatch.setattr(sys, "path", [str(workplace), str(ROOT), *sys.path])
@@ -166,16 +167,22 @@ def place(workplace, monkeypatch):
     return seen
 
 
+def there(checkpoint, model):
+    """The folder itself, the last checkpoint of the shortened run for one of a whole run, else the tiny model."""
+    if Path(checkpoint).is_dir():
+        return checkpoint
+    step = re.fullmatch(r"(.*/checkpoints)/step_\d+", checkpoint)
+    made = sorted(Path(step[1]).glob("step_*")) if step else []
+    return str(made[-1]) if made else model
+
+
 def shortened(flags, model):
     """The flags of train.py with a tiny model for every checkpoint, and with few and short responses."""
-    def small(value):
-        if Path(value).is_dir():
-            return value
-        step = re.fullmatch(r"(.*/checkpoints)/step_\d+", value)
-        made = sorted(Path(step[1]).glob("step_*")) if step else []
-        return str(made[-1]) if made else model
-    flags = [small(value) if name.endswith("model_name_or_path") else value for name, value in zip(["", *flags], flags)]
+    flags = [there(value, model) if name.endswith("model_name_or_path") else value
+             for name, value in zip(["", *flags], flags)]
+    recipe = yaml.safe_load(Path(flags[flags.index("--config") + 1]).read_text()) if "--config" in flags else {}
     own = [] if any("model_name_or_path" in flag for flag in flags) else [*TINY]
+    own = ["--model_name_or_path", model] if "model_name_or_path" in recipe else own
     stage = ["--stage2_step", "1"] if "--stage2_step" in flags else []
     folder = [] if "--output_dir" in flags else ["--output_dir", "runs/gspo", "--overwrite_output_dir"]
     if "--algorithm" in flags and folder:
@@ -194,7 +201,7 @@ def run(line, model):
     if script == "train.py":
         return train.main(shortened(flags, model))
     if script == "eval.py":
-        return eval.main(flags)
+        return eval.main([there(word, model) if "checkpoints/" in word else word for word in flags])
     with pytest.MonkeyPatch.context() as patch:
         trains = "import train" in Path(script).read_text()
         patch.setattr(train, "make_optimizer", train.make_optimizer)
@@ -206,7 +213,7 @@ def run(line, model):
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if any(d == other and not reason(line) for other, line in COMMANDS)])
 def test_the_commands_of_a_document_run(document, model, place, workplace, request):
     made = {"reverse.py", "reverse.jsonl"} if document == "docs/reading.md" else set()
-    for name in ("mine.py", "mine.jsonl", *made):              # what the reader has: mentioned, not shown
+    for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # what the reader has: mentioned, not shown
         Path(name).write_text("def reward(response, answer):\n    return float(answer in response)\n" if name.endswith(".py") else
                               "".join(f'{{"prompt": "{i}+2=", "answer": "{i + 2}"}}\n' for i in range(20)))
     Path("data").mkdir()

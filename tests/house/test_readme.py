@@ -39,7 +39,7 @@ def table(document, header):
 
 def commands():
     """Every command line of the documents: indented lines that start with a program."""
-    lines = [line for text in DOCUMENTS.values() for line in text.splitlines()]
+    lines = [line for text in DOCUMENTS.values() for line in text.replace("\\\n", "").splitlines()]
     found = [line.split("  #")[0].strip() for line in lines if re.match(r"    (python|torchrun|pip) ", line)]
     return list(dict.fromkeys(command for command in found if " | " not in command and ";" not in command))
 
