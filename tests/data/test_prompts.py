@@ -135,7 +135,7 @@ def test_a_data_file_with_a_byte_order_mark_has_no_odd_column(name, text, tmp_pa
 
 def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():
     args = parse((ROWS + "--stop a\\n --tool mine.py:tool --tool_stop \\n --self_distillation "
-                  "answer --distillation_coef 1 --algorithm grpo --hint_template {answer}\\n{prompt}"
-                  ).split())
+                  "answer --distillation_coef 1 --algorithm grpo "
+                  "--hint_template {answer}\\n{prompt}").split())
     texts = (args.stop, args.tool_stop, args.hint_template)
     assert texts == (["a\n"], "\n", "{answer}\n{prompt}")
