@@ -1,6 +1,7 @@
 """A folder to run train.py in, where the cold start of tests/tiny_run.py has been made."""
 
 import functools
+import itertools
 import os
 import shlex
 import signal
@@ -119,3 +120,21 @@ def run(workplace, refused):
         return metrics(folder)
     trained.refused = refused
     return trained
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """judge(lambda n, right, problem: reward) gives the rewards of the built-in task from now on:
+    n counts responses, right is the reward of the task itself."""
+    import train
+    make = train.tasks.running_sum
+
+    def use(rule):
+        count = itertools.count()
+
+        def judged(*args, **kwargs):
+            task = make(*args, **kwargs)
+            return replace(task, verify=lambda response, problem: float(
+                rule(next(count), task.verify(response, problem), problem)))
+        monkeypatch.setattr(train.tasks, "running_sum", judged)
+    return use

@@ -149,18 +149,8 @@ def test_code_in_a_chat_template_is_not_run(model, refused):
 
 # ------------------------------------------------------------------------------- collapse
 
-def test_collapse_is_announced_in_the_line_of_its_batch(run, monkeypatch, capsys):
-    make, answers = train.tasks.running_sum, []
-
-    def fading(*args, **kwargs):
-        task = make(*args, **kwargs)
-
-        def verify(response, problem):
-            answers.append(response)
-            return float(len(answers) <= 2 * 16)             # two batches are right, then none is
-        task.verify = verify
-        return task
-    monkeypatch.setattr(train.tasks, "running_sum", fading)
+def test_collapse_is_announced_in_the_line_of_its_batch(run, judge, capsys):
+    judge(lambda n, right, problem: n < 2 * 16)              # two batches are right, then none is
     run("--steps 3")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
     assert ["COLLAPSED" in line for line in lines] == [False, False, True]

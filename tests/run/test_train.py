@@ -109,13 +109,9 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start, monkeypatch
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, monkeypatch):
+def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
     """Ten rounds without a mixed group: the batch is filled with others, the run goes on."""
-    make = train.tasks.running_sum
-
-    def easy(*args, **kwargs):
-        return replace(make(*args, **kwargs), verify=lambda response, problem: 1.0)
-    monkeypatch.setattr(train.tasks, "running_sum", easy)
+    judge(lambda n, right, problem: 1)
     records = run("--algorithm dapo --steps 2 --overlong_cache 0")       # no length in the reward
     assert [record["dead_groups"] for record in records] == [1.0, 1.0]
     assert Path("run/checkpoints/step_2").is_dir()
