@@ -1,4 +1,5 @@
-"""The first word of every command comes before the slow imports, and what it says. python -m pytest tests/run/test_first_word.py"""
+"""The first word of every command comes before the slow imports, and what it says.
+python -m pytest tests/run/test_first_word.py"""
 
 import subprocess
 import sys
@@ -9,14 +10,15 @@ import pytest
 import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Settings, flags, parse
-from tiny_run import TINY
 from plumbing.run.commands import of_training, options
+from tiny_run import jsonl
 
 ROOT = Path(__file__).parents[2]
 
 LOOK = """
 import runpy, sys
-SLOW = {"transformers", "peft", "trl", "datasets", "matplotlib", "scipy", "pandas", "sklearn", "bitsandbytes"}
+SLOW = {"transformers", "peft", "trl", "datasets", "matplotlib", "scipy", "pandas", "sklearn",
+        "bitsandbytes"}
 
 def ends(script, *argv):
     sys.argv = [script, *argv]
@@ -33,7 +35,7 @@ for flags in (["--help"], ["passk", "--help"], ["passk", "--n", "0"], ["view"], 
 
 
 def test_help_and_refusals_import_torch_and_nothing_slow_besides():
-    """transformers takes 2 to 4 seconds; peft, which transformers.set_seed imports with the trainer, as many again."""
+    """transformers takes 2 to 4 seconds; peft, which its trainer imports, as many again."""
     done = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
     ends = [line for line in done.stdout.splitlines() if line.startswith("END")]
     assert len(ends) == 8, done.stderr
@@ -45,13 +47,15 @@ def test_help_and_refusals_import_torch_and_nothing_slow_besides():
 
 @pytest.mark.slow
 def test_train_py_imports_transformers_without_its_trainer():
-    slow = "import sys, train; print(*sorted({'peft', 'trl', 'datasets', 'transformers', 'transformers.trainer'} & sys.modules.keys()))"
+    slow = ("import sys, train; print(*sorted({'peft', 'trl', 'datasets', 'transformers', "
+            "'transformers.trainer'} & sys.modules.keys()))")
     done = subprocess.run([sys.executable, "-c", slow], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["transformers"], done.stderr
 
 
-@pytest.mark.parametrize("flags, words, defaults", [("--model_name_or_path m", "for a checkpoint", CHECKPOINT_DEFAULTS),
-                                                    ("--num_hidden_layers 5", "with more than 4 layers", DEEP_DEFAULTS)])
+@pytest.mark.parametrize("flags, words, defaults", [
+    ("--model_name_or_path m", "for a checkpoint", CHECKPOINT_DEFAULTS),
+    ("--num_hidden_layers 5", "with more than 4 layers", DEEP_DEFAULTS)])
 def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
@@ -59,14 +63,19 @@ def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, caps
     args, usual = parse(flags.split()), parse(["--num_hidden_layers", "4"])
     for name, value in defaults.items():
         shown = printed.split(f"--{name} ", 1)[1].split(" --")[0]
-        assert f"(default: {getattr(Settings(), name)};" in shown and f"; {words}: {value}" in shown
-        assert getattr(args, name) == value and getattr(usual, name) == getattr(Settings(), name)
+        default = getattr(Settings(), name)
+        assert f"(default: {default};" in shown and f"; {words}: {value}" in shown
+        assert getattr(args, name) == value and getattr(usual, name) == default
 
 
-@pytest.mark.parametrize("flag, meant", [("lr", "learning_rate"), ("epochs", "steps"), ("batch-size", "prompts_per_step"), ("kl_coef=0.1", "beta"),
-                                         ("max_new_tokens", "max_completion_length"), ("learning_rat", "learning_rate"), ("lora_rank", "lora_r"), ("entropy_coeff", "entropy_coef")])
+@pytest.mark.parametrize("flag, meant", {
+    "lr": "learning_rate", "epochs": "steps", "batch-size": "prompts_per_step",
+    "kl_coef=0.1": "beta", "max_new_tokens": "max_completion_length",
+    "learning_rat": "learning_rate", "lora_rank": "lora_r", "entropy_coeff": "entropy_coef",
+}.items())
 def test_a_near_miss_is_known_by_its_meaning(flag, meant):
-    with pytest.raises(ValueError, match=f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( |\\?)"):
+    known = f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( |\\?)"
+    with pytest.raises(ValueError, match=known):
         parse([f"--{flag}", "1"])
 
 
@@ -83,23 +92,25 @@ def test_passk_takes_train_pys_names_for_its_numbers():
     assert options([])[0].k == [1, 4, 16]
 
 
-@pytest.mark.parametrize("flag", ["learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "shard"])
+@pytest.mark.parametrize("flag", [
+    "learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "shard"])
 def test_passk_refuses_what_only_training_has(flag):
-    with pytest.raises(ValueError, match=f"passk: --{flag} affects training only, not an evaluation"):
+    line = f"passk: --{flag} affects training only, not an evaluation"
+    with pytest.raises(ValueError, match=line):
         options([f"--{flag}", "1"])
 
 
 def test_passk_keeps_every_flag_of_the_task():
-    assert not {"dataset_name", "verifier", "temperature", "max_completion_length", "chat_template", "stop", "seed", "device",
-                "model_name_or_path"} & of_training()
+    kept = """dataset_name verifier temperature max_completion_length chat_template stop seed device
+        model_name_or_path"""
+    assert not set(kept.split()) & of_training()
 
 
-def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(workplace, capsys):
-    train.main([*TINY, "--steps", "1", "--output_dir", "runs/gspo"])
-    (workplace / "rows.jsonl").write_text('{"prompt": "1+2=", "answer": "3"}\n' * 4)
-    capsys.readouterr()
+def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):
+    run(folder="runs/gspo")
+    jsonl("rows.jsonl", [{"prompt": "1+2=", "answer": "3"}] * 4)
+    new = "--dataset_name rows.jsonl --verifier exact --output_dir next"
     for folder in ("runs/gspo", "runs/gspo/checkpoints"):
-        for command in ([train.main, "--dataset_name", "rows.jsonl", "--verifier", "exact", "--output_dir", "next"], [eval.main, "passk"]):
-            with pytest.raises(SystemExit):
-                command[0]([*command[1:], "--model_name_or_path", folder, "--device", "cpu"])
-            assert "it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1" in capsys.readouterr().err
+        for main, words in ((train.main, new), (eval.main, "passk --device cpu")):
+            assert ("it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1"
+                    ) in run.refused(f"{words} --model_name_or_path {folder}", main=main)
