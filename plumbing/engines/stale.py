@@ -10,7 +10,7 @@ clip sees. With `--old_logp recompute` the ratio starts at 1 in each batch and n
 lag, except `--mismatch` (then `mismatch_kl` in metrics.jsonl measures it). Stale1, Stale2, Stale4
 and Stale8 lag by as many batches, Stale0 by none; another k is a class of two lines.
 
-experiments/stale_sampler.py measures what a lag costs each algorithm.
+`python experiments/run.py lags` measures what a lag costs each algorithm.
 """
 
 import copy
