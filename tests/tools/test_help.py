@@ -1,4 +1,5 @@
-"""--help prints help and does nothing else, for every script. python -m pytest tests/tools/test_help.py"""
+"""--help prints help and does nothing else, for every script.
+python -m pytest tests/tools/test_help.py"""
 
 import builtins
 import io
@@ -11,9 +12,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("", "experiments/", "benchmarks/", "tools/", "tests/")
-CONCEPTS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py")    # have no flags
-SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS for file in sorted((ROOT / folder).glob("*.py"))
-           if file.name not in (*CONCEPTS, "pair_runs.py") and 'if __name__ == "__main__":' in file.read_text()]
+NO_FLAGS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py",
+            "pair_runs.py")
+SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
+           for file in sorted((ROOT / folder).glob("*.py"))
+           if file.name not in NO_FLAGS and 'if __name__ == "__main__":' in file.read_text()]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

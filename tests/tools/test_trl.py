@@ -1,7 +1,7 @@
-"""What `python tools/export.py trl` prints, in TRL 1.16. python -m pytest tests/tools/test_trl.py"""
+"""What `python tools/export.py trl` prints, in TRL 1.16.
+python -m pytest tests/tools/test_trl.py"""
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -11,21 +11,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 import train
-from plumbing.data.running_sum import builtin_tokenizer
+from models import saved
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
+from tiny_run import jsonl
 from tools import export
 from tools.trl import batch_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.trl, pytest.mark.skipif(not importlib.util.find_spec("trl"),
                                                   reason="trl is missing: pip install trl==1.16.0")]
-SIZE = ("--steps 1 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
-        "--micro_batch_size 4 --max_completion_length 6 --device cpu --learning_rate 0.01 "
-        "--warmup_steps 0 --lr_scheduler_type constant_with_warmup").split()
+WORK = ("--model_name_or_path model --dataset_name rows.jsonl --steps 1 --prompts_per_step 4 "
+        "--num_generations 4 --steps_per_generation 2 --micro_batch_size 4 --device cpu "
+        "--max_completion_length 6 --learning_rate 0.01 --warmup_steps 0 "
+        "--lr_scheduler_type constant_with_warmup ")
 
 MINE = '''
 def plain(response, answer):
@@ -42,22 +44,13 @@ def whole_batch(prompts, completions, answer, **columns):
 '''
 
 
-def make_checkpoint(folder):
-    """A tiny random Qwen2 over the characters of the built-in task."""
-    tokenizer = builtin_tokenizer()
-    config = AutoConfig.for_model(
-        "qwen2", hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=32, vocab_size=len(tokenizer), bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def printed(capsys, *flags):
-    export.main(["trl", *flags])
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(capsys):
+    """printed("--flags") is the text of the export."""
+    def export_of(line=""):
+        export.main(["trl", *line.split()])
+        return capsys.readouterr().out
+    return export_of
 
 
 def config_of(text, **more):
@@ -67,83 +60,80 @@ def config_of(text, **more):
     return eval(text, {"trl": make})
 
 
+def trainer_of(text, rows, reward=lambda completions, **columns: [0.0]):
+    """TRL's trainer of these settings."""
+    from datasets import Dataset
+    from trl import GRPOTrainer
+    tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
+    return GRPOTrainer("model", reward, config_of(text, disable_tqdm=True),
+                       Dataset.from_list(rows), processing_class=tokenizer)
+
+
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A folder with a checkpoint, rows and verifiers; the flags that name the first two."""
+    """A folder with a random Qwen2, rows and verifiers, as WORK names them."""
     monkeypatch.chdir(tmp_path)
-    rows = [{"question": f"{a}+{b}", "answer": str(a + b)} for a in range(4) for b in range(4)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    jsonl("rows.jsonl", [{"question": f"{a}+{b}", "answer": str(a + b)}
+                         for a in range(4) for b in range(4)])
     Path("mine.py").write_text(MINE)
-    return ["--model_name_or_path", make_checkpoint(tmp_path / "model"),
-            "--dataset_name", "rows.jsonl", *SIZE]
+    saved("model", "qwen2", num_hidden_layers=1)
 
 
-FORMS = ["exact", "math", "mine.py:plain", "mine.py:parts", "mine.py:with_problem",
-         "mine.py:whole_batch", "./mine.py:plain", "{here}/mine.py:plain", "exact mine.py:parts"]
+def slow(form):
+    return pytest.param(form, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("form", [
-    form if form == "exact mine.py:parts" else pytest.param(form, marks=pytest.mark.slow)
-    for form in FORMS])
-def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work, capsys):
+    slow("exact"), slow("math"), slow("mine.py:plain"), slow("mine.py:parts"),
+    slow("mine.py:with_problem"), slow("mine.py:whole_batch"), slow("./mine.py:plain"),
+    slow("{here}/mine.py:plain"), "exact mine.py:parts"])
+def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work, printed):
     """Two optimizer steps of two micro-batches each. The prompts and the rewards are the user's
     part, as a comment says; here they come from this project's task."""
-    from datasets import Dataset
-    from trl import GRPOTrainer
-    verifiers = form.format(here=os.getcwd()).split()
-    flags = [*work, "--verifier", *verifiers]
-    args = parse(flags)
+    verifiers = "--verifier " + form.format(here=os.getcwd())
+    args = parse((WORK + verifiers).split())
     assert batch_rows(args) == (4, 2)
-    text = printed(capsys, *flags)
+    text = printed(WORK + verifiers)
     others, = [line for line in text.splitlines() if line.startswith("# not in trl.GRPOConfig")]
-    assert f"--verifier {' '.join(verifiers)}" in others
+    assert verifiers in others
     task = from_arguments(args)
-    assert task.judge(["7"], task.train[:1]).shape[0] == 1
-    rows = [{"prompt": problem.prompt, "index": i} for i, problem in enumerate(task.train)]
     rewards = []
 
     def reward(completions, index, **columns):
         problems = [task.train[i] for i in index]
         rewards.append(task.total(task.judge(completions, problems)).tolist())
         return rewards[-1]
-
-    model = args.model_name_or_path
-    trainer = GRPOTrainer(model, reward, config_of(text, disable_tqdm=True), Dataset.from_list(rows),
-                          processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"))
+    trainer = trainer_of(text, [{"prompt": problem.prompt, "index": i}
+                                for i, problem in enumerate(task.train)], reward)
     trainer.train()
     assert trainer.state.global_step == 2                    # --steps 1 of two mini-batches
     assert sum(map(len, rewards)) == 16                      # 4 prompts of 4 responses
 
 
-@pytest.mark.parametrize("decay", ["0", "0.1"])
-def test_weight_decay_of_biases_and_norms_is_said_to_differ(decay, work, capsys):
+@pytest.mark.parametrize("decay", [0, 0.1])
+def test_weight_decay_of_biases_and_norms_is_said_to_differ(decay, work, printed):
     """TRL's own optimizer leaves them out; ours decays every weight."""
-    from datasets import Dataset
-    from trl import GRPOTrainer
-    flags = [*work, "--weight_decay", decay]
-    text = printed(capsys, *flags)
-    assert ("# weight decay: TRL leaves out biases and the weights of norms" in text) == (
-        decay != "0")
-    args = parse(flags)
-    trainer = GRPOTrainer(args.model_name_or_path, lambda completions, **columns: [0.0],
-                          config_of(text), Dataset.from_list([{"prompt": "1+1"}] * 4))
+    line = WORK + f"--weight_decay {decay}"
+    text = printed(line)
+    words = "# weight decay: TRL leaves out biases and the weights of norms"
+    assert (words in text) == (decay > 0)
+    trainer = trainer_of(text, [{"prompt": "1+1"}] * 4)
     theirs = trainer.create_optimizer()
-    names = {id(p): name for name, p in trainer.model.named_parameters()}
-    spared = {names[id(p)] for group in theirs.param_groups for p in group["params"]
+    ours = train.make_optimizer(parse(line.split()), trainer.model)
+    assert all(group["weight_decay"] == decay for group in ours.param_groups)
+    spared = {id(p) for group in theirs.param_groups for p in group["params"]
               if group["weight_decay"] == 0}
-    ours = train.make_optimizer(args, trainer.model)
-    assert all(group["weight_decay"] == float(decay) for group in ours.param_groups)
-    for name in names.values():
-        left_out = decay == "0" or name.endswith("bias") or "norm" in name
-        assert (name in spared) == left_out, name
+    for name, p in trainer.model.named_parameters():
+        left_out = decay == 0 or name.endswith("bias") or "norm" in name
+        assert (id(p) in spared) == left_out, name
     one = theirs.param_groups[0]
     assert (type(theirs), one["lr"], one["betas"]) == (torch.optim.AdamW, 0.01, (0.9, 0.95))
 
 
 @pytest.mark.slow
-def test_what_is_printed_runs_as_a_script(work, capsys):
+def test_what_is_printed_runs_as_a_script(work, printed):
     """The text itself, in a process of its own: its only name is trl."""
-    text = printed(capsys, *work)
+    text = printed(WORK)
     Path("run.py").write_text(
         "import trl\nfrom datasets import Dataset\n"
         f"config = {text[text.index('trl.GRPOConfig('):]}\n"
@@ -160,57 +150,55 @@ def test_what_is_printed_runs_as_a_script(work, capsys):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("micro, rows, accumulated", [(None, 128, 1), (48, 32, 4), (8, 8, 16), (1024, 128, 1)])
-def test_a_micro_batch_divides_the_mini_batch(micro, rows, accumulated):
+@pytest.mark.parametrize("line, rows, accumulated", [
+    ("", 128, 1), ("--micro_batch_size 48", 32, 4), ("--micro_batch_size 8", 8, 16),
+    ("--micro_batch_size 1024", 128, 1)])
+def test_a_micro_batch_divides_the_mini_batch(line, rows, accumulated):
     """32 prompts of 16 responses in 4 mini-batches of 128."""
-    flags = ["--num_generations", "16", *(["--micro_batch_size", str(micro)] if micro else [])]
-    assert batch_rows(parse(flags)) == (rows, accumulated)
+    args = parse(f"--num_generations 16 {line}".split())
+    assert batch_rows(args) == (rows, accumulated)
 
 
-def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_named(capsys):
-    text = printed(capsys, "--mask_truncated_completions", "--beta", "0.1", "--sync_ref_model",
-                   "--ref_model_sync_steps", "3")
-    for field in ("mask_truncated_completions=True", "ref_model_mixup_alpha=0.6",
-                  "ref_model_sync_steps=12"):
-        assert f"    {field},\n" in text
-    assert "# TRL lets AdamW step on its momentum where a mini-batch has no loss token" in text
-    for flags, words in ((["--top_p", "0.9"], "renormalized"),
-                         (["--length_penalty", "0.1"], "length penalty"),
-                         (["--positive_example_nll_weight", "0.1"], "likelihood")):
-        assert words in printed(capsys, *flags)
+@pytest.mark.parametrize("line, words", [
+    ("--mask_truncated_completions --beta 0.1 --sync_ref_model --ref_model_sync_steps 3",
+     ["    mask_truncated_completions=True,\n", "    ref_model_mixup_alpha=0.6,\n",
+      "    ref_model_sync_steps=12,\n",
+      "# TRL lets AdamW step on its momentum where a mini-batch has no loss token"]),
+    ("--top_p 0.9", ["renormalized"]), ("--length_penalty 0.1", ["length penalty"]),
+    ("--positive_example_nll_weight 0.1", ["likelihood"])])
+def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_named(line, words,
+                                                                                      printed):
+    text = printed(line)
+    assert [word for word in words if word not in text] == []
 
 
-def test_a_flag_that_is_gone_says_what_to_type(capsys):
-    for program in ("trl", "verl"):
-        with pytest.raises(SystemExit) as stop:
-            train.main([f"--print_{program}_config", "--beta", "0.1"])
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and f"python tools/export.py {program}" in error
-        assert error.count("\n") == 1
+@pytest.mark.parametrize("program", ["trl", "verl"])
+def test_a_flag_that_is_gone_says_what_to_type(program, refused):
+    assert f"python tools/export.py {program}" in refused(f"--print_{program}_config --beta 0.1")
 
 
-def test_the_command_line_of_the_exports(capsys):
+def test_the_command_line_of_the_exports(refused):
     """No file of train.py's; errors are one line."""
     done = subprocess.run([sys.executable, ROOT / "tools/export.py", "trl", "--epsilon", "-1"],
                           capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("export.py: --epsilon")
-    for words in (["tlr"], ["verl", "--lerning_rate", "1"]):
-        with pytest.raises(SystemExit) as stop:
-            export.main(words)
-        assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    for line in ("tlr", "verl --lerning_rate 1"):
+        refused(line, main=export.main)
 
 
-def test_vllm_is_in_the_config_of_a_run_with_vllm_alone(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("line, share, mode", [
+    ("", 0.3, None),
+    ("--vllm_gpu_memory_utilization 0.5 --mismatch token_truncate", 0.5, "token_truncate")])
+def test_vllm_is_in_the_config_of_a_run_with_vllm_alone(line, share, mode, printed, monkeypatch,
+                                                        tmp_path):
     """TRL takes the fields; its weights, which drop whole responses by default, are on only where
     the run has them."""
-    assert "vllm" not in printed(capsys, "--device", "cpu").lower()
+    assert "vllm" not in printed("--device cpu").lower()
     monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
-    more = ["--vllm_gpu_memory_utilization", "0.5", "--mismatch", "token_truncate"]
-    for flags, share, mode in (([], 0.3, None), (more, 0.5, "token_truncate")):
-        text = printed(capsys, "--device", "cpu", "--sampler", "vllm", *flags)
-        assert "# not in trl.GRPOConfig" not in text and "pip install trl[vllm], and a GPU" in text
-        found = config_of(text, output_dir=str(tmp_path))
-        assert found.use_vllm and found.vllm_mode == "colocate"
-        assert found.vllm_gpu_memory_utilization == share
-        assert found.vllm_importance_sampling_correction == (mode is not None)
-        assert mode is None or found.vllm_importance_sampling_mode == mode
+    text = printed(f"--device cpu --sampler vllm {line}")
+    assert "# not in trl.GRPOConfig" not in text and "pip install trl[vllm], and a GPU" in text
+    found = config_of(text, output_dir=str(tmp_path))
+    assert found.use_vllm and found.vllm_mode == "colocate"
+    assert found.vllm_gpu_memory_utilization == share
+    assert found.vllm_importance_sampling_correction == (mode is not None)
+    assert mode is None or found.vllm_importance_sampling_mode == mode

@@ -1,7 +1,7 @@
 """`eval.py view`: the tokens that a run saves, and the page that shows them, in a real browser.
 
     python -m pytest tests/tools/test_view.py                 the file's contents
-    python -m pytest tests/tools/test_view.py -m slow         the page, in Debian's chromium (headless)
+    python -m pytest tests/tools/test_view.py -m slow         the page, in a headless chromium
 """
 
 import base64
@@ -323,7 +323,7 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
                 push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
                 tokens = shown(opened, panel)
                 assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
-                if OBJECTIVES[name].clip != "tv-two-sided":  # there, removed tokens are still pulled
+                if OBJECTIVES[name].clip != "tv-two-sided":  # there, they are still pulled
                     assert [t[2] for t in tokens] == struck
                 for side in ("low", "high"):
                     removed = float(stats[f"clip_{side}"] * stats["tokens"])
@@ -374,8 +374,9 @@ def test_constants_are_those_of_the_run(driver, tmp_path, name):
     options = {"dual_clip": None, "off_policy_mask": None, "objective": name,
                "reduction": row.reduction}
     push = lambda **more: reference(group, name, row.epsilon, row.epsilon_high, options | more)[0]
-    assert [t[0] for t in shown(driver, 0)] == pytest.approx(push(constants=constants), rel=1e-6, abs=1e-12)
-    assert push(constants=constants) != pytest.approx(push(), rel=1e-3)
+    own = push(constants=constants)
+    assert [t[0] for t in shown(driver, 0)] == pytest.approx(own, rel=1e-6, abs=1e-12)
+    assert own != pytest.approx(push(), rel=1e-3)
 
 
 @pytest.mark.slow
@@ -492,27 +493,33 @@ def test_the_page_fits_its_window_in_light_and_dark(opened, width):
         assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
+PLACE = ("const box = arguments[0] instanceof Element ? arguments[0] :"
+         " document.querySelector(arguments[0]); const r = box.getBoundingClientRect();"
+         "return [r.left, r.top, r.right, r.bottom]")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(390, 844), (1400, 900)])
 def test_the_first_answer_is_above_the_fold_and_nothing_under_the_bar(driver, page, width, height):
-    """As a phone and as a desk see it. The bar at the bottom tells about a token, in up to six lines."""
+    """As a phone and as a desk see it. The bar at the bottom tells about a token, in up to six
+    lines."""
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
         "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700})
     try:
         driver.get(page.as_uri())
-        place = ("const box = arguments[0] instanceof Element ? arguments[0] : document.querySelector(arguments[0]);"
-                 "const r = box.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]")
-        top = driver.execute_script(place, ".answer .token")[1]
+        top = driver.execute_script(PLACE, ".answer .token")[1]
         assert 0 < top < 0.8 * height, "the first answer's tokens are above the fold"
-        for focused in (False, True):
-            if focused:
-                driver.execute_script("document.querySelector('.answer .token').focus()")
-            bar, scrolled = (driver.execute_script(place, name) for name in (".inspector", ".page"))
+        for focus in ("", "document.querySelector('.answer .token').focus()"):
+            driver.execute_script(focus)
+            bar, scrolled = (driver.execute_script(PLACE, name) for name in (".inspector", ".page"))
             assert scrolled[3] <= bar[1] + 0.5 and bar[3] <= height + 0.5
-        assert driver.execute_script("return document.querySelector('.page').scrollWidth") <= width
-        signs = driver.execute_script("return [...document.querySelectorAll('.signs > div')].map(d => [d.innerText, d.checkVisibility()])")
-        words = " ".join(text for text, visible in signs if visible)
-        for sign in ("removed by the clip", "weight of the gradient", "the clip range", "first wrong step", "inserted by a tool", "experts of a layer"):
+        wide = driver.execute_script("return document.querySelector('.page').scrollWidth")
+        assert wide <= width
+        words = " ".join(driver.execute_script(
+            "return [...document.querySelectorAll('.signs > div')]"
+            ".filter(d => d.checkVisibility()).map(d => d.innerText)"))
+        for sign in ("removed by the clip", "weight of the gradient", "the clip range",
+                     "first wrong step", "inserted by a tool", "experts of a layer"):
             assert sign in words
         driver.execute_script("document.querySelector('#flip').click()")
         assert on_screen(driver, 0)[0] == "grpo", "a phone has no key g"
@@ -521,16 +528,24 @@ def test_the_first_answer_is_above_the_fold_and_nothing_under_the_bar(driver, pa
 
 
 @pytest.mark.slow
-def test_a_response_that_was_cut_off_says_so_and_has_no_s_and_a_token_names_its_kept_set(driver, tmp_path):
+def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(driver, tmp_path):
     group = record()
     group["mask"][1] = [0] * len(group["mask"][1])
     group["cut_off"] = [i == 1 for i in range(G)]
     group["kept"] = [[[text, "other"] for text in row] for row in group["tokens"]]
-    driver.get(view.write_page([write_run(tmp_path / "run", [group])], tmp_path / "page.html").as_uri())
-    cut, whole = driver.execute_script(
-        "return [1, 0].map(i => { const a = document.querySelectorAll('.answer')[i]; return [a.innerText, a.querySelectorAll('.gauge').length,"
-        "a.getAttribute('aria-label'), a.querySelectorAll('.token.tool').length, a.querySelector('.token').getAttribute('aria-label')]; })")
-    assert "cut off, not in the loss" in cut[0] and "no loss token" in cut[0] and cut[1] == 0 and ", s " not in cut[2]
-    assert cut[3] == len(group["mask"][1]) and "cut off, not a loss token" in cut[4] and "drawn from" not in cut[4]
-    assert "cut off" not in whole[0] and whole[1] == 1 and ", s " in whole[2] and "drawn from 2: " in whole[4] and whole[4].count("other") == 1
+    run = write_run(tmp_path / "run", [group])
+    driver.get(view.write_page([run], tmp_path / "page.html").as_uri())
+    whole, cut = driver.execute_script(
+        "return [...document.querySelectorAll('.answer')].slice(0, 2).map(a => ({"
+        "text: a.innerText, label: a.getAttribute('aria-label'),"
+        "gauges: a.querySelectorAll('.gauge').length,"
+        "tools: a.querySelectorAll('.token.tool').length,"
+        "token: a.querySelector('.token').getAttribute('aria-label')}))")
+    assert "cut off, not in the loss" in cut["text"] and "no loss token" in cut["text"]
+    assert cut["gauges"] == 0 and ", s " not in cut["label"]
+    assert cut["tools"] == len(group["mask"][1])
+    assert "cut off, not a loss token" in cut["token"] and "drawn from" not in cut["token"]
+    assert "cut off" not in whole["text"]
+    assert whole["gauges"] == 1 and ", s " in whole["label"]
+    assert "drawn from 2: " in whole["token"] and whole["token"].count("other") == 1
     assert driver.get_log("browser") == []
