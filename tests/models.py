@@ -2,7 +2,8 @@
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (AutoConfig, AutoModelForCausalLM, GenerationConfig,
+                          PreTrainedTokenizerFast)
 
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
@@ -36,6 +37,14 @@ def saved(folder, family="qwen3", tokenizer=None, **sizes):
     make(family, **of_tokenizer | sizes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def for_chats(policy, ends=()):
+    """The policy with further end tokens, and with settings for chats that no sampler may read."""
+    policy.generation_config = GenerationConfig(
+        eos_token_id=[SIZES["eos_token_id"], *ends], pad_token_id=SIZES["pad_token_id"],
+        do_sample=True, top_k=5, top_p=0.8, repetition_penalty=1.3)
+    return policy
 
 
 def ascii_tokenizer():

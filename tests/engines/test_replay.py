@@ -1,10 +1,11 @@
-"""Rollout routing replay on several transformers MoEs: python -m pytest tests/engines/test_replay.py
+"""Rollout routing replay on several transformers MoEs.
+python -m pytest tests/engines/test_replay.py
 
-The routes of an independent forward over prompt and response are the reference for what was recorded
-while sampling, and the sampler itself for what the trainer then takes.
+The routes of an independent forward over prompt and response are the reference for what was
+recorded while sampling, and the sampler itself for what the trainer then takes.
 """
 
-import json
+import math
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -12,28 +13,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import train
 from plumbing.engines import replay
 from plumbing.run import metrics as run_metrics
-from plumbing.speed import fast
 from plumbing.engines.samplers import RecordingSampler, sampling_copy
+from plumbing.speed import fast
 from plumbing.speed.rollouts import concat, response_routes
 from plumbing.data.running_sum import builtin_tokenizer
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes, replay_routes
 from test_routes import make
-from tiny_run import TINY, metrics
 
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
-SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all prompts begin with
-WAYS = {"plain": (Sampler, plain_logp), "fast": (fast.FastSampler, partial(fast.response_logp, replayed=True))}
+SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all begin with
+WAYS = {"plain": (Sampler, plain_logp),
+        "fast": (fast.FastSampler, partial(fast.response_logp, replayed=True))}
 
 
-def arguments(way="fast", **more):
-    return SimpleNamespace(plain=way == "plain", gradient_checkpointing=False,
-                           routing_replay="rollout", **more)
+def arguments(way="fast", checkpointing=False):
+    return SimpleNamespace(plain=way == "plain", gradient_checkpointing=checkpointing,
+                           routing_replay="rollout")
 
 
 def sampled(model, way="fast", prompts=SHORT, group_size=4, **options):
@@ -43,13 +43,14 @@ def sampled(model, way="fast", prompts=SHORT, group_size=4, **options):
 
 def recording(model, way, width):
     """A sampler of that way that keeps what the model's routers choose."""
-    return RecordingSampler(WAYS[way][0](model, builtin_tokenizer(), width), shares_rows=way == "fast")
+    sampler = WAYS[way][0](model, builtin_tokenizer(), width)
+    return RecordingSampler(sampler, shares_rows=way == "fast")
 
 
 @torch.no_grad()
 def chosen(model, rollout):
-    """The experts that a model takes for the response tokens, in one plain forward: [L, loss tokens, K]
-    in order."""
+    """The experts that a model takes for the response tokens, in one plain forward: [L, loss
+    tokens, K] in order."""
     with record_routes(model) as routes:
         plain_logp(model, rollout)
     return own(routes, rollout)
@@ -62,7 +63,8 @@ def own(routes, rollout):
 
 @torch.no_grad()
 def replayed(model, rollout, args, way="fast"):
-    with replay_routes(model, replay.forced_routes(args, model, rollout)), record_routes(model) as routes:
+    forced = replay.forced_routes(args, model, rollout)
+    with replay_routes(model, forced), record_routes(model) as routes:
         logp = WAYS[way][1](model, rollout).logp                                    # [B, T]
     return logp, own(routes, rollout)
 
@@ -74,18 +76,13 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
     """With a sampler rounded to 4 bits, which chooses otherwise; and the same routes change nothing
     where sampler and policy are one."""
     model = make(family)
-    sampler = sampling_copy(model, "int4")
-    rollout = sampled(sampler, way, prompts)
-    theirs, ours = chosen(sampler, rollout), chosen(model, rollout)
-    logp, forced = replayed(model, rollout, arguments(way), way)
-    assert torch.equal(forced, theirs) and not torch.equal(ours, theirs)
-    free = plain_logp(model, rollout).logp
-    assert (logp - free).abs().max() > 1e-3                    # other experts, other log-probs
-
-    rollout = sampled(model, way, prompts)
-    logp, forced = replayed(model, rollout, arguments(way), way)
-    assert torch.equal(forced, chosen(model, rollout))
-    torch.testing.assert_close(logp, plain_logp(model, rollout).logp, atol=1e-5, rtol=1e-5)
+    for sampler in (sampling_copy(model, "int4"), model):
+        rollout = sampled(sampler, way, prompts)
+        logp, forced = replayed(model, rollout, arguments(way), way)
+        assert torch.equal(forced, chosen(sampler, rollout))
+        assert torch.equal(forced, chosen(model, rollout)) == (sampler is model)
+        error = (logp - plain_logp(model, rollout).logp).abs().max()
+        assert error < 1e-4 if sampler is model else error > 1e-3
 
 
 @pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
@@ -94,15 +91,16 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
     sampler = sampling_copy(make(), "int4")
     for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
         rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
-        responses = rollout.sampled.passes[1].indices                                # [L, B, T-1, K]
-        read = rollout.mask[:, 1:]           # the token before a loss token was read, so it was routed
-        assert (responses[:, read] >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
+        responses = rollout.sampled.passes[1].indices                               # [L, B, T-1, K]
+        read = rollout.mask[:, 1:]                           # the token before a loss token
+        assert (responses[:, read] >= 0).all()
+        assert responses.shape[2] == rollout.mask.shape[1] - 1
         _, forced = replayed(make(), rollout, arguments())
         assert torch.equal(forced, chosen(sampler, rollout))
-    plain = sampled(sampler, "plain", prompts, group_size=6, temperature=0)
-    quick = sampled(sampler, "fast", prompts, group_size=6, temperature=0)
+    plain, quick = (sampled(sampler, way, prompts, group_size=6, temperature=0) for way in WAYS)
     for a, b in zip(plain.sampled.passes, quick.sampled.passes):
-        assert torch.equal(a.indices.sort(-1).values[b.indices >= 0], b.indices.sort(-1).values[b.indices >= 0])
+        taken, routed = b.indices.sort(-1).values, b.indices >= 0
+        assert torch.equal(a.indices.sort(-1).values[routed], taken[routed])
 
 
 def test_routes_are_cut_and_joined_with_their_rollout():
@@ -122,11 +120,10 @@ def test_routes_are_cut_and_joined_with_their_rollout():
 def test_one_response_per_forward_and_one_token_per_response():
     sampler, model = sampling_copy(make(), "int4"), make()
     rollout = sampled(sampler)
-    part = rollout.rows(2, 3)                                  # a group of one: prompt and response as one
+    part = rollout.rows(2, 3)                                # prompt and response as one
     assert torch.equal(replayed(model, part, arguments())[1], chosen(sampler, part))
-    checkpointed = SimpleNamespace(plain=False, gradient_checkpointing=True,
-                                   routing_replay="rollout")
-    assert torch.equal(replayed(model, rollout, checkpointed, "plain")[1], chosen(sampler, rollout))
+    forced = replayed(model, rollout, arguments(checkpointing=True), "plain")[1]
+    assert torch.equal(forced, chosen(sampler, rollout))
     torch.manual_seed(0)
     short = recording(sampler, "fast", 1).sample(SHORT, 4)
     assert torch.equal(replayed(model, short, arguments())[1], chosen(sampler, short))
@@ -145,27 +142,27 @@ def test_gates_come_from_the_trainers_logits():
     assert all(p.grad is not None for name, p in model.named_parameters() if "gate" in name)
 
 
-# ------------------------------------------------------------------------------------------------- the script
+# ------------------------------------------------------------------------------------- the script
 
-def run(name, *flags):
-    train.main([*TINY, "--steps", "2", "--warmup_steps", "0", *flags, "--output_dir", name])
-    return metrics(name)
+LINE = "--steps 2 --warmup_steps 0 "
 
 
-def test_with_one_policy_r3_is_r2_is_no_replay_at_first(workplace, monkeypatch):
-    """Before the first update the sampler is the policy: the same log-probs and losses; in the second
-    mini-batch, the policy has moved, and replay decides."""
-    runs = {kind: run(kind, "--algorithm", "grpo", "--learning_rate", "0.05", "--routing_replay", kind)
-            for kind in ("none", "old", "rollout")}
-    first = {kind: records[0]["minibatches"][0] for kind, records in runs.items()}
-    for kind in ("old", "rollout"):
-        assert first[kind]["grad_norm"] == pytest.approx(first["none"]["grad_norm"], rel=1e-4)
-    last = {kind: records[0]["minibatches"][1]["grad_norm"] for kind, records in runs.items()}
-    assert last["old"] == pytest.approx(last["rollout"], rel=1e-5) != pytest.approx(last["none"], rel=1e-5)
+def test_with_one_policy_r3_is_r2_is_no_replay_at_first(run):
+    """Before the first update the sampler is the policy: the same log-probs and losses; in the
+    second mini-batch, the policy has moved, and replay decides."""
+    first, last = {}, {}
+    for kind in ("none", "old", "rollout"):
+        record = run(LINE + f"--algorithm grpo --learning_rate 0.05 --routing_replay {kind}",
+                     folder=kind)[0]
+        first[kind], last[kind] = (mini["grad_norm"] for mini in record["minibatches"])
+    assert [first["old"], first["rollout"]] == pytest.approx([first["none"]] * 2, rel=1e-4)
+    assert last["old"] == pytest.approx(last["rollout"], rel=1e-5)
+    assert last["old"] != pytest.approx(last["none"], rel=1e-5)
 
 
-def test_the_reference_is_scored_with_the_routes_of_the_old_policy(workplace, monkeypatch):
-    """In the second batch π_old has moved; the reference takes its experts, so that KL of equal policies is 0."""
+def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, monkeypatch):
+    """In the second batch π_old has moved; the reference takes its experts, so that KL of equal
+    policies is 0."""
     forced, seen, record = [], [], run_metrics.batch_record
 
     @contextmanager
@@ -173,10 +170,15 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(workplace, mo
         with replay_routes(model, passes):
             forced.append(model)
             yield
+
+    def recorded(*args):
+        seen.append(args[3])
+        return record(*args)
     monkeypatch.setattr("plumbing.loop.extras.replay_routes", noted)
-    monkeypatch.setattr(run_metrics, "batch_record", lambda *args: seen.append(args[3]) or record(*args))
-    run("run", "--routing_replay", "old", "--beta", "0.1", "--learning_rate", "0.05")
-    reference, = {model for model in forced if not any(p.requires_grad for p in model.parameters())}
+    monkeypatch.setattr(run_metrics, "batch_record", recorded)
+    run(LINE + "--routing_replay old --beta 0.1 --learning_rate 0.05")
+    reference, = {model for model in forced
+                  if not any(p.requires_grad for p in model.parameters())}
     for batch in seen:
         with torch.no_grad(), replay_routes(reference, batch.passes):
             want = fast.response_logp(reference, batch.rollout, replayed=True).logp
@@ -185,31 +187,31 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(workplace, mo
     assert (free - seen[1].ref_logp).abs().max() > 1e-3, "its own experts are others"
 
 
-def slow(*flags):
-    return pytest.param(list(flags), marks=pytest.mark.slow)
+def slow(line):
+    return pytest.param(line, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("more", [["--plain"], ["--micro_batch_size", "1"], slow(), slow("--gradient_checkpointing"),
-                                  slow("--dynamic_sampling"), slow("--algorithm", "rspo")])
-def test_r3_lowers_the_gap_to_a_rounded_sampler(more, workplace):
+@pytest.mark.parametrize("line", [
+    "--plain", "--micro_batch_size 1", slow(""), slow("--gradient_checkpointing"),
+    slow("--dynamic_sampling"), slow("--algorithm rspo")])
+def test_r3_lowers_the_gap_to_a_rounded_sampler(line, run):
     """Recomputed log-probs stand nearer to the sampler's if the experts are the same."""
-    gap = {kind: run(kind, "--sampler_dtype", "int3", "--routing_replay", kind, *more)[0]["mismatch_kl"]
-           for kind in ("old", "rollout")}
-    assert 0 < gap["rollout"] != gap["old"]
+    old, rollout = (run(f"{LINE} --sampler_dtype int3 --routing_replay {kind} {line}",
+                        folder=kind)[0]["mismatch_kl"] for kind in ("old", "rollout"))
+    assert 0 < rollout != old
 
 
-def test_r3_trains_on_the_samplers_log_probs(workplace):
-    records = run("run", "--old_logp", "sampler", "--routing_replay", "rollout", "--sampler_dtype", "int4")
-    free = run("free", "--old_logp", "sampler", "--sampler_dtype", "int4")
-    assert records[0]["reward"] == free[0]["reward"]           # the same rollout
-    assert records[0]["minibatches"][0]["grad_norm"] != free[0]["minibatches"][0]["grad_norm"]
-    assert all(json.dumps(record["loss"]) != "NaN" for record in records)
+def test_r3_trains_on_the_samplers_log_probs(run):
+    line = LINE + "--old_logp sampler --sampler_dtype int4 "
+    records, free = run(line + "--routing_replay rollout"), run(line, folder="free")
+    assert records[0]["reward"] == free[0]["reward"]         # the same rollout
+    own, other = (found[0]["minibatches"][0]["grad_norm"] for found in (records, free))
+    assert own != other and not any(math.isnan(record["loss"]) for record in records)
 
 
-@pytest.mark.parametrize("flags, words", [
-    (["--routing_replay", "old", "--old_logp", "sampler"], "--old_logp sampler cannot be combined with --routing_replay old"),
-    (["--routing_replay", "r3"], "known: none, old, rollout")])
-def test_what_replay_cannot_do_is_refused(flags, words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *flags])
-    assert stop.value.code == 2 and words in capsys.readouterr().err
+@pytest.mark.parametrize("line, words", [
+    ("--routing_replay old --old_logp sampler",
+     "--old_logp sampler cannot be combined with --routing_replay old"),
+    ("--routing_replay r3", "known: none, old, rollout")])
+def test_what_replay_cannot_do_is_refused(line, words, refused):
+    assert words in refused(line)

@@ -1,7 +1,7 @@
-"""vLLM itself as the sampler, on a CPU, where it is installed (tests/requirements-vllm.txt; .ci/run makes its environment).
+"""vLLM itself as the sampler, on a CPU, where it is installed (tests/requirements-vllm.txt; .ci/run
+makes its environment).
 python -m pytest tests/engines/test_vllm.py -m slow"""
 
-import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -9,40 +9,37 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 import train
+from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines import vllm as engine
 from rollout import response_logp
-from tiny_run import TINY, TRAIN, differences, metrics
+from tiny_run import TRAIN, differences, flags, jsonl, metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed: tests/requirements-vllm.txt")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: tests/requirements-vllm.txt")]
 
-MOE = [*TINY, *"--hidden_size 128 --sampler vllm --learning_rate 0.003 --algorithm grpo --warmup_steps 0 --lr_scheduler_type constant_with_warmup".split()]
-DATA = [*MOE, *"--model_name_or_path model --dataset_name rows.jsonl --verifier exact --max_completion_length 6 --max_prompt_length 16 --entropy_coef 0.1".split()]
+LINE = ("--sampler vllm --learning_rate 0.003 --algorithm grpo --warmup_steps 0 "
+        "--lr_scheduler_type constant_with_warmup ")
+MOE = flags(*(LINE + "--hidden_size 128").split())
+DATA = flags(*(LINE + "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
+               "--max_completion_length 6 --max_prompt_length 16 --entropy_coef 0.1").split())
+TOKENIZER = builtin_tokenizer()
 
 
 def model():
-    """A tiny Llama whose heads are 32 wide, with a tied LM head, two end tokens and settings for chats."""
-    torch.manual_seed(0)
-    tokenizer = builtin_tokenizer()
-    policy = LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=64, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, max_position_embeddings=128, initializer_range=0.2)).eval()
-    policy.generation_config = GenerationConfig(
-        eos_token_id=[tokenizer.eos_token_id, 3], top_k=5, top_p=0.8, repetition_penalty=1.3, do_sample=True)
-    return policy, tokenizer
+    """A tiny Llama with heads of 32, a tied LM head, two end tokens and settings for chats."""
+    return for_chats(make("llama", hidden_size=64, num_attention_heads=2, num_key_value_heads=1,
+                          head_dim=32, intermediate_size=64, tie_word_embeddings=True,
+                          max_position_embeddings=128, initializer_range=0.2), ends=(3,))
 
 
 @pytest.fixture
 def place(workplace):
-    policy, tokenizer = model()
-    policy.save_pretrained("model")
-    tokenizer.save_pretrained("model")
-    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model().save_pretrained("model")
+    TOKENIZER.save_pretrained("model")
+    jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)])
     yield workplace
     engine.close_engine()
 
@@ -54,21 +51,23 @@ def difference(policy, rollout, temperature):
 
 
 def test_samples_of_the_policy_after_each_of_ten_updates(place):
-    """Also: more prompt tokens than vLLM takes at once, stop strings, two end tokens, seeds, the generators of torch."""
-    policy, tokenizer = model()
+    """Also: more prompt tokens than vLLM takes at once, stop strings, two end tokens, seeds, the
+    generators of torch."""
+    policy = model()
     prompts = [[1, 10] * 12 + [11], [2, 10, 3, 11]]
     uniforms = torch.rand(2 * 100, 8, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    sampler = engine.VllmSampler(policy, tokenizer, 8, 0.7, ("2", "1+"), prompt_tokens=32)
+    sampler = engine.VllmSampler(policy, TOKENIZER, 8, 0.7, ("2", "1+"), prompt_tokens=32)
     rollout = sampler.sample(prompts, 100, uniforms=uniforms)
     assert torch.equal(before, torch.get_rng_state())
     assert difference(policy, rollout, 0.7) < 1e-4
-    assert torch.equal(rollout.response_ids, sampler.sample(prompts, 100, uniforms=uniforms).response_ids)
+    again = sampler.sample(prompts, 100, uniforms=uniforms)
+    assert torch.equal(rollout.response_ids, again.response_ids)
     seen = {*rollout.texts}
-    for ids, mask, truncated in zip(rollout.response_ids.tolist(), rollout.mask.tolist(), rollout.truncated.tolist()):
-        own = [token for token, loss in zip(ids, mask) if loss]
-        ends = [n for n in range(1, len(own) + 1) if own[n - 1] in (tokenizer.eos_token_id, 3)
-                or tokenizer.decode(own[:n]).endswith(("2", "1+"))]
+    for ids, mask, truncated in zip(rollout.response_ids, rollout.mask, rollout.truncated):
+        own = ids[mask].tolist()
+        ends = [n for n in range(1, len(own) + 1) if own[n - 1] in (15, 3)
+                or TOKENIZER.decode(own[:n]).endswith(("2", "1+"))]
         assert ends == ([] if truncated else [len(own)]) and (not truncated or len(own) == 8)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
     for _ in range(10):
@@ -104,7 +103,7 @@ def test_a_head_that_is_not_transferred_stops_the_run_in_one_line(place, monkeyp
 
 
 def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place):
-    train.main([*MOE, "--steps", "2", "--eval_samples", "1", "--eval_prompts", "4", "--output_dir", "whole"])
+    train.main([*MOE, *"--steps 2 --eval_samples 1 --eval_prompts 4 --output_dir whole".split()])
     assert all(record["mismatch_kl"] < 1e-10 for record in metrics("whole"))
     train.main([*MOE, "--steps", "1", "--output_dir", "parts"])
     train.main([*MOE, "--steps", "2", "--output_dir", "parts", "--resume"])
@@ -114,7 +113,7 @@ def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place):
 
 
 def test_experts_that_stay_unpacked_stop_the_run(place, monkeypatch, capfd):
-    """Without forget_packed_experts: if a later vLLM needs it no more, this fails, and it can go."""
+    """Without forget_packed_experts: if a later vLLM does not need it, this fails: it can go."""
     monkeypatch.setattr(engine, "forget_packed_experts", lambda model: None)
     with pytest.raises(SystemExit) as stop:
         train.main([*MOE, "--steps", "1", "--output_dir", "run"])
@@ -132,12 +131,14 @@ def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, capfd
     with pytest.raises(SystemExit) as stop:
         train.main([*MOE, "--hidden_size", "96", "--steps", "1", "--output_dir", "run"])
     lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.py: ")]
-    assert stop.value.code == 2 and len(lines) == 1 and "vLLM cannot sample: RuntimeError: Unsupported CPU attention" in lines[0]
+    assert stop.value.code == 2 and len(lines) == 1
+    assert "vLLM cannot sample: RuntimeError: Unsupported CPU attention" in lines[0]
 
 
 def test_two_processes_have_an_engine_each_and_draw_the_same(place):
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", TRAIN]
-    done = subprocess.run([*two, *MOE, "--steps", "2", "--output_dir", "two"], capture_output=True, text=True)
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*two, TRAIN, *MOE, "--steps", "2", "--output_dir", "two"],
+                          capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     train.main([*MOE, "--steps", "2", "--output_dir", "one"])
     assert [r["reward"] for r in metrics("two")] == [r["reward"] for r in metrics("one")]

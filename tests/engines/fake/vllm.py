@@ -1,7 +1,8 @@
-"""What --sampler vllm uses of vLLM, by transformers: a copy of the policy in this process, seeds per row, transfers.
+"""What --sampler vllm uses of vLLM, by transformers: a copy of the policy in this process, seeds
+per row, transfers.
 
-tests/engines/test_vllm.py puts this folder on sys.path where it tests our side of the seam without vLLM. FAULTS names
-what a transfer leaves behind; CALLS is what the engine was asked, in order.
+tests/engines/test_engines.py puts this folder on sys.path, to test our side of the seam without
+vLLM. FAULTS names what a transfer leaves behind; CALLS is what the engine was asked, in order.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ class LLM:
         print(f"vLLM with {options}")
         CALLS.append("load")
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-        head = self.model.lm_head                            # vLLM on a CPU holds a packed copy of a tied head
+        head = self.model.lm_head                            # vLLM on a CPU: a copy of a tied head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         if options["max_model_len"] > self.model.config.max_position_embeddings:
@@ -62,17 +63,20 @@ class LLM:
     def generate(self, rows, params, use_tqdm):
         CALLS.append("generate")
         pairs = list(zip(rows, params, strict=True))
-        return [SimpleNamespace(outputs=[answer]) for ids, group in groupby(pairs, lambda pair: pair[0]["prompt_token_ids"])
+        groups = groupby(pairs, lambda pair: pair[0]["prompt_token_ids"])
+        return [SimpleNamespace(outputs=[answer]) for ids, group in groups
                 for answer in self.answers(ids, [p for _, p in group])]
 
     def answers(self, ids, params):
         """A response to the same prompt for each of the params."""
-        random, live = [torch.Generator().manual_seed(p.seed) for p in params], range(len(params))
+        random = [torch.Generator().manual_seed(p.seed) for p in params]
+        live = range(len(params))
         found = [SimpleNamespace(token_ids=[], logprobs=[]) for _ in params]
         while live:
-            logits = self.model(torch.tensor([ids + found[i].token_ids for i in live])).logits[:, -1]      # [b, V]
-            for i, row in zip(live, logits):
-                token, logp = draw_token(row[None], torch.rand(1, generator=random[i]), params[i].temperature)
+            read = torch.tensor([ids + found[i].token_ids for i in live])           # [b, t]
+            for i, row in zip(live, self.model(read).logits[:, -1]):
+                u = torch.rand(1, generator=random[i])
+                token, logp = draw_token(row[None], u, params[i].temperature)
                 found[i].token_ids.append(token.item())
                 found[i].logprobs.append({token.item(): SimpleNamespace(logprob=logp.item())})
             live = [i for i in live if not self.ended(found[i].token_ids, params[i])]
