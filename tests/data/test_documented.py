@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shlex
-import shutil
 import signal
 import socket
 import subprocess

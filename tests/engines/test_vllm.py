@@ -5,7 +5,6 @@ python -m pytest tests/engines/test_vllm.py -m slow"""
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
