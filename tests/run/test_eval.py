@@ -1,9 +1,10 @@
-"""eval.py: estimators against enumeration, the command lines on tiny checkpoints. python -m pytest tests/run/test_eval.py"""
+"""eval.py: estimators against enumeration, the command lines on tiny runs.
+python -m pytest tests/run/test_eval.py"""
 
 import itertools
-import json
 import math
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import eval
 from tools import dashboard as pictures
 from eval import bootstrap, pass_at_1, pass_at_k, reward_scores, with_interval
 from plumbing.data.task import Task
+from tiny_run import jsonl
 
 
-# -------------------------------------------------------------------------------------------------------------- estimators
+# ------------------------------------------------------------------------------- estimators
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n):
@@ -23,8 +25,10 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n):
         right = [i < c for i in range(n)]
         for k in range(1, n + 1):
             subsets = list(itertools.combinations(right, k))
-            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
-            assert pass_at_k(n, c, k) == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
+            share = sum(map(any, subsets)) / len(subsets)
+            formula = 1 - math.comb(n - c, k) / math.comb(n, k)
+            assert pass_at_k(n, c, k) == pytest.approx(share, abs=1e-12)
+            assert pass_at_k(n, c, k) == pytest.approx(formula, abs=1e-12)
 
 
 def test_pass_at_k_of_many_samples_does_not_overflow():
@@ -40,11 +44,11 @@ def test_pass_at_k_refuses_more_than_was_sampled(k):
 
 def test_bootstrap_covers_the_mean_of_a_known_distribution_about_95_times_in_100():
     generator, covered, trials = torch.Generator().manual_seed(0), 0, 300
-    for trial in range(trials):
-        rates = (torch.rand(80, 4, generator=generator) < .3).double().mean(-1)          # 80 problems of pass rate 0.3, 4 samples each
+    for trial in range(trials):                              # 80 problems of 4 samples
+        rates = (torch.rand(80, 4, generator=generator) < .3).double().mean(-1)
         low, high = bootstrap(rates, draws=500, seed=trial)
         covered += low <= .3 <= high
-    assert .91 <= covered / trials <= .98                    # binomial: 95 % ± 1.3 % is one standard deviation
+    assert .91 <= covered / trials <= .98                    # binomial: one deviation is 1.3 %
 
 
 def test_bootstrap_narrows_with_the_number_of_problems_and_is_a_point_without_spread():
@@ -56,17 +60,17 @@ def test_bootstrap_narrows_with_the_number_of_problems_and_is_a_point_without_sp
 
 @pytest.mark.parametrize("n", [1, 14, 256])
 def test_the_interval_of_equal_shares_is_clopper_and_pearsons_over_problems(n):
-    mean, low, high = pass_at_1([[0, 0.9, 0, 0]] * n)        # not one right answer, four answers a problem: n counts, not 4 n
+    mean, low, high = pass_at_1([[0, 0.9, 0, 0]] * n)        # none right; n counts, not 4 n answers
     assert mean == low == 0
-    assert (1 - high) ** n == pytest.approx(.025), "the share at which a binomial of n problems gives none with 2.5 %"
+    assert (1 - high) ** n == pytest.approx(.025), "at this share, n problems give none with 2.5 %"
     assert pass_at_1([[1, 1]] * n) == (1, pytest.approx(1 - high), 1)
-    mean, low, high = with_interval([0.0] * n, (-1, 1))      # no problem differs between two checkpoints
+    mean, low, high = with_interval([0.0] * n, (-1, 1))      # no problem differs
     assert mean == 0 and -low == high == pytest.approx(1 - .025 ** (1 / n))
-    assert with_interval([3.0] * n) == (3, None, None), "without limits, the others could be anything"
+    assert with_interval([3.0] * n) == (3, None, None), "without limits, others could be anything"
 
 
 def test_the_interval_after_no_right_answer_covers_a_small_pass_rate():
-    """200 problems of pass rate 0.005: the bootstrap says [0, 0] in a third of all draws, and is wrong each time."""
+    """200 problems of pass rate 0.005: the bootstrap says [0, 0], wrongly, in a third of draws."""
     generator, covered, points = torch.Generator().manual_seed(0), 0, 0
     for _ in range(150):
         right = (torch.rand(200, generator=generator) < .005).long()
@@ -91,30 +95,22 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
     assert scores["reward_limits"] == ((0, 1) if bounded else None)
 
 
-# ---------------------------------------------------------------------------------------------------------- command lines
-
-def refused(capsys, *argv, main=eval.main):
-    """The one line on the error stream of a command that exits 2."""
-    with pytest.raises(SystemExit) as stop:
-        main(list(argv))
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and error.startswith("eval.py: ") and "\n" not in error, error
-    return error
-
-
 def test_the_paired_difference_is_narrower_than_two_intervals():
     rng = random.Random(0)
     hard = [rng.random() for _ in range(200)]
-    before, after = [{"pass@1": [min(1, x + gain + .02 * rng.random()) for x in hard]} for gain in (0, .05)]
-    paired = bootstrap([b - a for a, b in zip(before["pass@1"], after["pass@1"])])
-    alone = bootstrap(after["pass@1"])
+    before, after = ([min(1, x + gain + .02 * rng.random()) for x in hard] for gain in (0, .05))
+    paired = bootstrap([b - a for a, b in zip(before, after)])
+    alone = bootstrap(after)
     assert paired[1] - paired[0] < (alone[1] - alone[0]) / 5 and paired[0] > 0
 
+
+# ------------------------------------------------------------------------------- command lines
 
 def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name_and_judges(capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "no_such"])
-    assert stop.value.code == 2 and "no question is called no_such; known: identity" in capfd.readouterr().err
+    assert stop.value.code == 2
+    assert "no question is called no_such; known: identity" in capfd.readouterr().err
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "learning", "--judge"])
     assert not stop.value.code and "REFUTED" in capfd.readouterr().out
@@ -122,9 +118,12 @@ def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name_and_judges(cap
 
 def write_run(folder, steps, tail=""):
     folder.mkdir()
-    record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5, length=20.0, entropy=.1, grad_norm=.2, perplexity_old=1.1,
-                  flip_rate=None, dead_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record | {"step": i + 1}) + "\n" for i in range(steps)) + tail)
+    record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5,
+                  length=20.0, entropy=.1, grad_norm=.2, perplexity_old=1.1, flip_rate=None,
+                  dead_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
+    file = jsonl(folder / "metrics.jsonl", [record | {"step": i + 1} for i in range(steps)])
+    with open(file, "a") as metrics:
+        metrics.write(tail)
     return str(folder)
 
 
@@ -160,14 +159,16 @@ def test_dashboard_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys)
     assert "skipped 2 line(s) that are incomplete or not metrics: 4, 5" in capsys.readouterr().err
 
 
-def test_dashboard_refuses(tmp_path, capsys):
+def test_what_is_refused(refused, tmp_path):
     write_run(tmp_path / "gspo", 2)
-    assert "there is no run folder" in (error := refused(capsys, "dashboard", str(tmp_path / "gsop"))) and "are: gspo" in error
     (tmp_path / "hollow").mkdir()
-    assert "has no metrics.jsonl" in refused(capsys, "dashboard", str(tmp_path / "hollow"))
-    assert "has no complete line" in refused(capsys, "dashboard", write_run(tmp_path / "empty", 0))
-
-
-def test_a_command_that_is_none_is_refused_in_one_line(capsys):
-    assert "pass is not a command; the commands are passk, claims, dashboard" in refused(capsys, "pass")
-    assert "dashboard: " in refused(capsys, "dashboard")
+    write_run(tmp_path / "empty", 0)
+    for line, words in {
+            "dashboard gsop": "there is no run folder gsop; … are: empty, gspo",
+            "dashboard hollow": "has no metrics.jsonl",
+            "dashboard empty": "has no complete line",
+            "dashboard": "dashboard: ",
+            "pass":
+                "pass is not a command; the commands are ask, passk, claims, dashboard"}.items():
+        said = refused(line, main=eval.main)
+        assert re.search(".*".join(words.split(" … ")), said), said

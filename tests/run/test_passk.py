@@ -4,83 +4,60 @@ python -m pytest tests/run/test_passk.py
 """
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen3MoeConfig
 
 import eval
-import train
-from moe import TinyMoE
-from plumbing.data import running_sum
-from tiny_run import SMALL, TINY
+import models
+from tiny_run import jsonl
 
-ONCE = ["--steps", "1", "--eval_samples", "2", "--eval_prompts", "8"]
-RUN = [*TINY, *ONCE]
-OF_DATA = [*SMALL, *ONCE]
-SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json".split()
+ONCE = "--eval_samples 2 --eval_prompts 8"
+SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json"
+STEP = "run/checkpoints/step_1"
+SUMS = [{"prompt": f"{a}+{b}=", "answer": f"{(a + b) % 10}"}
+        for a in range(1, 10) for b in range(1, 10)]
 
 
-def passk(*words):
+def passk(line):
     """What the command saved."""
-    eval.main(["passk", "--model_name_or_path", *words, *SAME])
+    eval.main(["passk", "--model_name_or_path", *shlex.split(f"{line} {SAME}")])
     return json.loads(Path("scores.json").read_text())
 
 
-def refused(capsys, *words):
-    """The one line on the error stream of a command that exits 2."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        eval.main(["passk", *words])
-    error = capsys.readouterr().err.strip()
-    assert stop.value.code == 2 and error.startswith("eval.py: ") and "\n" not in error, error
-    return error
-
-
-def save_tiny(folder, seed=0, vocabulary=17):
-    torch.manual_seed(seed)
-    config = Qwen3MoeConfig(
-        vocab_size=vocabulary, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, num_experts=2, num_experts_per_tok=1,
-        moe_intermediate_size=16, intermediate_size=16, tie_word_embeddings=False,
-        eos_token_id=15, pad_token_id=16 if vocabulary > 16 else 0, bos_token_id=None)
-    TinyMoE(config).save_pretrained(folder)
-    running_sum.builtin_tokenizer().save_pretrained(folder)
-    return str(folder)
+@pytest.fixture
+def wrong(refused):
+    """wrong(checkpoints and flags): the one line of the command."""
+    return lambda line: refused(f"passk --model_name_or_path {line}", main=eval.main)
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
+    """Two checkpoints that no run made."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    return [save_tiny(folder / name, seed) for name, seed in (("before", 0), ("after", 1))]
-
-
-def write_rows(name, rows):
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def sums():
-    return [{"prompt": f"{a}+{b}=", "answer": f"{(a + b) % 10}"}
-            for a in range(1, 10) for b in range(1, 10)]
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_experts=2,
+                 num_experts_per_tok=1, initializer_range=0.02)
+    return [models.saved(folder / name, "tiny_moe", seed=seed, **sizes)
+            for seed, name in enumerate(("before", "after"))]
 
 
 # ------------------------------------------------------------------------ the checkpoint of a run
 
-@pytest.mark.parametrize("flags", [
+@pytest.mark.parametrize("more", [
     "", "--temperature 0.5 --top_k 3 --max_completion_length 7", "--algorithm dapo",
     "--top_p 0.8 --max_prompt_length 30"])
-def test_a_runs_checkpoint_scores_as_the_run_did(flags, workplace, capsys):
+def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
     """The same numbers: the same problems, prompts, lengths and random numbers."""
-    train.main([*RUN, *flags.split(), "--output_dir", "run"])
+    run(f"{ONCE} {more}")
     summary = json.loads(Path("run/summary.json").read_text())
     capsys.readouterr()
-    scores, = passk("run/checkpoints/step_1")["checkpoints"]
+    scores, = passk(STEP)["checkpoints"]
     assert scores["pass@1"] == [summary["pass_at_1_after"], *summary["interval_after"]]
     assert scores["pass@1"][0] > 0
     lines = capsys.readouterr().out.splitlines()
     line, = [line for line in lines if line.startswith("settings of run: ")]
-    for word in flags.replace("--algorithm dapo", "").split():
+    for word in more.replace("--algorithm dapo", "").split():
         assert word in line.split("; given here: ")[0]
 
 
@@ -88,36 +65,31 @@ def test_a_runs_checkpoint_scores_as_the_run_did(flags, workplace, capsys):
 def own(workplace, cold_start):
     """Flags of a run on rows.jsonl with a template, a stop string and a verifier of its own; its
     answers are right only in this form."""
-    write_rows("rows.jsonl", sums())
+    jsonl("rows.jsonl", SUMS)
     Path("mine.py").write_text(
         "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
-    return [*OF_DATA, "--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name",
-            "rows.jsonl", "--verifier", "mine.py:reward", "--prompt_template", "1+{prompt}",
-            "--stop", ",", "--max_completion_length", "6", "--seed", "3", "--output_dir", "run"]
+    return (f"{ONCE} --model_name_or_path {next(cold_start.iterdir())} --dataset_name rows.jsonl "
+            "--verifier mine.py:reward --prompt_template 1+{prompt} --stop , "
+            "--max_completion_length 6 --seed 3")
 
 
-def test_templates_stop_strings_and_held_out_rows_are_the_runs(own, capsys):
-    train.main(own)
-    capsys.readouterr()
-    checkpoint = "run/checkpoints/step_1"
-    error = refused(capsys, "--model_name_or_path", checkpoint, *SAME)
-    assert "run/config.json names code that would be run: --verifier mine.py:reward" in error
-    texts = {}
-    for flags in (["--trust_run_code"], ["--verifier", "mine.py:reward"], ["--seed", "0"]):
-        more = flags if "--seed" not in flags else [*flags, "--trust_run_code"]
-        report = passk(checkpoint, *more)
+def test_templates_stop_strings_and_held_out_rows_are_the_runs(own, run, wrong, capsys):
+    run(own)
+    assert ("run/config.json names code that would be run: --verifier mine.py:reward"
+            ) in wrong(f"{STEP} {SAME}")
+    found = []
+    for more in ("--trust_run_code", "--verifier mine.py:reward", "--seed 0 --trust_run_code"):
+        found.append(passk(f"{STEP} {more}")["checkpoints"])
         out = capsys.readouterr().out
-        texts[flags[0]] = report["checkpoints"]
         assert "--prompt_template '1+{prompt}' --stop , " in out
         assert "first prompt" in out and "'1+" in out
-    assert texts["--trust_run_code"] == texts["--verifier"]
-    assert texts["--seed"] != texts["--verifier"], "another seed: other rows, other draws"
+    assert found[0] == found[1] != found[2], "another seed: other rows, other draws"
 
 
-def test_what_is_given_holds_and_is_printed(workplace, capsys):
-    train.main([*RUN, "--temperature", "0.5", "--output_dir", "run"])
+def test_what_is_given_holds_and_is_printed(run, capsys):
+    run(f"{ONCE} --temperature 0.5")
     capsys.readouterr()
-    report = passk("run/checkpoints/step_1", "--temperature", "0.7", "--max_completion_length", "3")
+    report = passk(f"{STEP} --temperature 0.7 --max_completion_length 3")
     assert report["temperature"] == 0.7
     assert report["checkpoints"][0]["mean_length"][0] <= 3
     assert report["settings"] in capsys.readouterr().out
@@ -125,31 +97,30 @@ def test_what_is_given_holds_and_is_printed(workplace, capsys):
                                   "--temperature 0.7 --max_completion_length 3 --device cpu")
 
 
-def test_another_data_set_is_not_read_with_the_columns_of_the_runs(own, capsys):
-    write_rows("rows.jsonl", [{"q": row["prompt"], "a": row["answer"]} for row in sums()])
-    write_rows("other.jsonl", sums())
-    train.main([*own, "--columns", "q", "a"])
-    more = ["--trust_run_code", "--dataset_name", "other.jsonl"]
-    report = passk("run/checkpoints/step_1", *more)
+def test_another_data_set_is_not_read_with_the_columns_of_the_runs(own, run):
+    jsonl("rows.jsonl", [{"q": row["prompt"], "a": row["answer"]} for row in SUMS])
+    jsonl("other.jsonl", SUMS)
+    run(f"{own} --columns q a")
+    report = passk(f"{STEP} --trust_run_code --dataset_name other.jsonl")
     assert report["dataset"] == "other.jsonl" and "--columns" not in report["settings"]
 
 
-def test_two_runs_are_compared_under_one_setting(workplace, capsys):
+def test_two_runs_are_compared_under_one_setting(run, wrong):
     for name, temperature in (("one", "0.5"), ("two", "0.7"), ("three", "0.5")):
-        train.main([*RUN, "--temperature", temperature, "--output_dir", name])
+        run(f"{ONCE} --temperature {temperature}", folder=name)
     one, two, three = (f"{name}/checkpoints/step_1" for name in ("one", "two", "three"))
-    error = refused(capsys, "--model_name_or_path", one, two, *SAME)
-    assert "one and two were evaluated with other settings: give --temperature" in error
-    assert passk(one, two, "--temperature", "1")["temperature"] == 1
-    assert passk(one, three)["difference"]["pass@1"][0] is not None
+    assert ("one and two were evaluated with other settings: give --temperature"
+            ) in wrong(f"{one} {two} {SAME}")
+    assert passk(f"{one} {two} --temperature 1")["temperature"] == 1
+    assert passk(f"{one} {three}")["difference"]["pass@1"][0] is not None
 
 
 # ------------------------------------------------------------------ a checkpoint that no run made
 
 def test_two_checkpoints_and_their_difference(checkpoints, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    eval.main(["passk", "--model_name_or_path", *checkpoints, "--n", "4", "--k", "1", "4",
-               "--problems", "6", "--device", "cpu"])
+    eval.main(["passk", "--model_name_or_path", *checkpoints,
+               *"--n 4 --k 1 4 --problems 6 --device cpu".split()])
     report = json.loads(Path("runs/passk.json").read_text())
     printed = capsys.readouterr().out
     assert report["n"] == 4 and len(report["checkpoints"]) == 2
@@ -170,13 +141,13 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
     """pass@1 is 0 where the verifier gives partial credit alone."""
     monkeypatch.chdir(tmp_path)
     long = {"prompt": "+".join("1" * 30) + "=", "answer": "0"}
-    write_rows("sums.jsonl", [long, *sums()[:8]])
-    write_rows("train.jsonl", [{"prompt": "9+9=", "answer": "9"}])
+    jsonl("sums.jsonl", [long, *SUMS[:8]])
+    jsonl("train.jsonl", [{"prompt": "9+9=", "answer": "9"}])
     Path("mine.py").write_text("def reward(response, answer):\n"
                                "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
-    flags = ["--dataset_name", "train.jsonl", "--test_dataset_name", "sums.jsonl", "--verifier",
-             "mine.py:reward", "--max_completion_length", "4", "--max_prompt_length", "16"]
-    report = passk(*checkpoints, *flags)
+    more = ("--dataset_name train.jsonl --test_dataset_name sums.jsonl --verifier mine.py:reward "
+            "--max_completion_length 4 --max_prompt_length 16")
+    report = passk(f"{' '.join(checkpoints)} {more}")
     printed = capsys.readouterr().out
     assert "1 of 10 prompts left out; " in printed and "has 60 tokens" in printed
     before, after = report["checkpoints"]
@@ -185,29 +156,26 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
         assert one["reward"][0] == pytest.approx(sum(one["reward_parts"].values()))
     gain = after["reward"][0] - before["reward"][0]
     assert report["difference"]["reward"][0] == pytest.approx(gain, abs=1e-9) != 0
-    report = passk(checkpoints[0], checkpoints[0], *flags)
+    report = passk(f"{checkpoints[0]} {checkpoints[0]} {more}")
     assert report["difference"]["reward"] == [0, None, None]
     assert "reward       +0.000 [all equal]" in capsys.readouterr().out
 
 
-def test_passk_refuses(checkpoints, tmp_path, capsys):
-    one = ["--model_name_or_path", checkpoints[0], "--device", "cpu"]
-    words = refused(capsys, *one, "--n", "8", "--k", "1", "16")
-    assert "k is 16: pass@k needs 1 <= k <= n = 8" in words
-    for nothing in (str(tmp_path / "nothing"), "runs/gspo/checkpoints/step_9"):
-        assert "there is no such folder" in refused(capsys, "--model_name_or_path", nothing)
-    three = refused(capsys, "--model_name_or_path", *checkpoints, checkpoints[0])
-    assert "3 checkpoints: give one, or two" in three
-    assert "unknown argument --temprature" in refused(capsys, *one, "--temprature", "1")
-    assert "--n 0" in refused(capsys, *one, "--n", "0")
-    small = save_tiny(tmp_path / "small", vocabulary=12)     # a model of another vocabulary
-    error = refused(capsys, "--model_name_or_path", small)
-    assert "token 16, its model has 12 tokens" in error
-    words = tmp_path / "words.jsonl"                         # no tokens for these words
-    write_rows(words, [{"prompt": "How many legs has a spider?", "answer": "8"},
-                       {"prompt": "And a cat?", "answer": "4"}])
-    data = ["--dataset_name", str(words), "--verifier", "exact"]
-    assert "words.jsonl" in refused(capsys, *one, *data)
-    write_rows(words, sums())
-    short = refused(capsys, *one, *data, "--max_prompt_length", "2")
-    assert "prompts fits" in short
+def test_passk_refuses(checkpoints, wrong):
+    before, after = checkpoints
+    small = models.saved("small", vocab_size=12, pad_token_id=0, num_hidden_layers=1)
+    jsonl("words.jsonl", [{"prompt": "How many legs has a spider?", "answer": "8"},
+                          {"prompt": "And a cat?", "answer": "4"}])      # no tokens for these
+    jsonl("sums.jsonl", SUMS)
+    for line, words in {
+            f"{before} --n 8 --k 1 16": "k is 16: pass@k needs 1 <= k <= n = 8",
+            "./nothing": "there is no such folder",
+            "runs/gspo/checkpoints/step_9": "there is no such folder",
+            f"{before} {after} {before}": "3 checkpoints: give one, or two",
+            f"{before} --temprature 1": "unknown argument --temprature",
+            f"{before} --n 0": "--n 0",
+            small: "token 16, its model has 12 tokens",      # a model of another vocabulary
+            f"{before} --dataset_name words.jsonl --verifier exact": "words.jsonl",
+            f"{before} --dataset_name sums.jsonl --verifier exact --max_prompt_length 2":
+                "prompts fits"}.items():
+        assert words in wrong(f"{line} --device cpu"), line

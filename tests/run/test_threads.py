@@ -1,4 +1,5 @@
-"""Threads of torch that wait do not spin for long, unless the user says so. python -m pytest tests/run/test_threads.py
+"""Threads of torch that wait do not spin for long, unless the user says so.
+python -m pytest tests/run/test_threads.py
 
 libgomp reads GOMP_SPINCOUNT when torch is loaded, so each entry point must set it before.
 """
@@ -27,8 +28,12 @@ import {entry}
 
 
 @pytest.mark.parametrize("entry", ["gspo", "train", "eval"])
-@pytest.mark.parametrize("given, spins", [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
-def test_before_torch_is_imported_the_spinning_is_limited_unless_the_user_has_set_it(entry, given, spins):
-    bare = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", LOOK.format(entry=entry)], env=bare | given, cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize("given, spins", [
+    ({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
+def test_before_torch_is_imported_the_spinning_is_limited_unless_the_user_has_set_it(
+        entry, given, spins):
+    own = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    bare = {name: value for name, value in os.environ.items() if name not in own}
+    done = subprocess.run([sys.executable, "-c", LOOK.format(entry=entry)], env=bare | given,
+                          cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == spins, done.stderr
