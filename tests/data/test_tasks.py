@@ -172,6 +172,15 @@ def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
     assert len(first.test) == 512 and first.sizes == (16384,)
 
 
+@pytest.mark.parametrize("arguments, name", [
+    (dict(), "running sum of 3 terms"), (dict(max_terms=9), "running sum of 3-9 terms"),
+    (dict(verbose=True), "running sum of 3 terms, verbose"),
+    (dict(slip=0.5), "running sum of 3 terms, habit 0.6, slip 0.5")])
+def test_a_task_is_named_after_what_differs(arguments, name):
+    arguments = dict(min_terms=3, max_terms=3, train_size=5, test_size=5) | arguments
+    assert running_sum(**arguments).name == name
+
+
 def test_few_terms_give_every_query_there_is_and_a_note():
     task = running_sum(3, 3)
     prompts = [p.prompt for p in task.train + task.test]
