@@ -182,8 +182,8 @@ INPUTS = {  # what the function of an advantage may read
     "scale": "--scale_rewards",
     "mask": "[B, T] bool, the loss tokens",
     "old_logp": "[B, T] log π_old",
-    "kl": "[B, T] log π_old - log π_ref, then not in the loss; None without --beta",
-    "beta": "--beta",
+    "kl": "[B, T] log π_old - log π_ref, then not in the loss; only with --beta: give a default",
+    "beta": "--beta, as for kl",
     "values": "[B, T] the critic's estimates; a run that reads them trains a critic, on the "
               "returns of gae(rewards, values, mask), whatever the function makes of advantages",
     "teacher_logp": "[B, T] log π_T of a teacher",
@@ -216,9 +216,11 @@ def estimate_advantages(name, rewards, group_size, scale="group", *, clip=None,
     for a function that does not return what its row says."""
     row = check_row(name)
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
-    if lacks := [x for x in row.reads if x not in inputs]:
+    known = inspect.signature(row.function).parameters
+    missing = [x for x in row.reads if x not in inputs]
+    if lacks := [x for x in missing if known[x].default is inspect.Parameter.empty]:
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
-    advantages = row.function(**{x: inputs[x] for x in row.reads})               # [B] or [B, T]
+    advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
     if advantages.dim() != (1 if row.per == "response" else 2):
         each = {1: "one per response", 2: "one per token"}.get(advantages.dim(), "neither")
         raise ValueError(f"advantage {name}: its row of advantages.ADVANTAGES says one advantage "

@@ -281,9 +281,6 @@ STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches 
 }
 
 
-LOSSES = {"loss": "sum", "value_loss": "sum"}                # further entries, from train.update
-
-
 def combine_stats(parts):
     """The exact stats of a mini-batch, computed from the stats of its micro-batches as STATISTICS
     says for each one. Raises ValueError for a statistic without an entry in STATISTICS."""
@@ -292,7 +289,7 @@ def combine_stats(parts):
 
 def combined(name, parts):
     """One statistic of a mini-batch from its micro-batches' stats."""
-    how = (STATISTICS | LOSSES).get(name)
+    how = "sum" if name.endswith("loss") else STATISTICS.get(name)     # loss terms: train.update
     counts = [n for n, kind in STATISTICS.items() if kind == "count"]
     if how in ("count", "sum"):
         return sum(p[name] for p in parts)

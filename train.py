@@ -23,8 +23,8 @@ Where each name of gspo.py is found here, in the order of its sections:
     gspo_loss                    losses.py: policy_loss()
     train                        train() and, for one mini-batch, update()
 
-Rarely used flags (a reference policy, mismatch weights, routing replay, a critic …) enter at two
-places: `extras.before_updates` and `extras.inside_loss` (plumbing/loop/extras.py).
+What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
+enters at the hooks of features/feature.py; what is not there yet, in plumbing/loop/extras.py.
 """
 
 import os
@@ -41,13 +41,15 @@ if __name__ == "__main__":
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 from transformers.utils import logging
 
 from advantages import estimate_advantages, not_all_correct
 from eval import held_out
+from features import make_features, switched_on
+from features.feature import Features
 from losses import OBJECTIVES, combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
@@ -56,7 +58,7 @@ from plumbing.engines.vllm import close_engine
 from plumbing.loop import batches
 from plumbing.loop.distillation import check_hints, teacher_of
 from plumbing.loop.extras import make_extras
-from plumbing.model.actor import make_scorer, reference_of, trained_policy
+from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, folder as run, memory, screen
@@ -73,6 +75,7 @@ def train(settings, learner, task, recorder, saver):
     """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
     G = settings.num_generations
     extras = learner.extras
+    features = learner.features
     step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
         recorder.begin()
@@ -84,10 +87,12 @@ def train(settings, learner, task, recorder, saver):
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if settings.old_logp == "recompute":
-            old = learner.score(rollout, entropy=settings.entropy_quantile > 0, replay=True)
+            old = learner.score(rollout, replay=True, **features.old)
         batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
                       step=step)
         inputs = extras.before_updates(learner, batch, old) if extras else {}
+        for before_updates in features.hooks["before_updates"]:
+            before_updates(learner, batch, old)
         recorder.lap("seconds_logp")
 
         # rewards ─► advantages Â
@@ -95,7 +100,7 @@ def train(settings, learner, task, recorder, saver):
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards,
             clip=settings.advantage_clip, mask=batch.rollout.mask, old_logp=old.logp,
-            **inputs)                                                               # [B] or [B, T]
+            **inputs, **batch.more)                                                 # [B] or [B, T]
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
         updates = []
@@ -179,25 +184,27 @@ def mini_batches(settings, task, batch, step):
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
     extras = learner.extras
+    features = learner.features
     live = mini if settings.plain else batches.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     passes = []                                  # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
         with learner.forced_routes(part.rollout, part.passes) as options:
-            if extras:
-                options |= extras.options
+            options |= features.new | (extras.options if extras else {})
             new = learner.response_logp(part.rollout, temperature=settings.temperature, **options)
             more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
             loss, stats = policy_loss(
                 learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
-                **more)
+                mismatch=part.factors, **more)
+            terms = {name: term for in_loss in features.hooks["in_loss"]
+                     for name, term in in_loss(part, new, live).items()} | terms
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
-        critic = terms.get("critic", torch.zeros_like(loss))
-        passes.append(stats | {"loss": loss.detach(), "value_loss": critic.detach()})
+        terms = {name: term.detach() for name, term in terms.items()}
+        passes.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats([part for process in learner.gather(passes) for part in process])
     stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
     return optimizer_step(settings, learner, stats)
@@ -251,12 +258,12 @@ class Batch:
     sampled: list | None = None              # [(rollout, parts)] of all --dynamic_sampling rounds
     step: int = 1                            # the number of the batch
 
+    factors: torch.Tensor | None = None      # [B, T] constants on the clipped surrogate, see weigh
+    more: dict = field(default_factory=dict)     # what features add, by name
+
     # what rarely used flags add
-    ref_logp: torch.Tensor | None = None     # [B, T] log π_ref (--beta)
     teacher_logp: torch.Tensor | None = None     # [B, T] log π_T (distillation)
     mismatch: torch.Tensor | None = None     # [B, T] weights trainer / sampler (--mismatch)
-    factors: torch.Tensor | None = None      # [B, T] all constants on the clipped surrogate
-    values: torch.Tensor | None = None       # [B, T] what the critic expected (--advantage gae)
     passes: Routes | None = None             # routes to force (--routing_replay)
     free_logp: torch.Tensor | None = None    # [B, T] log π_old with the routers' own choices, and
     free_routes: Pass | None = None          # these choices, where old_logp has forced routes
@@ -272,6 +279,11 @@ class Batch:
         problems = self.problems[start // G:(stop - 1) // G + 1]
         return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
 
+    def weigh(self, factor):
+        """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
+        mask = self.rollout.mask.float()                                            # [B, T]
+        self.factors = factor * (mask if self.factors is None else self.factors)    # [B, T]
+
     def cut(self, rollout, problems, rows):
         rows = rows.to(self.old_logp.device, non_blocking=True)
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -279,7 +291,10 @@ class Batch:
         routes = {name: Pass(*(x[:, rows] for x in getattr(self, name)))       # [L, rows, T, ·]
                   for name in ("routes", "free_routes") if getattr(self, name)}
         passes = self.passes and cut_routes(self.passes, rows, self.rollout)
-        return replace(self, rollout=rollout, problems=problems, passes=passes, **tensors, **routes)
+        more = {name: x[rows] if isinstance(x, torch.Tensor) else
+                x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
+        return replace(self, rollout=rollout, problems=problems, passes=passes, more=more,
+                       **tensors, **routes)
 
     group_size = property(lambda self: self.rollout.group_size)
 
@@ -304,7 +319,8 @@ class Learner:
     schedule: object
     stream: PromptStream         # which prompts come next
     objective: object = OBJECTIVES["gspo"]   # a row of losses.OBJECTIVES with the run's options
-    extras: object = None        # what rarely used flags add; None: nothing
+    features: Features = Features()  # what the flags of features/ add
+    extras: object = None        # what other rarely used flags add; None: nothing
     has_routes: bool = False     # record what the routers of the policy choose
     scaler: object = NO_SCALER   # of gradients, for --fp16
     half: object = None          # the format of forwards in 16 bits
@@ -370,11 +386,16 @@ class Learner:
 def make_learner(settings, task, policy, tokenizer, device):
     """The Learner of a run: everything that is fixed before the first batch."""
     check_hints(settings, task, policy, tokenizer)
-    actor = make_scorer(settings, policy).to(device)
+    more = any(feature.needs_actor for feature in switched_on(settings))
+    actor = make_scorer(settings, policy, more).to(device)
+    run = Run(settings, task, tokenizer, device, actor)
+    features = make_features(run)
     judge = task.judge
     if processes.world() > 1:
         judge = processes.divided(judge)
     sampler = make_sampler(settings, actor, tokenizer, task)
+    for own in features.hooks["sampler"]:
+        sampler = own(sampler)
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
     return Learner(
@@ -384,7 +405,9 @@ def make_learner(settings, task, policy, tokenizer, device):
         stream=PromptStream(task.sizes, settings.seed, settings.stage2_step,
                             settings.history_resampling),
         objective=settings.row,
-        extras=make_extras(settings, task, policy, reference_of(settings, task, device, actor),
+        features=features,
+        extras=make_extras(settings, task, policy,
+                           run.frozen() if settings.teacher_update_rate else None,
                            teacher_of(settings, task, device, tokenizer)),
         has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,

@@ -10,9 +10,9 @@ import shlex
 
 import torch
 
+from features.reference_kl import kl_in_rewards
 from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
-from plumbing.loop.extras import kl_in_rewards
 from plumbing.run.arguments import BITSANDBYTES
 from tools import trl
 

@@ -2,21 +2,20 @@
 rollout batch, and inside the loss of a micro-batch.
 
     before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --length_penalty,
-                     --mask_truncated_completions, --beta, --sync_ref_model, --mismatch,
-                     --mismatch_mask, --entropy_quantile, --routing_replay, a teacher's
-                     log-probs, and the rarer inputs of an --advantage
-    inside_loss      --algorithm rspo, --beta, --entropy_coef, the critic's loss,
-                     --positive_example_nll_weight, --router_aux_loss_coef
+                     --mask_truncated_completions, --mismatch, --mismatch_mask, --routing_replay,
+                     a teacher's log-probs, and the rarer inputs of an --advantage
+    inside_loss      --algorithm rspo, --positive_example_nll_weight, --router_aux_loss_coef
+
+What has moved to features/ is not here.
 """
 
-import math
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
-from advantages import ADVANTAGES, gae, length_penalty, overlong_penalty, value_loss
-from losses import high_entropy_mask, kl_penalty, mismatch_mask, mismatch_weight
+from advantages import ADVANTAGES, length_penalty, overlong_penalty
+from losses import mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
 from plumbing.loop.rounding import Rounding
@@ -26,24 +25,19 @@ from plumbing.model.actor import move_towards, pairs_of
 from plumbing.parallel import processes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
-VALUE_COEF = 0.5  # weight of the critic's loss, as in PPO2 and TRL's PPO
 RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -> the input
     "parts": lambda extras, batch: batch.parts,                                     # [B, K]
     "part_weights": lambda extras, batch: extras.task.weights(batch.parts),         # K numbers
-    "values": lambda extras, batch: batch.values,                                   # [B, T]
     "blamed": lambda extras, batch: blamed(extras.task, batch),                     # [B, T]
-    "kl": lambda extras, batch: kl_of_rewards(extras.args, batch),                  # [B, T]
-    "beta": lambda extras, batch: extras.args.beta,
 }
 
 
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
     rare = (measures_rounding(args), args.overlong_cache, args.length_penalty,
-            args.mask_truncated_completions, args.positive_example_nll_weight, args.beta,
-            args.mismatch, args.mismatch_mask, args.entropy_quantile,
-            args.routing_replay != "none", args.entropy_coef, args.router_aux_loss_coef,
-            args.router_shift,
+            args.mask_truncated_completions, args.positive_example_nll_weight,
+            args.mismatch, args.mismatch_mask,
+            args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
             args.teacher_model_name_or_path, args.self_distillation,
             RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
@@ -56,9 +50,8 @@ def measures_rounding(args):
 
 
 class Extras:
-    """reference: a Scorer of the starting policy, for --beta, or of an average of the policies so
-    far (--sync_ref_model, --teacher_update_rate); teacher: one of the checkpoint of
-    --teacher_model_name_or_path."""
+    """reference: a Scorer of an average of the policies so far (--teacher_update_rate); teacher:
+    one of the checkpoint of --teacher_model_name_or_path."""
 
     def __init__(self, args, task, policy, reference, teacher=None):
         self.args = args
@@ -67,9 +60,8 @@ class Extras:
         self.reference = reference
         self.teacher = teacher
         self.rounding = Rounding(args) if measures_rounding(args) else None
-        bonus = args.entropy_coef > 0
         routed = args.router_shift or args.router_aux_loss_coef > 0
-        self.options = dict(record=routed, entropy=bonus, entropy_grad=bonus)   # of the new policy
+        self.options = {"record": True} if routed else {}    # of the new policy's forward
 
     def before_updates(self, learner, batch, old):
         """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
@@ -93,18 +85,10 @@ class Extras:
             batch.free_logp = free.logp
             batch.free_routes = free.routes
         self.move_reference(learner, batch.step)
-        if args.beta:                   # with π_old's routes, so that equal policies differ by 0
-            batch.ref_logp = learner.score(rollout, replay=True, passes=batch.passes,
-                                           scorer=self.reference).logp              # [B, T]
         batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
-        factors = [] if batch.mismatch is None else [batch.mismatch]
-        if args.entropy_quantile:
-            factors.append(high_entropy_mask(old.entropy, mask, args.entropy_quantile))
-        if factors:
-            batch.factors = math.prod(factors) * mask.float()                       # [B, T]
+        if batch.mismatch is not None:
+            batch.weigh(batch.mismatch)
         reads = ADVANTAGES[args.advantage].reads
-        if "values" in reads:
-            batch.values = old.values                                               # [B, T]
         inputs = {name: make(self, batch) for name, make in RARE_INPUTS.items() if name in reads}
         return inputs | self.of_teacher(learner, batch)
 
@@ -118,23 +102,13 @@ class Extras:
         return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
 
     def move_reference(self, learner, step):
-        """Before batch `step`, move the reference towards the policy if the flags say so: by
-        --ref_model_mixup_alpha every --ref_model_sync_steps batches, or, as the teacher of
-        --self_distillation, by --teacher_update_rate every batch."""
-        args = self.args
-        share = args.ref_model_mixup_alpha
-        every = args.ref_model_sync_steps
-        if args.teacher_update_rate:
-            share = args.teacher_update_rate
-            every = 1
-        elif not args.sync_ref_model:
-            return
-        if step > 1 and (step - 1) % every == 0:
-            move_towards(self.reference, learner.policy, share)
+        """Before batch `step`, move the teacher of --self_distillation towards the policy."""
+        if self.args.teacher_update_rate and step > 1:
+            move_towards(self.reference, learner.policy, self.args.teacher_update_rate)
 
     def state_dict(self, learner):
         """What a checkpoint keeps: the weights of a reference that has moved."""
-        moves = self.args.sync_ref_model or self.args.teacher_update_rate
+        moves = bool(self.args.teacher_update_rate)
         return {"reference": [old.data for old, _ in pairs_of(self.reference, learner.policy)]
                 } if moves else {}
 
@@ -165,32 +139,22 @@ class Extras:
 
     def inside_loss(self, part, new, mini):
         """For a micro-batch `part` of the mini-batch `mini` with its Scores `new`: (arguments for
-        policy_loss, further loss terms by name: KL, entropy bonus, critic, load balancing)."""
+        policy_loss, further loss terms by name: likelihood, load balancing)."""
         args = self.args
         mask = part.rollout.mask                                                    # [B, T]
         terms = {}
-        per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        if args.beta and not kl_in_rewards(args):
-            kl = kl_penalty(new.logp, part.ref_logp, mask, args.kl_estimator, part.old_logp)
-            terms["kl"] = args.beta * (part.weights * kl).sum()
-        if args.entropy_coef:
-            terms["entropy"] = -args.entropy_coef * (per_token * new.entropy).sum()
-        if part.values is not None:
-            _, returns = gae(part.rewards, part.values, mask)                       # [B, T]
-            critic = value_loss(new.values, part.values, returns, mask, per_token)
-            terms["critic"] = VALUE_COEF * critic
         if args.positive_example_nll_weight:                 # VAPO 2504.05118 eq. 10
             right = [x.rollout.mask & (x.parts[:, :1] >= 1) for x in (part, mini)]  # [b, T] each
             share = right[0] / right[1].sum().clamp(min=1)                          # [b, T]
-            terms["likelihood"] = -args.positive_example_nll_weight * (share * new.logp).sum()
+            terms["likelihood_loss"] = -args.positive_example_nll_weight * (share * new.logp).sum()
         if args.router_aux_loss_coef:  # the experts' shares are the old policy's
             logits = new.routes.logits                                              # [L, B, T, E]
             tokens = mini.rollout.mask                                              # [B, T]
             share = expert_share(mini.routes.indices, tokens, logits.shape[-1])     # [L, E]
             balance = load_balancing_loss(logits, mask, share, tokens.sum(),
                                           has_sigmoid(self.policy))
-            terms["balance"] = args.router_aux_loss_coef * balance
-        arguments = {"mismatch": part.factors}
+            terms["balance_loss"] = args.router_aux_loss_coef * balance
+        arguments = {}
         if args.router_shift:
             arguments["router_shift"] = router_shift(part.routes.logits, new.routes.logits,
                                                      part.routes.indices, mask)     # [B, T]
@@ -215,18 +179,6 @@ def shaped(args, parts, rollout, limit):
         penalty = length_penalty(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
         more.append(args.length_penalty * penalty)                                  # [B]
     return torch.cat([parts, *(part[:, None] for part in more)], 1)                 # [B, K + more]
-
-
-def kl_of_rewards(args, batch):
-    """[B, T], the KL that is subtracted from the rewards at every token; None without --beta."""
-    if not args.beta:
-        return None
-    return kl_penalty(batch.old_logp, batch.ref_logp, batch.rollout.mask, "k1")     # [B, T]
-
-
-def kl_in_rewards(args):
-    """Whether the KL is subtracted from the rewards, as in REINFORCE++, not added to the loss."""
-    return "kl" in ADVANTAGES[args.advantage].reads
 
 
 def mismatch_correction(args, old_logp, rollout):

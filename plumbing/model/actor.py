@@ -6,7 +6,6 @@ from functools import partial
 
 import torch
 
-from advantages import ADVANTAGES, ValueHead
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
                                      load_adapters, named_adapters)
 from plumbing.model.halves import halve_matrices, halves
@@ -27,15 +26,15 @@ class ActorScores(FastScores):
 
 
 class Actor(Scorer):
-    """The policy and, for PPO, its critic: everything that is trained, in the one module that DDP
-    or FSDP2 wraps. It is a Scorer with 16-bit autocast, gradient checkpointing and the fast
-    response_logp."""
+    """The policy and, if a feature adds one, its critic: everything that is trained, in the one
+    module that DDP or FSDP2 wraps. It is a Scorer with 16-bit autocast, gradient checkpointing and
+    the fast response_logp."""
 
     def __init__(self, policy, args):
         super().__init__(policy)
         self.half = args.half
         self.plain = args.plain
-        self.critic = ValueHead(policy.config.hidden_size) if has_critic(args) else None
+        self.critic = None                                   # hidden [B, T, D] -> values [B, T]
         self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False,
@@ -59,15 +58,11 @@ def plain_logp(model, rollout, temperature, entropy, entropy_grad, record):
     return FastScores(scores.logp, scores.entropy, scores.hidden, routes, passes)
 
 
-def has_critic(args):
-    """Whether the run trains a critic: whether its --advantage reads the critic's values."""
-    return "values" in ADVANTAGES[args.advantage].reads
-
-
-def make_scorer(args, policy):
-    """The Scorer of a run: the plain one of rollout.py if no flag needs more, else an Actor."""
-    needs = (not args.plain, args.half, halves(args), args.gradient_checkpointing,
-             has_critic(args), args.routing_replay != "none", processes.world() > 1)
+def make_scorer(args, policy, more=False):
+    """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor. more:
+    whether a feature does."""
+    needs = (more, not args.plain, args.half, halves(args), args.gradient_checkpointing,
+             args.routing_replay != "none", processes.world() > 1)
     return Actor(policy, args) if any(needs) else Scorer(policy)
 
 
@@ -123,15 +118,32 @@ def adapted_policy(args, task, device):
     return policy, tokenizer
 
 
-def reference_of(args, task, device, actor):
-    """The starting policy that --beta needs, and a teacher that averages the policies begins with,
-    or None. With adapters it is the same model with the adapters that the run started from."""
-    if not args.beta and not args.teacher_update_rate:
-        return None
-    if args.use_peft:
-        return Frozen(actor)
-    policy = load_policy(args, task, device)[0]
-    return make_scorer(args, policy).to(device).requires_grad_(False)
+@dataclass
+class Run:
+    """What a feature is made with, before the actor is wrapped and the optimizer is made."""
+
+    settings: object
+    task: object
+    tokenizer: object
+    device: torch.device
+    actor: torch.nn.Module       # a Scorer with the policy
+
+    def frozen(self):
+        """A frozen Scorer of the policy that the run started from. With adapters it is the same
+        model with the first adapters. No random numbers of the run are drawn."""
+        if self.settings.use_peft:
+            return Frozen(self.actor)
+        with torch.random.fork_rng(devices=[]):
+            policy = load_policy(self.settings, self.task, self.device)[0]
+        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
+
+    def pairs(self, frozen):
+        """[(weight of a frozen Scorer, weight of the policy)], see pairs_of."""
+        return pairs_of(frozen, self.actor.policy)
+
+    def move(self, frozen, share):
+        """Move a frozen Scorer towards the policy, see move_towards."""
+        move_towards(frozen, self.actor.policy, share)
 
 
 def pairs_of(reference, policy):

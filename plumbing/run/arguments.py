@@ -23,6 +23,8 @@ from typing import get_args, get_origin
 import torch
 
 from advantages import ADVANTAGES
+from features import FEATURES
+from features.feature import flag
 from losses import OBJECTIVES, varied
 from plumbing.parallel import devices
 from plumbing.run.checks import (check_choice, check_combinations, check_conditions, check_values,
@@ -63,22 +65,6 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
-def flag(default, help, **words):
-    """A flag, which says everything about itself. words:
-
-    choices, at_least, above, at_most   the allowed values
-    needs, without   a condition, or {condition: why or None} for several: a value other than the
-                     default needs all of them, or none of them. A condition is FLAG (it is on) or
-                     FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
-    unset            the text that --help shows as the default if `default` is None or empty
-    section          the heading of --help that begins with this flag
-    kind             the function that reads its text, if that is not the type
-    """
-    several = isinstance(default, list)
-    default = {"default_factory": default.copy} if several else {"default": default}
-    return field(**default, metadata={"help": help, **words})
-
-
 def with_breaks(text):
     """The text of a flag, in which \\n stands for a line break."""
     return text.replace("\\n", "\n")
@@ -96,9 +82,8 @@ BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a run was asked to do, with all defaults filled in. Nothing changes it: what the data
-    decide, such as the length limit of the built-in task, stands in the Task."""
+class Core:
+    """The flags of the core, and what follows from them."""
 
     algorithm: str = flag(
         "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
@@ -149,24 +134,6 @@ class Settings:
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
               "this many nats", unset="off", above=0)
-    entropy_quantile: float = flag(
-        0.0, "train only on tokens whose entropy is at or above this quantile of the rollout "
-             "batch; 0: train on all tokens", at_least=0, at_most=1,
-        needs={"old_logp=recompute": "which computes the entropies"})
-    beta: float = flag(0.0, "coefficient of the KL to the reference policy, which is the starting "
-                       "policy; 0: no KL and no reference policy", at_least=0)
-    kl_estimator: str = flag("k3", "estimator of the KL of --beta",
-                             choices=("k1", "k2", "k3", "k3_is", "k3_st"),
-                             needs="beta")
-    sync_ref_model: bool = flag(False, "move the reference policy of --beta towards the policy, "
-                                       "every --ref_model_sync_steps rollout batches",
-                                needs={"beta": "without it there is no reference policy"})
-    ref_model_mixup_alpha: float = flag(
-        0.6, "share of the policy in the new reference policy of --sync_ref_model; 1: the policy "
-             "itself", above=0, at_most=1, needs="sync_ref_model")
-    ref_model_sync_steps: int = flag(512, "number of rollout batches between two moves of the "
-                                     "reference policy", at_least=1, needs="sync_ref_model")
-    entropy_coef: float = flag(0.0, "coefficient of the entropy bonus", at_least=0)
     positive_example_nll_weight: float = flag(
         0.0, "VAPO: coefficient of the negative log-likelihood of right responses, which is added "
         "to the loss; 0: nothing is added", at_least=0)
@@ -433,6 +400,21 @@ class Settings:
         """Whether prompts with only right responses are dropped at the end of an epoch (SRPO)."""
         return self.algorithm == "srpo"
 
+
+# Fields come in the reverse order of bases: those of the core first.
+FLAGS = [feature.flags for feature in FEATURES if feature.flags]
+
+
+@dataclass(frozen=True)
+class Settings(*reversed(FLAGS), Core):
+    """What a run was asked to do, with all defaults filled in: the flags of the core and those of
+    the features. Nothing changes it: what the data decide, such as the length limit of the built-in
+    task, stands in the Task."""
+
+
+for name, row in PRESETS.items():        # a preset that names a flag of no feature is unknown
+    if not row.keys() - {"objective"} <= Settings.__dataclass_fields__.keys():
+        del ALGORITHMS[name]
 
 # The flags that --help shows first.
 FIRST = ("algorithm", "model_name_or_path", "dataset_name", "verifier", "steps", "learning_rate",

@@ -149,7 +149,8 @@ class Saver:
     def of_extras(self):
         """The state of what rarely used flags keep from batch to batch, {} without it."""
         learner = self.learner
-        return {"extras": learner.extras.state_dict(learner)} if learner.extras else {}
+        extras = {"extras": learner.extras.state_dict(learner)} if learner.extras else {}
+        return extras | {"features": learner.features.state_dict()}
 
     def scale(self):
         """The gradient scaler's state (--fp16), {} without one."""
@@ -172,6 +173,7 @@ class Saver:
             learner.scaler.load_state_dict(state.get("scaler", {}))
             if learner.extras:
                 learner.extras.load_state_dict(learner, state.get("extras", {}))
+            learner.features.load_state_dict(state.get("features", {}))
             self.progress.update(state["progress"])
             notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings,
                                      self.step))
@@ -212,6 +214,8 @@ def plan(settings, learner, saved):
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     own = list(adapters.values() or policy.parameters())
     kept = learner.extras.state_dict(learner) if learner.extras else {}
+    kept |= {name: of for state in learner.features.state_dict().values()
+             for name, of in state.items() if isinstance(of, list)}
     critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
     size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept.values(), [])])
     each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"

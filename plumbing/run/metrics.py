@@ -14,7 +14,8 @@ import time
 import torch
 
 from advantages import ADVANTAGES, has_signal
-from losses import OBJECTIVES, STATISTICS, kl_penalty
+from features.feature import mean_of
+from losses import OBJECTIVES, STATISTICS
 from plumbing.loop.distillation import taught
 from plumbing.run import checkpoints, trackers
 from plumbing.parallel import devices
@@ -153,12 +154,6 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     return mean_of(torch.expm1(d) - d, mask)
 
 
-def mean_of(x, mask):
-    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
-    chosen = x[mask]                                                                # [kept]
-    return chosen.mean().item() if len(chosen) else None
-
-
 def weight_stats(weights, mask):
     """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
     (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
@@ -179,9 +174,10 @@ def own_routes(mini, new):
     return None if old is None or now.routes is None else (old, now.routes)
 
 
-def batch_record(args, step, task, batch, mini, new, updates):
+def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
-    that mini-batch under the new policy; updates: the statistics of every optimizer step."""
+    that mini-batch under the new policy; updates: the statistics of every optimizer step;
+    of_features: the features' `metrics`."""
     rollout = batch.rollout
     mask = batch.rollout.mask
     flips = None
@@ -191,9 +187,7 @@ def batch_record(args, step, task, batch, mini, new, updates):
         flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     if batch.passes is not None:
         route_cost = route_bytes(batch.passes) / max(1, int(mask.sum()))
-    kl = mismatch = None
-    if batch.ref_logp is not None:
-        kl = mean_of(kl_penalty(batch.old_logp, batch.ref_logp, mask), mask)
+    mismatch = None
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
@@ -201,10 +195,12 @@ def batch_record(args, step, task, batch, mini, new, updates):
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
         more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp,
                                      mask & taught(args, batch)[:, None])
+    for metrics in of_features:
+        more |= metrics(batch, mini, new)
     return {"step": step, **rollout_metrics(args, batch, task), **update_metrics(updates),
             **use_metrics(updates, args.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
-            "entropy": mean_of(new.entropy, mini.rollout.mask), "kl": kl,
+            "entropy": mean_of(new.entropy, mini.rollout.mask),
             "mismatch_kl": mismatch, **more,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
             "route_bytes_per_token": route_cost}
@@ -251,7 +247,8 @@ class Recorder:
         learner = self.learner
         progress = self.progress
         clock = self.clock
-        record = batch_record(args, step, self.task, batch, mini, new, updates)
+        record = batch_record(args, step, self.task, batch, mini, new, updates,
+                              learner.features.hooks["metrics"])
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         record["log_s_noise"] = self.noise(record["log_s_noise"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
@@ -319,8 +316,9 @@ def held_out_record(answers):
 
 
 def tensors_of(batch):
-    """{name: tensor} of those fields of a batch that are tensors."""
-    return {name: x for name, x in vars(batch).items() if isinstance(x, torch.Tensor)}
+    """{name: tensor} of those fields of a batch, and of what features added, that are tensors."""
+    both = vars(batch) | batch.more
+    return {name: x for name, x in both.items() if isinstance(x, torch.Tensor)}
 
 
 # -------------------------------------------------------------------------- a line on the screen

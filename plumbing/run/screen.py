@@ -6,6 +6,7 @@ summary.json contains the numbers that are printed at the end.
 
 import json
 
+from features import FEATURES
 from losses import OBJECTIVES
 from plumbing.run import checkpoints, trackers
 from plumbing.run.metrics import collapse, held_out_record
@@ -37,7 +38,8 @@ def plan(args, folder, task, device):
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl",
-        *uncorrected(args), *one_stage(args), *still_reference(args), *task.notes])
+        *uncorrected(args), *one_stage(args), 
+        *(note for feature in FEATURES for note in feature.notes(args)), *task.notes])
 
 
 def without_effect(args, task, tokenizer):
@@ -68,15 +70,6 @@ def one_stage(args):
         return []
     return [f"note: the second stage begins after batch {args.stage2_step}, and this run ends with "
             f"batch {args.steps}"]
-
-
-def still_reference(args):
-    """A note, if the run ends before the reference policy moves."""
-    every = args.ref_model_sync_steps
-    if not args.sync_ref_model or every < args.steps:
-        return []
-    return [f"note: the reference policy moves after every {every} rollout batches "
-            f"(--ref_model_sync_steps), and never in this run of {args.steps}"]
 
 
 # ---------------------------------------------------------------------------- before and after

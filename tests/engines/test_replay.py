@@ -182,9 +182,9 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, monkeypa
     for batch in seen:
         with torch.no_grad(), replay_routes(reference, batch.passes):
             want = fast.response_logp(reference, batch.rollout, replayed=True).logp
-        torch.testing.assert_close(batch.ref_logp, want, atol=1e-6, rtol=0)
+        torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
     free = fast.response_logp(reference, seen[1].rollout).logp
-    assert (free - seen[1].ref_logp).abs().max() > 1e-3, "its own experts are others"
+    assert (free - seen[1].more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 
 def slow(line):

@@ -16,7 +16,8 @@ TOP = ["train", "eval"]
 ROOMS = ("data", "engines", "loop", "model", "parallel", "run", "speed")
 PLUMBING = sorted(f"plumbing.{file.parent.name}.{file.stem}" for file in (ROOT / "plumbing").glob("*/*.py"))
 TOOLS = sorted(f"tools.{file.stem}" for file in (ROOT / "tools").glob("*.py"))
-MODULES = CONCEPTS + TOP + PLUMBING + TOOLS
+FEATURES = sorted(f"features.{file.stem}" for file in (ROOT / "features").glob("*.py") if file.stem != "__init__")
+MODULES = CONCEPTS + TOP + PLUMBING + TOOLS + ["features", *FEATURES]
 
 WIDTH = 100
 
@@ -32,7 +33,8 @@ def hold(in_order, what, key):
 
 
 def file_of(module):
-    return ROOT / (module.replace(".", "/") + ".py")
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def source(module):
@@ -116,13 +118,17 @@ def test_contributing_says_which_way_imports_point():
     """Every import of ours leads to the same place of the chain or to a later one."""
     text = (ROOT / "CONTRIBUTING.md").read_text().replace("\n", " ")
     chain = text.split("point one way: ")[1].split(". gspo.py")[0].split(" → ")
-    assert chain == ["experiments, benchmarks", "train.py", "eval.py", "tools", "plumbing", "the concept files", "torch and transformers"]
-    place = {folder: 0 for folder in ("experiments", "benchmarks")} | {name: at for at, name in enumerate(("train", "eval", "tools", "plumbing"), 1)}
-    place |= dict.fromkeys(CONCEPTS, 5)
+    assert chain == ["experiments, benchmarks", "train.py", "eval.py", "tools", "plumbing/run", "features", "plumbing",
+                     "the concept files", "torch and transformers"]
+    order = ("experiments", "benchmarks"), ("train",), ("eval",), ("tools",), ("plumbing.run",), ("features",), ("plumbing",), CONCEPTS
+
+    def place(module):
+        word = "plumbing.run" if f"{module}.".startswith("plumbing.run.") else module.split(".")[0]
+        return next((at for at, names in enumerate(order) if word in names), None)
     above = [file.relative_to(ROOT).with_suffix("") for folder in ("experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
     for module in MODULES + [str(file).replace("/", ".") for file in above]:
         for name in [name for name, *_ in imports(module) if name]:     # None: of the same folder
-            here, there = (place.get(word.split(".")[0]) for word in (module, name))
+            here, there = place(module), place(name)
             assert there is None or here <= there, f"{module} imports {name}"
 
 

@@ -8,7 +8,7 @@ import torch
 
 import train
 from advantages import ADVANTAGES, Advantage, estimate_advantages, gae, whiten
-from plumbing.loop import extras
+from features import critic
 from tiny_run import TINY, metrics
 
 LAMBDA = 0.95
@@ -46,16 +46,16 @@ def test_the_row_gae_gives_the_advantages_and_not_the_returns():
 def targets(monkeypatch):
     """[(part, the returns that its critic is trained on)] of every micro-batch from now on."""
     seen = []
-    loss = extras.value_loss
-    inside = extras.Extras.inside_loss
+    loss = critic.value_loss
+    inside = critic.Critic.in_loss
 
     def watched(self, part, new, mini):
         def kept(values, old_values, returns, *others):
             seen.append((part, returns))
             return loss(values, old_values, returns, *others)
-        monkeypatch.setattr(extras, "value_loss", kept)
+        monkeypatch.setattr(critic, "value_loss", kept)
         return inside(self, part, new, mini)
-    monkeypatch.setattr(extras.Extras, "inside_loss", watched)
+    monkeypatch.setattr(critic.Critic, "in_loss", watched)
     return seen
 
 
@@ -70,7 +70,7 @@ def test_the_critics_targets_are_gaes_returns_whatever_the_advantage_makes_of_th
     assert len(targets) == 8 and all(record["value_loss"] > 0 for record in metrics("run"))
     for part, returns in targets:
         mask = part.rollout.mask
-        _, want = by_loops(part.rewards, part.values, mask)
+        _, want = by_loops(part.rewards, part.more["values"], mask)
         torch.testing.assert_close(returns[mask].double(), want[mask], atol=1e-5, rtol=1e-5)
     part, returns = targets[-1]
-    assert part.values[part.rollout.mask].abs().max() > 1e-3, "the critic has learned something"
+    assert part.more["values"][part.rollout.mask].abs().max() > 1e-3, "the critic has learned something"

@@ -96,19 +96,20 @@ def of_rows(scores, rows):
 def test_an_added_empty_group_changes_no_metric(flags, workplace, monkeypatch):
     compared = []
 
-    def twice(args, step, task, batch, mini, new, updates):
+    def twice(args, step, task, batch, mini, new, updates, of_features):
         batch.sampled = batch.sampled or [(batch.rollout, batch.parts)]
-        record = batch_record(args, step, task, batch, mini, new, updates)
+        record = batch_record(args, step, task, batch, mini, new, updates, of_features)
         G = batch.group_size
         rows = [*range(len(new.logp)), *range(len(new.logp) - G, len(new.logp))]
         empty = torch.zeros_like(mini.rollout.mask)
         shift = torch.ones_like(mini.old_logp)
         _, stats = policy_loss(args.objective, new.logp, mini.old_logp, mini.advantages, empty,
                                weights=empty.float(), router_shift=shift)
-        nothing = {name: x.item() for name, x in stats.items()} | dict(
-            loss=0.0, value_loss=0.0, grad_norm=0.0, skipped=False, overflow=False, empty=True)
+        losses = {name: 0.0 for name in updates[0] if name.endswith("loss")}
+        nothing = {name: x.item() for name, x in stats.items()} | losses | dict(
+            grad_norm=0.0, skipped=False, overflow=False, empty=True)
         more = batch_record(args, step, task, with_empty_group(batch), with_empty_group(mini),
-                            of_rows(new, rows), [nothing, *updates])
+                            of_rows(new, rows), [nothing, *updates], of_features)
         assert more.pop("empty_minibatches") == record["empty_minibatches"] + 1
         assert more.pop("minibatches")[1:] == record["minibatches"]
         compared.append((record, more))

@@ -131,7 +131,7 @@ def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_los
     estimated, losses = spied(monkeypatch, "estimate_advantages"), spied(monkeypatch, "policy_loss")
     train.main([*TINY, "--algorithm", "reinforce_plus_plus", "--beta", "0.3", "--steps", "2",
                 "--learning_rate", "0.01", "--warmup_steps", "0", "--output_dir", "run"])
-    (_, rewards, _, _, _, whole, _, gap, beta), out = estimated[1]
+    (_, rewards, _, _, _, whole, _, _, gap, beta), out = estimated[1]
     gap = gap.double()
     assert gap[whole].abs().max() > 1e-3 and beta == 0.3                   # the policy has moved
     returns, want = [], torch.zeros(whole.shape, dtype=torch.float64)

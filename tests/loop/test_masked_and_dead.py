@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import train
+from features.reference_kl import ReferenceKL
 from losses import OBJECTIVES, policy_loss, token_weights
-from plumbing.loop.extras import Extras
 from tiny_run import TINY, metrics
 
 
@@ -42,13 +42,13 @@ def test_a_response_without_loss_tokens_adds_nothing_but_counts_as_a_response(na
 @pytest.fixture
 def terms(monkeypatch):
     """[(part, new scores, the KL term)] of every micro-batch from now on."""
-    calls, original = [], Extras.inside_loss
+    calls, original = [], ReferenceKL.in_loss
 
     def watched(self, part, new, *others):
         result = original(self, part, new, *others)
-        calls.append((part, new, result[1]["kl"]))
+        calls.append((part, new, result["kl_loss"]))
         return result
-    monkeypatch.setattr(Extras, "inside_loss", watched)
+    monkeypatch.setattr(ReferenceKL, "in_loss", watched)
     return calls
 
 
@@ -65,7 +65,7 @@ def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, terms
         mask, rows = part.rollout.mask, []
         lengths |= set(mask.sum(-1).tolist())
         for i in range(len(mask)):
-            rows.append([k3(new.logp[i, t].double(), part.ref_logp[i, t].double()).item() for t in range(mask.shape[1]) if mask[i, t]])
+            rows.append([k3(new.logp[i, t].double(), part.more["ref_logp"][i, t].double()).item() for t in range(mask.shape[1]) if mask[i, t]])
         every = [x for row in rows for x in row]
         want = {"sequence-sum": sum(every) / len(rows), "token-mean": sum(every) / len(every),
                 "sequence-mean": sum(sum(row) / len(row) for row in rows) / len(rows)}[reduction]
@@ -82,5 +82,5 @@ def test_groups_of_equal_rewards_keep_their_kl(terms, workplace):
     part, new = dead[-1]
     rows = (part.advantages == 0)[:, None] & part.rollout.mask
     logp = new.logp.detach().requires_grad_()
-    (part.weights * k3(logp, part.ref_logp) * rows).sum().backward()
+    (part.weights * k3(logp, part.more["ref_logp"]) * rows).sum().backward()
     assert logp.grad[rows].abs().max() > 0

@@ -30,7 +30,7 @@ EQUAL = {
     "perplexity_new": lambda record, args: record["perplexity_old"],
     "clip_low": 0, "clip_high": 0, "clip_signal": 0,
     "epsilon": lambda record, args: paper_epsilon(args), "epsilon_over_std": None,
-    "kl": lambda record, args: 0 if args.beta else None,
+    "kl": 0,
     "flip_rate": 0, "flip_rate_per_layer": lambda record, args: [0.0] * args.num_hidden_layers,
     "teacher_kl": lambda record, args: record["teacher_kl"] if args.self_distillation else 0,
     "mismatch_kl": lambda record, args: (None if args.old_logp == "sampler" else 0 if exact(args)
@@ -43,7 +43,8 @@ NO_TOKENS = {"kl": None, "mismatch_kl": None, "ratio_max": 0}    # where every r
 
 # What does not compare two policies.
 ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse_length truncated
-    dead_groups discarded_groups empty_minibatches loss value_loss grad_norm skipped overflows minibatches
+    dead_groups discarded_groups empty_minibatches loss value_loss kl_loss
+    entropy_loss likelihood_loss balance_loss grad_norm skipped overflows minibatches
     perplexity_old entropy route_bytes_per_token lr
     verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second pass_at_1
     held_out_reward held_out_parts""".split())

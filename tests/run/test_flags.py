@@ -106,7 +106,7 @@ EFFECTS = {
     "dual_clip": (GRPO, None, "1.001", last("clip_high")),
     "off_policy_mask": (GRPO, None, "0.001", last("clip_low")),
     "entropy_quantile": (ONE, None, "0.8", last("grad_norm")),
-    "beta": (ONE, None, "0.1", last("kl")),
+    "beta": (ONE, None, "0.1", lambda seen: "kl" in seen.metrics[-1]),
     "kl_estimator": (f"{ONE} --beta 0.1", None, "k1", minibatches("grad_norm")),
     "sync_ref_model": (f"{MOVES} --beta 0.1", "false", "true --ref_model_sync_steps 1", last("kl")),
     "ref_model_mixup_alpha": (f"{MOVES} --beta 0.1 --sync_ref_model --ref_model_sync_steps 1", None,

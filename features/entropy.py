@@ -1,0 +1,45 @@
+"""Entropy: a bonus for it in the loss, and training on the tokens with the highest entropy alone.
+
+The bonus is the mean over loss tokens of the policy's entropy (A3C 1602.01783). --entropy_quantile
+leaves out the tokens below a quantile of the rollout batch (2506.01939, "beyond the 80/20 rule").
+"""
+
+from dataclasses import dataclass
+
+from features.feature import Feature, flag
+from losses import high_entropy_mask
+
+
+@dataclass(frozen=True)
+class Flags:
+    entropy_coef: float = flag(0.0, "coefficient of the entropy bonus", at_least=0,
+                               section="the entropy")
+    entropy_quantile: float = flag(
+        0.0, "train only on tokens whose entropy is at or above this quantile of the rollout "
+             "batch; 0: train on all tokens", at_least=0, at_most=1,
+        needs={"old_logp=recompute": "which computes the entropies"})
+
+
+class Entropy(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.entropy_coef > 0 or settings.entropy_quantile > 0
+
+    def __init__(self, run):
+        self.coef = run.settings.entropy_coef
+        self.quantile = run.settings.entropy_quantile
+        self.adds_gradient = self.coef > 0
+        self.old = {"entropy": self.quantile > 0}
+        self.new = {"entropy": self.coef > 0, "entropy_grad": self.coef > 0}
+
+    def before_updates(self, learner, batch, old):
+        if self.quantile:
+            batch.weigh(high_entropy_mask(old.entropy, batch.rollout.mask, self.quantile))
+
+    def in_loss(self, part, new, mini):
+        if not self.coef:
+            return {}
+        per_token = part.rollout.mask / mini.rollout.mask.sum().clamp(min=1)        # [B, T]
+        return {"entropy_loss": -self.coef * (per_token * new.entropy).sum()}

@@ -1,0 +1,135 @@
+"""What a run may add: the hooks at which a feature enters, and what a flag says about itself.
+
+A feature is one file of this folder: its flags in a frozen dataclass, and a class with the hooks it
+needs. features/__init__.py lists it in two lines. Nothing else names it: without the file and the
+two lines its flags are unknown, and everything else is as it was, to the last bit.
+
+Imports: torch and the concept files that are quick to import. What needs transformers, such as a
+second policy, is reached through the `run` that a feature is made with (plumbing/model/actor.py:
+Run), because train.py --help imports this folder. A feature does not import another one; where it
+looks at another's flag, it takes getattr(settings, name, 0).
+"""
+
+from dataclasses import field
+
+HOOKS = ("sampler", "before_updates", "in_loss", "metrics", "state_dict", "load_state_dict")
+
+
+class Feature:
+    """What one feature adds to a run. A hook that is not overridden is never called."""
+
+    flags = None                 # a frozen dataclass, whose fields are made by flag()
+    gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
+    adds_gradient = False        # whether a response with A = 0 still moves the policy
+    needs_actor = False          # whether its forwards return more than rollout.Scores
+    old = {}                     # what Learner.score needs to be given for π_old: entropy=True
+    new = {}                     # what response_logp needs in an update: entropy=True, record=True
+
+    @classmethod
+    def on(cls, settings):
+        """Whether the run has the feature."""
+        raise NotImplementedError(f"{cls.__name__}.on says when the feature is on")
+
+    @classmethod
+    def check(cls, settings):
+        """Refuse (`refuse`) what the words of its flags cannot say. It is called in every run."""
+
+    @classmethod
+    def notes(cls, settings):
+        """Lines for the screen before the run begins. It is called in every run."""
+        return []
+
+    @classmethod
+    def trl(cls, settings):
+        """{name of GRPOConfig: value}, or a text: what TRL has not. Only where it is on."""
+        return {}
+
+    @classmethod
+    def verl(cls, settings):
+        """{key of verl: value}, or a text: what verl has not. Only where it is on."""
+        return {}
+
+    def __init__(self, run):
+        """run: a plumbing.model.actor.Run. run.actor is not wrapped for several processes yet, and
+        the optimizer is made of its parameters afterwards."""
+
+    def sampler(self, sampler):
+        """The sampler of the rollouts, in place of this one."""
+        return sampler
+
+    def before_updates(self, learner, batch, old):
+        """After the old log-probs: change the batch, or put into batch.more what the updates, the
+        metrics and an --advantage (by the names of `gives`) read. old: the Scores of π_old. An
+        entry with a row per response is cut into mini-batches by itself; another object needs a
+        method rows(index [b])."""
+
+    def in_loss(self, part, new, mini):
+        """{NAME_loss: term}: what is added to the loss of the micro-batch `part` of the mini-batch
+        `mini`. new: its Scores under π_θ. Terms of the micro-batches are added up and logged."""
+
+    def metrics(self, batch, mini, new):
+        """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
+        under the policy after the updates."""
+
+    def state_dict(self):
+        """What a checkpoint keeps of it, {} if nothing: {name: list of tensors, number or text}."""
+
+    def load_state_dict(self, state):
+        """The reverse of state_dict; state: {} if the checkpoint has none."""
+
+
+class Features:
+    """The features of one run, in the order in which they act."""
+
+    def __init__(self, features=()):
+        self.all = list(features)
+        self.hooks = {hook: [getattr(f, hook) for f in self.all
+                             if getattr(type(f), hook) is not getattr(Feature, hook)]
+                      for hook in HOOKS}
+        self.adds_gradient = any(f.adds_gradient for f in self.all)
+        self.old = {name: True for f in self.all for name, on in f.old.items() if on}
+        self.new = {name: True for f in self.all for name, on in f.new.items() if on}
+
+    def state_dict(self):
+        """{feature: its state}, of those that have one."""
+        states = {type(f).__name__: f.state_dict() for f in self.all
+                  if f.state_dict in self.hooks["state_dict"]}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states):
+        """The reverse of state_dict. Raises ValueError for a state of no feature of the run."""
+        if lost := states.keys() - {type(f).__name__ for f in self.all}:
+            raise ValueError(f"the checkpoint has the state of {', '.join(sorted(lost))}, which "
+                             "this run does not have: go on with the program that wrote it")
+        for f in self.all:
+            if f.load_state_dict in self.hooks["load_state_dict"]:
+                f.load_state_dict(states.get(type(f).__name__, {}))
+
+
+def mean_of(x, mask):
+    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
+    chosen = x[mask]                                                                # [kept]
+    return chosen.mean().item() if len(chosen) else None
+
+
+def refuse(settings, name, must):
+    """Raise the one line about a flag and its value: what it must be or needs."""
+    value = getattr(settings, name)
+    text = " ".join(map(str, value)) if isinstance(value, list) else value
+    raise ValueError(f"--{name} {text} {must}")
+
+
+def flag(default, help, **words):
+    """A flag, which says everything about itself. words:
+
+    choices, at_least, above, at_most   the allowed values
+    needs, without   a condition, or {condition: why or None} for several: a value other than the
+                     default needs all of them, or none of them. A condition is FLAG (it is on) or
+                     FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
+    unset            the text that --help shows as the default if `default` is None or empty
+    section          the heading of --help that begins with this flag
+    kind             the function that reads its text, if that is not the type
+    """
+    several = isinstance(default, list)
+    default = {"default_factory": default.copy} if several else {"default": default}
+    return field(**default, metadata={"help": help, **words})

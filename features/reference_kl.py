@@ -1,0 +1,104 @@
+"""The KL to a reference policy, which keeps the policy near the one that it started from.
+
+    loss + β · KL(π_θ || π_ref)         in the loss (GRPO 2402.03300 eq. 4), by --kl_estimator
+    r_t - β · (log π_old - log π_ref)   in the rewards, where the --advantage reads "kl"
+
+The reference is the starting policy. With --sync_ref_model it follows the policy (TR-DPO
+2404.09656). losses.kl_penalty has the estimators.
+"""
+
+from dataclasses import dataclass
+
+from advantages import ADVANTAGES
+from features.feature import Feature, flag, mean_of, refuse
+from losses import kl_penalty
+
+
+@dataclass(frozen=True)
+class Flags:
+    beta: float = flag(
+        0.0, "coefficient of the KL to the reference policy, which is the starting policy; 0: no "
+             "KL and no reference policy", at_least=0, section="the KL to a reference policy")
+    kl_estimator: str = flag("k3", "estimator of the KL of --beta",
+                             choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta")
+    sync_ref_model: bool = flag(False, "move the reference policy of --beta towards the policy, "
+                                       "every --ref_model_sync_steps rollout batches",
+                                needs={"beta": "without it there is no reference policy"})
+    ref_model_mixup_alpha: float = flag(
+        0.6, "share of the policy in the new reference policy of --sync_ref_model; 1: the policy "
+             "itself", above=0, at_most=1, needs="sync_ref_model")
+    ref_model_sync_steps: int = flag(512, "number of rollout batches between two moves of the "
+                                     "reference policy", at_least=1, needs="sync_ref_model")
+
+
+class ReferenceKL(Feature):
+    flags = Flags
+    gives = ("kl", "beta")
+    adds_gradient = True
+
+    @classmethod
+    def on(cls, settings):
+        return settings.beta > 0
+
+    @classmethod
+    def check(cls, settings):
+        if kl_in_rewards(settings) and settings.kl_estimator != "k3":
+            refuse(settings, "kl_estimator", f"has no effect on --advantage {settings.advantage}, "
+                   "which subtracts k1 from the rewards")
+
+    @classmethod
+    def notes(cls, settings):
+        every = settings.ref_model_sync_steps
+        if not settings.sync_ref_model or every < settings.steps:
+            return []
+        return [f"note: the reference policy moves after every {every} rollout batches "
+                f"(--ref_model_sync_steps), and never in this run of {settings.steps}"]
+
+    def __init__(self, run):
+        self.run = run
+        self.settings = run.settings
+        self.reference = run.frozen()
+
+    def before_updates(self, learner, batch, old):
+        self.move(batch.step)
+        # with π_old's routes, so that equal policies differ by 0
+        ref_logp = learner.score(batch.rollout, replay=True, passes=batch.passes,
+                                 scorer=self.reference).logp                        # [B, T]
+        batch.more["ref_logp"] = ref_logp
+        if kl_in_rewards(self.settings):
+            mask = batch.rollout.mask                                               # [B, T]
+            batch.more["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")     # [B, T]
+            batch.more["beta"] = self.settings.beta
+
+    def move(self, step):
+        """Before batch `step`, move the reference towards the policy if it is time."""
+        settings = self.settings
+        if settings.sync_ref_model and step > 1 and (step - 1) % settings.ref_model_sync_steps == 0:
+            self.run.move(self.reference, settings.ref_model_mixup_alpha)
+
+    def in_loss(self, part, new, mini):
+        if kl_in_rewards(self.settings):
+            return {}
+        kl = kl_penalty(new.logp, part.more["ref_logp"], part.rollout.mask,
+                        self.settings.kl_estimator, part.old_logp)                  # [B, T]
+        return {"kl_loss": self.settings.beta * (part.weights * kl).sum()}
+
+    def metrics(self, batch, mini, new):
+        mask = batch.rollout.mask
+        return {"kl": mean_of(kl_penalty(batch.old_logp, batch.more["ref_logp"], mask), mask)}
+
+    def state_dict(self):
+        if not self.settings.sync_ref_model:
+            return {}
+        return {"reference": [own.data for own, _ in self.run.pairs(self.reference)]}
+
+    def load_state_dict(self, state):
+        if self.settings.sync_ref_model:
+            for (own, _), saved in zip(self.run.pairs(self.reference), state["reference"],
+                                       strict=True):
+                own.data.copy_(saved)
+
+
+def kl_in_rewards(settings):
+    """Whether the KL is subtracted from the rewards, as in REINFORCE++, not added to the loss."""
+    return "kl" in ADVANTAGES[settings.advantage].reads
