@@ -1,7 +1,6 @@
 """--config FILE and the recipes. python -m pytest tests/run/test_config.py"""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -34,23 +33,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_a_bad_file_is_refused_in_one_line(text, workplace, capsys):
+def test_a_bad_file_is_refused_in_one_line(text, refused):
     Path("mine.py").write_text("raise SystemExit('was run')")
     Path("bad.yaml").write_text(text)
-    with pytest.raises(SystemExit) as stop:
-        train.main(["--config", "bad.yaml", "--output_dir", "run"])
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1 and REFUSED[text] in said
-    assert ("bad.yaml" in said or text == "epsilon: -1") and not Path("run").exists()
+    said = refused("--config bad.yaml --output_dir run")
+    assert REFUSED[text] in said and ("bad.yaml" in said or text == "epsilon: -1")
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_file_that_cannot_be_read_is_refused(content, workplace, capsys):
-    if content:
-        Path("bad.yaml").write_bytes(content)
-    with pytest.raises(SystemExit):
-        train.main(["--config", "bad.yaml"])
-    assert re.search("--config bad.yaml: (No such file|not a text file)", capsys.readouterr().err)
+def test_a_file_that_cannot_be_read_is_refused(refused):
+    assert "--config bad.yaml: No such file" in refused("--config bad.yaml")
+    Path("bad.yaml").write_bytes(b"\xff\xfe")
+    assert "--config bad.yaml: not a text file" in refused("--config bad.yaml")
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workplace):
@@ -69,23 +62,21 @@ def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
     assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
 
 
-def test_a_run_is_repeated_by_its_own_config_json(workplace):
-    train.main([*TINY, "--steps", "2", "--algorithm", "grpo", "--output_dir", "run"])
+def test_a_run_is_repeated_by_its_own_config_json(run):
+    run("--steps 2 --algorithm grpo")
     train.main(["--config", "run/config.json", "--output_dir", "again"])
     assert differences("run", "again", 2) == []
 
 
-def test_a_run_of_a_file_is_resumed_and_compared_with_it(workplace, capsys):
+def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
     words = [word.removeprefix("--") for word in TINY]
     Path("a.yaml").write_text(json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}))
     train.main(["--config", "a.yaml", "--output_dir", "run"])
     Path("b.yaml").write_text("steps: 2\n")
-    train.main(["--config", "b.yaml", "--output_dir", "run", "--resume"])
-    assert json.loads(Path("run/summary.json").read_text())["steps"] == 2
+    assert len(run("--config b.yaml --resume")) == 2
     Path("b.yaml").write_text("steps: 3\nlearning_rate: 0.1\n")
-    with pytest.raises(SystemExit):
-        train.main(["--config", "b.yaml", "--output_dir", "run", "--resume"])
-    assert "learning_rate was 0.0004, now 0.1" in capsys.readouterr().err
+    said = run.refused("--config b.yaml --output_dir run --resume")
+    assert "learning_rate was 0.0004, now 0.1" in said
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
@@ -109,10 +100,8 @@ def test_the_laptops_recipe_is_the_default_run():
     assert all(spelled[name] == default[name] for name in default.keys() - {"given", "config"})
 
 
-def test_the_laptops_recipe_runs_shortened(workplace):
-    train.main(["--config", str(ROOT / "recipes/laptop.yaml"), *TINY, "--steps", "1",
-                "--output_dir", "run"])
-    assert json.loads(Path("run/summary.json").read_text())["steps"] == 1
+def test_the_laptops_recipe_runs_shortened(run):
+    assert len(run("--config", ROOT / "recipes/laptop.yaml")) == 1
 
 
 @pytest.mark.checkpoint
