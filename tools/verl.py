@@ -211,8 +211,8 @@ def dynamic_sampling(settings):
         return {}
     return ({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc"},
             "verl samples until the batch is full; here ten rounds at most",
-            "filter_groups.metric: if your compute_score returns a dict, call its whole reward acc, "
-            "too")
+            "filter_groups.metric: if your compute_score returns a dict, call its whole reward "
+            "acc, too")
 
 
 def overlong(settings):

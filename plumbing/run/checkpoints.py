@@ -150,7 +150,8 @@ class Saver:
         """The state of what rarely used flags keep from batch to batch, {} without it."""
         learner = self.learner
         extras = {"extras": learner.extras.state_dict(learner)} if learner.extras else {}
-        return extras | {"features": learner.features.state_dict()}
+        of_features = {"features": learner.features.state_dict()} if learner.features.all else {}
+        return extras | of_features
 
     def scale(self):
         """The gradient scaler's state (--fp16), {} without one."""

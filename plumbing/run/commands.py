@@ -37,8 +37,8 @@ PROBLEMS = ("test_dataset_name", "columns", "stage2_dataset_name", "stage2_step"
 
 def read(argv, description):
     """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
-    for claims the words as given, else the run folders and the output file. Prints the description and
-    exits for --help.
+    for claims the words as given, else the run folders and the output file. Prints the description
+    and exits for --help.
 
     Raises ValueError with one line.
     """

@@ -14,7 +14,6 @@ import time
 import torch
 
 from advantages import ADVANTAGES, has_signal
-from features.feature import mean_of
 from losses import OBJECTIVES, STATISTICS
 from plumbing.loop.distillation import taught
 from plumbing.run import checkpoints, trackers
@@ -152,6 +151,12 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     e^d - 1 - d, d = log π_old - log π_sampler."""
     d = old_logp - sampler_logp                                                     # [B, T]
     return mean_of(torch.expm1(d) - d, mask)
+
+
+def mean_of(x, mask):
+    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
+    chosen = x[mask]                                                                # [kept]
+    return chosen.mean().item() if len(chosen) else None
 
 
 def weight_stats(weights, mask):

@@ -9,7 +9,7 @@ from plumbing.run.arguments import flags
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SOURCES = [file for folder in (".", "plumbing", "tools", "experiments", "benchmarks", "tests/house") for file in (
+SOURCES = [file for folder in (".", "features", "plumbing", "tools", "experiments", "benchmarks", "tests/house") for file in (
     (ROOT / folder).glob("*.py") if folder == "." else (ROOT / folder).rglob("*.py"))]
 CODE = {file: file.read_text() for file in SOURCES if file != Path(__file__)}
 

@@ -95,7 +95,9 @@ def test_plumbing_is_sorted_into_rooms():
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_import_of_ours_waits_inside_a_function(module):
-    lazy = [name for name, _, inside, demo in imports(module) if inside and not demo and name in MODULES]
+    # eval.py draws with tools/ only when it is asked to: training stands without that folder
+    lazy = [name for name, _, inside, demo in imports(module) if inside and not demo and name in MODULES
+            and not (module == "eval" and name.startswith("tools."))]
     hold(not lazy, f"{module} imports {lazy} inside a function", f"lazy {module}")
 
 
