@@ -10,7 +10,6 @@ plain        processor seconds of a batch of the default run with --plain, relat
 
 import argparse
 import json
-import math
 import sys
 import tempfile
 import time

@@ -10,7 +10,6 @@ the step, as gradients of the first are there during the second. Not simulated: 
 needs less, 4 bit, vLLM.
 """
 
-import json
 import sys
 from pathlib import Path
 

@@ -49,7 +49,7 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from timing import (MB, in_turns, measure_limit, peak_bytes, quotients, rounded,  # noqa: E402
-                    spread, table, timed, wait, write_json)
+                    spread, table, wait, write_json)
 from tools import trl as trl_settings  # noqa: E402
 from tools.export import keys_of  # noqa: E402
 

@@ -38,7 +38,7 @@ def plan(args, folder, task, device):
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl",
-        *uncorrected(args), *one_stage(args), 
+        *uncorrected(args), *one_stage(args),
         *(note for feature in FEATURES for note in feature.notes(args)), *task.notes])
 
 

@@ -7,7 +7,6 @@ python -m pytest tests/loop/test_teacher_and_replay.py
 import copy
 from contextlib import nullcontext
 
-import pytest
 import torch
 
 import train

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import models
-import train
 from plumbing.parallel import processes
 from plumbing.run.arguments import ALGORITHMS, GONE, flags, parse
 from tiny_run import TRAIN, metrics

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import rollout
-import train
 from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import response_logp, sample
