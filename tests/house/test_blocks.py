@@ -148,7 +148,7 @@ def model(request, tmp_path, monkeypatch):
 @pytest.fixture
 def place(workplace, monkeypatch):
     """The current folder, with the repository's own folders within reach, and a look at every rollout batch that is trained on."""
-    for name in ("plumbing", "experiments", "recipes", "tests", "tools"):
+    for name in ("features", "plumbing", "experiments", "recipes", "tests", "tools"):
         Path(name).symlink_to(ROOT / name)
     monkeypatch.setattr(supervised, "MUST_PASS", 0.0)
     monkeypatch.setattr(sys, "path", [str(workplace), str(ROOT), *sys.path])

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 NAMED = sorted(set(re.findall(r"`([^`\s]+)`", PAGE)))
-SOURCE = "".join(file.read_text() for file in [*ROOT.glob("*.py"), *(ROOT / "plumbing").rglob("*.py")])
+SOURCE = "".join(file.read_text() for file in [*ROOT.glob("*.py"), *(ROOT / "features").glob("*.py"), *(ROOT / "plumbing").rglob("*.py")])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if "/" in name or name.endswith(".py")])

@@ -172,7 +172,8 @@ def test_what_moves_is_part_of_a_checkpoint(flags, workplace):
     run("parts", "--steps", "2", *flags)
     train.main([*TINY, "--steps", "4", *flags, "--output_dir", "parts", "--resume"])
     assert differences("whole", "parts", 4) == []
-    kept = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)["extras"]["reference"]
+    state = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)
+    kept = state["features"]["ReferenceKL"]["reference"] if "--beta" in flags else state["extras"]["reference"]
     assert kept and all(isinstance(x, torch.Tensor) for x in kept)
 
 
