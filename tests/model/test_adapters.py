@@ -6,6 +6,7 @@ References: peft's own PeftModel, torch's AdamW on the same weights, the flags t
 import json
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +19,11 @@ from plumbing.model.adapters import (adapted_layers, adapters_at, add_adapters, 
 from plumbing.model.halves import halve_matrices
 from plumbing.engines.samplers import sampling_copy
 from rollout import response_logp, sample
-from test_rollout import PROMPTS, TOKENIZER, qwen3, tiny_moe
+from test_rollout import PROMPTS, TOKENIZER, make as made
 from tiny_run import SMALL, TINY, differences, metrics
+
+qwen3 = partial(made, "qwen3")
+tiny_moe = partial(made, "tiny_moe")
 
 ARGS = SimpleNamespace(lora_r=4, lora_alpha=8, lora_target_modules=[], seed=0)
 IDS = torch.arange(5)[None]

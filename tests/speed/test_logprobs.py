@@ -5,6 +5,7 @@ Reference: transformers' own model called on one unpadded sequence at a time.
 
 import runpy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,7 +18,17 @@ from plumbing.speed.caches import has_plain_cache
 from plumbing.speed.rollouts import FastRollout
 from plumbing.speed.fast import MAX_PACKED, distinct, groups_per_row, packed_hidden, response_logp, shared_hidden
 from rollout import left_pad
-from test_rollout import MODELS, SHAPE, SHOTS, few_shot, qwen3, rolled, sliding, tiny_moe
+from test_rollout import MODELS as KINDS, PROMPTS, make as made, rolled
+
+qwen3, sliding, tiny_moe = MODELS = [partial(made, kind) for kind in KINDS]
+SHAPE = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8, intermediate_size=48, eos_token_id=15, pad_token_id=16,
+             initializer_range=0.1)
+SHOTS = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))     # 25 tokens that all prompts begin with
+
+
+def few_shot(model):
+    return rolled(model, T=10, seed=4, prompts=[SHOTS + p for p in (*PROMPTS, "7=")])
 
 
 def reference_logp(model, rollout, temperature):
