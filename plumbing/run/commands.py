@@ -5,8 +5,10 @@ Nothing here imports transformers, so that --help and error messages appear imme
 
 import argparse
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+from features import FEATURES
 from plumbing.run.arguments import (Settings, as_words, check_trusted, check_types, config_of,
                                     flags, given_flags, parse, underscored)
 
@@ -85,14 +87,15 @@ def runs_and_output(command, argv):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--output", help="output file (default: a file in the first run folder)")
     if command == "view":
-        parser.add_argument("--kilobytes", type=int, default=3000, help="size of the page: of longer "
-                            "runs, evenly spaced batches are shown (default: 3000)")
+        parser.add_argument("--kilobytes", type=int, default=3000, help="size of the page: of "
+                            "longer runs, evenly spaced batches are shown (default: 3000)")
     return parser.parse_args(argv)
 
 
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
     names = {*TRAINING_FLAGS}
+    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)}
     section = None
     for f in flags():
         section = f.metadata.get("section", section)

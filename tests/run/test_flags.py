@@ -313,7 +313,8 @@ def test_every_flag_has_an_entry():
 @pytest.mark.parametrize("flag", EFFECTS)
 def test_a_flag_has_an_effect(flag, run):
     both, one, other, observe = EFFECTS[flag]
-    optional = {"peft": "peft", "tensorboard": "tensorboard", "4bit": "bitsandbytes"}    # CI has them
+    optional = {"peft": "peft", "tensorboard": "tensorboard", "4bit": "bitsandbytes",
+                "adamw_8bit": "bitsandbytes"}              # CI has them
     for word, package in optional.items():
         if word in f"{both} {flag} {one} {other}":
             pytest.importorskip(package)

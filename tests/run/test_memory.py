@@ -63,6 +63,8 @@ def test_trying_the_longest_changes_no_bit(flags, workplace, monkeypatch):
 
 def test_what_does_not_fit_is_told_before_the_first_answer_and_leaves_no_folder(
         workplace, monkeypatch, capsys):
+    pytest.importorskip("peft")
+
     def full(learner, rollout, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
     as_on_a_gpu(monkeypatch)
