@@ -253,7 +253,7 @@ def dashboard(asked):
 
 def view(asked):
     from tools.view import write_page
-    page = write_page(asked.runs, asked.output, 1000 * asked.kilobytes)
+    page = write_page(asked.runs, asked.output, asked.kilobytes and 1000 * asked.kilobytes)
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 

@@ -94,6 +94,10 @@ class ReferenceKL(Feature):
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
+            if "reference" not in state:
+                raise ValueError("--resume: the checkpoint has no reference policy, which "
+                                 "--sync_ref_model moves: an older version wrote it; start a new "
+                                 "run")
             for (own, _), saved in zip(self.run.pairs(self.reference), state["reference"],
                                        strict=True):
                 own.data.copy_(saved)

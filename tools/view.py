@@ -81,12 +81,13 @@ def finite(x):
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def page(runs, largest=LARGEST_PAGE):
-    """The HTML file for one or two runs, as read_run returns them, of about `largest` bytes."""
+def page(runs, largest=None):
+    """The HTML file for one or two runs, as read_run returns them, of about `largest` bytes;
+    None: LARGEST_PAGE."""
     html, style, *scripts = ((Path(__file__).parent / "viewer" / f).read_text() for f in FILES)
     script = "\n".join(scripts)
     curves = sum(len(embedded(run["curves"])) for run in runs)
-    room = (largest - len(html + style + script) - curves - 20_000) / len(runs)
+    room = ((largest or LARGEST_PAGE) - len(html + style + script) - curves - 20_000) / len(runs)
     data = embedded({"objectives": {name: asdict(row) for name, row in OBJECTIVES.items()},
                      "runs": [thinned(run, room) for run in runs]})
     allow = f"script-src {digest(script)}; style-src {digest(style)}"
@@ -102,7 +103,7 @@ def digest(text):
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def write_page(folders, output=None, largest=LARGEST_PAGE):
+def write_page(folders, output=None, largest=None):
     """The page of one run, or of two side by side; view.html in the first one's folder unless
     `output` names a file. largest: in bytes, see page. Returns its path."""
     if not 1 <= len(folders) <= 2:

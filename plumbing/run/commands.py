@@ -87,7 +87,7 @@ def runs_and_output(command, argv):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--output", help="output file (default: a file in the first run folder)")
     if command == "view":
-        parser.add_argument("--kilobytes", type=int, default=3000, help="size of the page: of "
+        parser.add_argument("--kilobytes", type=int, help="size of the page: of "
                             "longer runs, evenly spaced batches are shown (default: 3000)")
     return parser.parse_args(argv)
 
