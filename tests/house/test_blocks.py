@@ -31,6 +31,7 @@ from plumbing.parallel import devices
 from plumbing.run import metrics
 from plumbing.run.arguments import parse
 from rollout import end_tokens
+from tools import dashboard, style, view  # noqa: F401  of this folder, not by the links of a test's
 from tiny_run import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,6 +46,7 @@ REASONS = {
     "pip install": "installs packages",
     "python -m pytest": "the tests themselves",
     "openai/gsm8k": "a data set of the hub: only its flags are read",
+    "recipes/gsm8k": "a data set of the hub: only its flags are read",
     "torchrun": "several processes or GPUs; tests/parallel starts them",
     "python gspo.py": "tests/concepts/test_gspo.py runs it",
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tiny_run import TINY, metrics
+from tiny_run import SMALL, TINY, metrics
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/reading.md").read_text()
@@ -120,7 +120,8 @@ def solved(folder, number):
     """A copy of the code with the solution of one exercise applied."""
     patch, = (ROOT / "docs/exercises").glob(f"{number}-*.patch")
     code = folder / "code"
-    for source in [*ROOT.glob("*.py"), *(ROOT / "plumbing").rglob("*.*"), *(ROOT / "tools").rglob("*.*")]:
+    folders = ("features", "plumbing", "tools")
+    for source in [*ROOT.glob("*.py"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]:
         if "__pycache__" not in source.parts:
             copy = code / source.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +185,8 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
     code = solved(tmp_path, number)
     (code / "runs").mkdir()
     (code / "runs/cold_start").symlink_to(cold_start)
-    commands = [["train.py", *TINY, "--steps", "1", *flags.split(), "--output_dir", "run"]]
+    tiny = SMALL if "--model_name_or_path" in flags else TINY
+    commands = [["train.py", *tiny, "--steps", "1", *flags.split(), "--output_dir", "run"]]
     if number == 2:
         commands = [["reverse.py"], ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"], *commands]
     for command in commands:
