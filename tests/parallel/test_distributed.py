@@ -20,6 +20,13 @@ from tiny_run import TRAIN, differences, metrics
 FLAGS = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 --cold_start_steps 200 "
          "--cold_start_learning_rate 0.005 --prompts_per_step 8 --num_generations 4 --steps_per_generation 2 --warmup_steps 0 --learning_rate 1e-3 "
          "--max_completion_length 12 --temperature 1.5 --steps 5 --device cpu").split()
+
+
+def tiny(argv):
+    """The flags of a run with these: none of the tiny MoE and its task beside a checkpoint and data."""
+    return FLAGS[FLAGS.index("--prompts_per_step"):] if "--dataset_name" in argv else FLAGS
+
+
 RUNS = {"gspo": ["--eval_samples", "0"],
         "ppo": ["--algorithm", "ppo", "--eval_samples", "2", "--eval_prompts", "5"],     # a critic; an evaluation that does not divide evenly
         "rspo": ["--algorithm", "rspo", "--beta", "0.05", "--router_aux_loss_coef", "0.01", "--micro_batch_size", "2", "--eval_samples", "0"]}
@@ -50,7 +57,7 @@ def home(tmp_path_factory):
         rows = [{"prompt": f"1+2+3+4+5+6+7+8+9+{i}+{i}=", "answer": str(5 + 2 * i)[-1]} for i in range(10)]
         (home / "prefix.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 2))
         for name, flags in RUNS.items():
-            train.main([*FLAGS, *flags, "--output_dir", name])
+            train.main([*tiny(flags), *flags, "--output_dir", name])
     torch.set_num_threads(threads)
     return home
 
@@ -65,7 +72,7 @@ def watching(update):
 
 
 def torchrun(home, *argv, script=TRAIN, expect=0):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), *FLAGS, *argv],
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script), *tiny(argv), *argv],
                           cwd=home, capture_output=True, text=True, timeout=900, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert (done.returncode == 0) == (expect == 0), done.stdout + done.stderr
     return done

@@ -111,7 +111,7 @@ def test_smollm2s_recipe_runs_shortened(tmp_path):
         pytest.skip("python tests/make_smollm2.py writes the checkpoint")
     train_rows, test_rows = make_max_data(tmp_path, train_size=32, test_size=8)
     train.main(["--config", str(ROOT / "recipes/laptop-smollm2.yaml"), "--steps", "1",
-                "--prompts_per_step", "4", "--eval_samples", "0", "--dataset_name", str(train_rows),
+                "--prompts_per_step", "4", "--eval_prompts", "2", "--dataset_name", str(train_rows),
                 "--test_dataset_name", str(test_rows), "--output_dir", str(tmp_path / "run"),
                 "--model_name_or_path", str(ROOT / "checkpoints/SmolLM2-135M-Instruct")])
     assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 1

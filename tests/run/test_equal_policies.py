@@ -25,7 +25,10 @@ ROUNDING = 2e-6                                              # of log-probs in f
 # What equal policies give: a number, None, or a function of (record, arguments).
 EQUAL = {
     "log_w_mean": 0, "log_w_var": 0, "log_s_mean": 0, "log_s_var": 0, "ratio_max": 1,
-    "variance_factor": None, "delta_h": 0, "equivalence_error": 0,
+    "variance_factor": None, "equivalence_error": 0,
+    "delta_h": lambda record, args: None if record["perplexity_old"] is None else 0,
+    **{f"{name}_{use}_use": 0 for name in ("clip_low", "clip_high", "log_w_var", "log_s_var")
+       for use in ("first", "last")},
     "log_s_noise": lambda record, args: record["log_s_noise"] if args.half else 0,
     "perplexity_new": lambda record, args: record["perplexity_old"],
     "clip_low": 0, "clip_high": 0, "clip_signal": 0,
@@ -106,7 +109,7 @@ NOTHING = ("resume",)
 
 @pytest.mark.parametrize("flag", [
     flag if flag in FIRST else pytest.param(flag, marks=pytest.mark.slow)
-    for flag in EFFECTS if flag not in NOTHING])
+    for flag in EFFECTS if flag not in {*NOTHING, "config"}])     # a file of other flags
 def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
     both, *values, _ = EFFECTS[flag]
     if "vllm" in both:                                       # as in test_flags.py
