@@ -263,7 +263,6 @@ class Batch:
 
     # what rarely used flags add
     teacher_logp: torch.Tensor | None = None     # [B, T] log π_T (distillation)
-    mismatch: torch.Tensor | None = None     # [B, T] weights trainer / sampler (--mismatch)
     passes: Routes | None = None             # routes to force (--routing_replay)
     free_logp: torch.Tensor | None = None    # [B, T] log π_old with the routers' own choices, and
     free_routes: Pass | None = None          # these choices, where old_logp has forced routes

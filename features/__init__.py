@@ -6,10 +6,12 @@ To remove one, delete its file, its import and its name in FEATURES. To add one,
 from features.critic import Critic
 from features.entropy import Entropy
 from features.feature import Features
+from features.likelihood import Likelihood
+from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 
 # The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (ReferenceKL, Entropy, Critic)
+FEATURES = (ReferenceKL, Mismatch, Entropy, Critic, Likelihood)
 
 
 def switched_on(settings):

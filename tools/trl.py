@@ -8,6 +8,7 @@ losses; tests/tools/test_trl.py trains with it.
 import torch
 
 from advantages import ADVANTAGES, group_advantages
+from features.mismatch import bounds_of
 from losses import OBJECTIVES
 from plumbing.engines.vllm import GPU_SHARE
 
@@ -189,7 +190,7 @@ def mismatch(settings):
     high = settings.mismatch_high
     if settings.mismatch_mask:                               # TRL: the weight, 0 out of bounds
         mode = f"{LEVEL[level]}_mask"
-        low, high = settings.mismatch_mask_bounds
+        low, high = bounds_of(settings)
         if settings.mismatch_mask != level or high > settings.mismatch_high:
             return absent
     prefix = "vllm_importance_sampling"

@@ -11,6 +11,7 @@ import shlex
 import torch
 
 from features.reference_kl import kl_in_rewards
+from features.mismatch import bounds_of
 from losses import OBJECTIVES
 from plumbing.data.running_sum import overlong_zone
 from plumbing.run.arguments import BITSANDBYTES
@@ -159,7 +160,7 @@ def correction(settings):
         return {}
     absent = "mismatch weights of this kind"
     level, _, _ = (kind or "").partition("_")
-    low, high = settings.mismatch_mask_bounds
+    low, high = bounds_of(settings)
     if settings.old_logp == "sampler":
         return "mismatch weights beside the sampler's log-probs as old ones"
     if not kind:

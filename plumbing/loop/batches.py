@@ -18,8 +18,7 @@ def with_gradient(learner, batch):
     log-probs, by more than GSPO's clip range."""
     args = learner.settings
     pull = learner.objective.kind.pulls
-    others = (learner.features.adds_gradient or args.router_aux_loss_coef
-              or args.positive_example_nll_weight)
+    others = learner.features.adds_gradient or args.router_aux_loss_coef
     others = others or pull and learner.objective.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask = batch.rollout.mask

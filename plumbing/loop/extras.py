@@ -2,9 +2,9 @@
 rollout batch, and inside the loss of a micro-batch.
 
     before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --length_penalty,
-                     --mask_truncated_completions, --mismatch, --mismatch_mask, --routing_replay,
+                     --mask_truncated_completions, --routing_replay,
                      a teacher's log-probs, and the rarer inputs of an --advantage
-    inside_loss      --algorithm rspo, --positive_example_nll_weight, --router_aux_loss_coef
+    inside_loss      --algorithm rspo, --router_aux_loss_coef
 
 What has moved to features/ is not here.
 """
@@ -15,7 +15,6 @@ from dataclasses import replace
 import torch
 
 from advantages import ADVANTAGES, length_penalty, overlong_penalty
-from losses import mismatch_mask, mismatch_weight
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
 from plumbing.loop.rounding import Rounding
@@ -35,8 +34,7 @@ RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
     rare = (measures_rounding(args), args.overlong_cache, args.length_penalty,
-            args.mask_truncated_completions, args.positive_example_nll_weight,
-            args.mismatch, args.mismatch_mask,
+            args.mask_truncated_completions,
             args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
             args.teacher_model_name_or_path, args.self_distillation,
             RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
@@ -85,9 +83,6 @@ class Extras:
             batch.free_logp = free.logp
             batch.free_routes = free.routes
         self.move_reference(learner, batch.step)
-        batch.mismatch = mismatch_correction(args, batch.old_logp, rollout)         # [B, T] or None
-        if batch.mismatch is not None:
-            batch.weigh(batch.mismatch)
         reads = ADVANTAGES[args.advantage].reads
         inputs = {name: make(self, batch) for name, make in RARE_INPUTS.items() if name in reads}
         return inputs | self.of_teacher(learner, batch)
@@ -139,14 +134,10 @@ class Extras:
 
     def inside_loss(self, part, new, mini):
         """For a micro-batch `part` of the mini-batch `mini` with its Scores `new`: (arguments for
-        policy_loss, further loss terms by name: likelihood, load balancing)."""
+        policy_loss, further loss terms by name: load balancing)."""
         args = self.args
         mask = part.rollout.mask                                                    # [B, T]
         terms = {}
-        if args.positive_example_nll_weight:                 # VAPO 2504.05118 eq. 10
-            right = [x.rollout.mask & (x.parts[:, :1] >= 1) for x in (part, mini)]  # [b, T] each
-            share = right[0] / right[1].sum().clamp(min=1)                          # [b, T]
-            terms["likelihood_loss"] = -args.positive_example_nll_weight * (share * new.logp).sum()
         if args.router_aux_loss_coef:  # the experts' shares are the old policy's
             logits = new.routes.logits                                              # [L, B, T, E]
             tokens = mini.rollout.mask                                              # [B, T]
@@ -179,22 +170,6 @@ def shaped(args, parts, rollout, limit):
         penalty = length_penalty(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
         more.append(args.length_penalty * penalty)                                  # [B]
     return torch.cat([parts, *(part[:, None] for part in more)], 1)                 # [B, K + more]
-
-
-def mismatch_correction(args, old_logp, rollout):
-    """[B, T], the weight of --mismatch times the mask of --mismatch_mask, which correct for the
-    difference between the sampler's and the policy's log-probs; None without both flags."""
-    if not args.mismatch and not args.mismatch_mask:
-        return None
-    mask = rollout.mask                                                             # [B, T]
-    sampler = rollout.sampler_logp                                                  # [B, T]
-    weights = mask.float()                                                          # [B, T]
-    if args.mismatch:
-        weights = mismatch_weight(old_logp, sampler, mask, args.mismatch, 0.0, args.mismatch_high)
-    if args.mismatch_mask:
-        low, high = args.mismatch_mask_bounds
-        weights = weights * mismatch_mask(old_logp, sampler, mask, args.mismatch_mask, low, high)
-    return weights
 
 
 def blamed(task, batch):

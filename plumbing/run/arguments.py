@@ -72,7 +72,6 @@ def with_breaks(text):
 
 KEPT = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
                         "over which log-probs are renormalized"}
-RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
 OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
@@ -134,9 +133,6 @@ class Core:
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
               "this many nats", unset="off", above=0)
-    positive_example_nll_weight: float = flag(
-        0.0, "VAPO: coefficient of the negative log-likelihood of right responses, which is added "
-        "to the loss; 0: nothing is added", at_least=0)
     dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
                                   "responses")
     overlong_cache: float = flag(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
@@ -174,24 +170,6 @@ class Core:
                                      unset="the format of --bf16 or --fp16, else float32",
                                      choices=("float32", "bfloat16", "float16", "float8", "int8",
                                               "int6", "int5", "int4", "int3"))
-    mismatch: str | None = flag(None, "weight the loss by the ratio of trainer to sampler "
-                                "probability, at most --mismatch_high; the ratio is per token, or "
-                                "per response as a product (seq) or geometric mean (geo)",
-                                unset="no weights",
-                                choices=("token_truncate", "seq_truncate", "geo_truncate"),
-                                needs=RECOMPUTED)
-    mismatch_high: float = flag(
-        2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch")
-    mismatch_mask: str | None = flag(None, "drop tokens or responses whose ratio of trainer to "
-                                     "sampler probability is outside --mismatch_mask_bounds; the "
-                                     "ratio is defined as for --mismatch; outlier drops a response "
-                                     "if one of its tokens is outside", unset="drop nothing",
-                                     choices=("token", "seq", "geo", "outlier"),
-                                     needs=RECOMPUTED)
-    mismatch_mask_bounds: list[float] = flag([], "lower and upper bound of the ratio for "
-                                             "--mismatch_mask",
-                                             unset="0.5 5; for outlier 1e-4 100",
-                                             needs="mismatch_mask")
     routing_replay: str = flag("none", "MoE: routers reuse the experts that were chosen while the "
                                "old log-probs were computed (old) or while the responses were "
                                "sampled (rollout)",
@@ -543,12 +521,10 @@ def resolved(settings):
     high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
     constants = row.constants | settings.constants
     tokens = settings.save_tokens
-    bounds = settings.mismatch_mask_bounds
-    usual = [1e-4, 100.0] if settings.mismatch_mask == "outlier" else [0.5, 5.0]
     settings = replace(settings, **devices.arithmetic(settings))
     return replace(
         settings, epsilon=epsilon, epsilon_high=high,
-        reduction=settings.reduction or row.reduction, mismatch_mask_bounds=bounds or usual,
+        reduction=settings.reduction or row.reduction,
         objective_constants=[f"{name}={value}" for name, value in constants.items()],
         save_tokens=not settings.model_name_or_path if tokens is None else tokens,
         sampler_dtype=settings.sampler_dtype or str(settings.half or torch.float32)[6:])

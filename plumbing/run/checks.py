@@ -106,10 +106,6 @@ def typed(condition):
     return f"--{condition.replace('=', ' ')}"
 
 
-def ordered(bounds):
-    return len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf
-
-
 def check_combinations(args):
     """Refuse what the words of a flag cannot say: relations between numbers, and what a row of
     OBJECTIVES or ADVANTAGES reads."""
@@ -152,9 +148,6 @@ def check_combinations(args):
         ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
          f"needs --max_terms above --min_terms {args.min_terms}: the second stage adds the longer "
          "half of the built-in sums"),
-        ("mismatch_mask_bounds", args.mismatch_mask_bounds
-         and not ordered(args.mismatch_mask_bounds),
-         "must be two numbers: a lower bound of at least 0, and an upper bound not below it"),
         *((name, getattr(args, name) and args.scale_rewards == "mean" and "scale" in reads,
            "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of "
            f"a group: use --{name} 0, or --scale_rewards group or none")

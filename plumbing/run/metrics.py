@@ -159,18 +159,6 @@ def mean_of(x, mask):
     return chosen.mean().item() if len(chosen) else None
 
 
-def weight_stats(weights, mask):
-    """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
-    (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
-    For weights with mean 1, ess = 1 / (1 + chi2). Both are None without loss tokens."""
-    if not mask.any():
-        return {"mismatch_ess": None, "mismatch_chi2": None}
-    n = mask.sum()
-    w = weights.masked_fill(~mask, 0.0)                                             # [B, T]
-    return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
-            "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
-
-
 def own_routes(mini, new):
     """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
     each, also where --routing_replay forces other experts; None if it was not recorded."""
@@ -195,7 +183,7 @@ def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     mismatch = None
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
-    more = {} if batch.mismatch is None else weight_stats(batch.mismatch, mask)
+    more = {}
     if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
         more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp,

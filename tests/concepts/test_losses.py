@@ -13,7 +13,7 @@ import torch
 from advantages import group_advantages
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
                     mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
-from plumbing.run.metrics import weight_stats
+from features.mismatch import weight_stats
 from ratios import sequence_ratio
 from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, weight
 

@@ -17,7 +17,7 @@ import torch
 
 import reference
 from losses import high_entropy_mask, kl_penalty, token_weights
-from plumbing.loop.extras import mismatch_correction
+from features.mismatch import mismatch_correction
 from plumbing.run.arguments import ALGORITHMS, parse
 from reference import L_MAX
 from test_losses import ours

@@ -19,7 +19,8 @@ from plumbing.run.arguments import Core, Settings
 from tiny_run import TINY, differences
 
 ROOT = Path(train.__file__).parent
-ON = {"ReferenceKL": "--beta 0.1", "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo"}     # flags that switch it on
+ON = {"ReferenceKL": "--beta 0.1", "Mismatch": "--mismatch token_truncate", "Entropy": "--entropy_coef 0.01",
+      "Critic": "--algorithm ppo", "Likelihood": "--positive_example_nll_weight 0.1"}     # flags that switch it on
 NAMES = [feature.__name__ for feature in FEATURES]
 
 

@@ -14,14 +14,15 @@ from transformers import get_scheduler
 
 import train
 from plumbing.data import tasks
+from features import mismatch
 from plumbing.loop import extras
 from plumbing.run.arguments import parse
 from tiny_run import TINY, metrics
 
 
 def spied(patch, name):
-    """Every call of train's or extras' `name` from now on: (arguments, what it returned)."""
-    owner = train if hasattr(train, name) else extras
+    """Every call of `name`, a function of train, mismatch or extras, from now on: (arguments, what it returned)."""
+    owner = next(one for one in (train, mismatch, extras) if hasattr(one, name))
     calls, original = [], getattr(owner, name)
 
     def spy(*args, **options):

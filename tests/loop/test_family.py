@@ -13,6 +13,7 @@ import torch
 
 import train
 from advantages import distillation, group_advantages, length_penalty, whiten
+from features.mismatch import bounds_of
 from losses import high_entropy_mask, mismatch_mask, policy_loss
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.loop.distillation import teacher_logp
@@ -199,8 +200,8 @@ def test_a_response_with_one_outlier_is_dropped_whole():
 
 
 def test_the_bounds_of_an_outlier_are_its_own():
-    assert parse(["--mismatch_mask", "outlier"]).mismatch_mask_bounds == [1e-4, 100.0]
-    assert parse(["--mismatch_mask", "token"]).mismatch_mask_bounds == parse([]).mismatch_mask_bounds == [0.5, 5.0]
+    assert bounds_of(parse(["--mismatch_mask", "outlier"])) == (1e-4, 100.0)
+    assert bounds_of(parse(["--mismatch_mask", "token"])) == bounds_of(parse([])) == (0.5, 5.0)
 
 
 # ------------------------------------------------------------------------- likelihood of right responses, short ones

@@ -13,6 +13,7 @@ import pytest
 
 import pair_runs
 import train
+from features.mismatch import bounds_of
 from plumbing.run.arguments import flags, parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from test_pairs import cover, flags_of
@@ -61,7 +62,7 @@ def paper_epsilon(args):
 def exact(args):
     """Whether the sampler computes in the trainer's float32, and the limits of its weights leave
     the weight 1 as it is."""
-    low, high = args.mismatch_mask_bounds
+    low, high = bounds_of(args)
     kept = low <= 1 <= min(high, args.mismatch_high)
     return kept and args.sampler_dtype == "float32" and not (args.half or args.load_in_4bit)
 

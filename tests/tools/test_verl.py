@@ -26,7 +26,7 @@ import train
 from advantages import group_advantages, leave_one_out, reinforce_plus_plus
 from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
 from plumbing.loop.batches import keep_signal
-from plumbing.loop.extras import mismatch_correction
+from features.mismatch import mismatch_correction
 from plumbing.run.arguments import ALGORITHMS, parse
 from tools import export
 from tools.verl import ADVANTAGE, LOSS_MODE

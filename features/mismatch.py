@@ -1,0 +1,94 @@
+"""Train/inference mismatch: what the sampler drew from is not quite what is trained, because of
+another number format, another engine or old weights. The loss is weighted by the ratio of trainer
+to sampler probability (truncated importance sampling), or tokens and responses whose ratio is out
+of bounds are left out.
+
+losses.py has the formulas (mismatch_weight, mismatch_mask); algorithms and their sources:
+docs/family.md. With GSPO, whose ratio is a geometric mean, the level is geo.
+"""
+
+import math
+from dataclasses import dataclass
+
+from features.feature import Feature, flag, refuse
+from losses import mismatch_mask, mismatch_weight
+
+RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
+
+
+@dataclass(frozen=True)
+class Flags:
+    mismatch: str | None = flag(
+        None, "weight the loss by the ratio of trainer to sampler probability, at most "
+              "--mismatch_high; the ratio is per token, or per response as a product (seq) or "
+              "geometric mean (geo)", section="trainer and sampler", unset="no weights",
+        choices=("token_truncate", "seq_truncate", "geo_truncate"), needs=RECOMPUTED)
+    mismatch_high: float = flag(
+        2.0, "upper limit of the --mismatch weights", above=0, needs="mismatch")
+    mismatch_mask: str | None = flag(
+        None, "drop tokens or responses whose ratio of trainer to sampler probability is outside "
+              "--mismatch_mask_bounds; the ratio is defined as for --mismatch; outlier drops a "
+              "response if one of its tokens is outside", unset="drop nothing",
+        choices=("token", "seq", "geo", "outlier"), needs=RECOMPUTED)
+    mismatch_mask_bounds: list[float] = flag(
+        [], "lower and upper bound of the ratio for --mismatch_mask",
+        unset="0.5 5; for outlier 1e-4 100", needs="mismatch_mask")
+
+
+class Mismatch(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return bool(settings.mismatch or settings.mismatch_mask)
+
+    @classmethod
+    def check(cls, settings):
+        bounds = settings.mismatch_mask_bounds
+        if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf):
+            refuse(settings, "mismatch_mask_bounds", "must be two numbers: a lower bound of at "
+                   "least 0, and an upper bound not below it")
+
+    def __init__(self, run):
+        self.settings = run.settings
+
+    def before_updates(self, learner, batch, old):
+        weights = mismatch_correction(self.settings, batch.old_logp, batch.rollout)     # [B, T]
+        batch.more["mismatch_weights"] = weights
+        batch.weigh(weights)
+
+    def metrics(self, batch, mini, new):
+        return weight_stats(batch.more["mismatch_weights"], batch.rollout.mask)
+
+
+def bounds_of(settings):
+    """(low, high) of --mismatch_mask."""
+    usual = (1e-4, 100.0) if settings.mismatch_mask == "outlier" else (0.5, 5.0)
+    return tuple(settings.mismatch_mask_bounds or usual)
+
+
+def mismatch_correction(settings, old_logp, rollout):
+    """[B, T], the weight of --mismatch times the mask of --mismatch_mask, which correct for the
+    difference between the sampler's and the policy's log-probs."""
+    mask = rollout.mask                                                             # [B, T]
+    sampler = rollout.sampler_logp                                                  # [B, T]
+    weights = mask.float()                                                          # [B, T]
+    if settings.mismatch:
+        weights = mismatch_weight(old_logp, sampler, mask, settings.mismatch, 0.0,
+                                  settings.mismatch_high)                           # [B, T]
+    if settings.mismatch_mask:
+        weights = weights * mismatch_mask(old_logp, sampler, mask, settings.mismatch_mask,
+                                          *bounds_of(settings))                     # [B, T]
+    return weights
+
+
+def weight_stats(weights, mask):
+    """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
+    (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
+    For weights with mean 1, ess = 1 / (1 + chi2). Both are None without loss tokens."""
+    if not mask.any():
+        return {"mismatch_ess": None, "mismatch_chi2": None}
+    n = mask.sum()
+    w = weights.masked_fill(~mask, 0.0)                                             # [B, T]
+    return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
+            "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
