@@ -499,17 +499,19 @@ def of_config(typed):
     path = typed.get("config")
     if path is None:
         return {}
-    given = {}
+    words = []
     lists = {f.name for f in flags() if get_origin(f.type) is list}
-    for name, value in read_config(path, OF_A_CALL).items():
-        if name in OF_A_CALL - {"output_dir"}:
-            raise ValueError(f"--config {path}: {name} can only be typed: leave it out")
-        try:
+    mapping = read_config(path, OF_A_CALL)
+    try:
+        for name, value in mapping.items():
+            if name in OF_A_CALL - {"output_dir"}:
+                raise ValueError(f"{name} can only be typed: leave it out")
             if isinstance(value, list) and name not in lists:
                 raise ValueError(f"{name} takes one value, not a list")
-            given |= given_flags(words_of(name, value))
-        except ValueError as error:
-            raise ValueError(f"--config {path}: {error}") from None
+            words += words_of(name, value)
+        given = given_flags(words)
+    except ValueError as error:
+        raise ValueError(f"--config {path}: {error}") from None
     check_trusted(given, typed, f"--config {path}")
     return given
 
