@@ -23,7 +23,7 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
-from timing import table, write_json  # noqa: E402
+from timing import RESULTS, table, write_json  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's band of log s
@@ -105,7 +105,7 @@ def texts(found):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="answers of 4 tokens")
-    parser.add_argument("--json", default="results/bfloat16.json", help="where the numbers go")
+    parser.add_argument("--json", default=RESULTS / "bfloat16.json", help="where the numbers go")
     args = parser.parse_args(argv)
     flags = f"--model_name_or_path {SMOLLM2} --dataset_name none --device cpu"
     model, tokenizer = load_policy(parse(flags.split()), None, torch.device("cpu"))

@@ -30,7 +30,7 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import FastSampler  # noqa: E402
 from rollout import response_logp  # noqa: E402
-from timing import in_turns, spread, timed, write_json  # noqa: E402
+from timing import RESULTS, in_turns, spread, timed, write_json  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 CASES = {  # policy: (rate of the updates, prompts, tokens of a response)
@@ -122,7 +122,7 @@ def texts(found):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--json", default="results/engines.json", help="where the numbers go")
+    parser.add_argument("--json", default=RESULTS / "engines.json", help="where the numbers go")
     args = parser.parse_args(argv)
     found = {"differences": {name: differences(name) for name in CASES},
              "speed": {name: speed(name) for name in SPEED}}

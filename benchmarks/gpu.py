@@ -43,7 +43,7 @@ from plumbing.engines.vllm import close_engine  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import response_logp, sample  # noqa: E402
-from timing import (in_turns, measure_limit, peak_bytes, spread, timed, wait,  # noqa: E402
+from timing import (RESULTS, in_turns, measure_limit, peak_bytes, spread, timed, wait,  # noqa: E402
                     write_json)
 
 SIZES = {False: (4, 8, 512, 512), True: (2, 2, 16, 16)}  # prompts, responses, tokens of both; --cpu
@@ -258,7 +258,7 @@ PARTS = {"device": device, "limits": limits, "decode": decode, "update": update,
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--cpu", action="store_true", help="on a CPU, in small shapes")
-    parser.add_argument("--json", default="results/gpu.json", help="where the numbers go")
+    parser.add_argument("--json", default=RESULTS / "gpu.json", help="where the numbers go")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--run", nargs=argparse.REMAINDER, help="flags of train.py, at the end")

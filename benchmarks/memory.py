@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plumbing.speed.fast import response_logp  # noqa: E402
 from rollout import Rollout  # noqa: E402
-from timing import MB, peak_bytes, table, write_json  # noqa: E402
+from timing import MB, RESULTS, peak_bytes, table, write_json  # noqa: E402
 
 VOCABULARY = 151936
 
@@ -91,7 +91,7 @@ def texts(found):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="only the shortest response")
-    parser.add_argument("--json", default="results/memory.json",
+    parser.add_argument("--json", default=RESULTS / "memory.json",
                         help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     found = {"vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096))}

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rollout  # noqa: E402
 from plumbing.data import running_sum, tasks  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from timing import (MB, in_turns, peak_bytes, quotients, rounded, spread, timed,  # noqa: E402
-                    write_json)
+from timing import (MB, RESULTS, in_turns, peak_bytes, quotients, rounded,  # noqa: E402
+                    spread, timed, write_json)
 from versus_trl import NEVER, Ours, forced_task, make_model  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--json", default="results/scaling.json",
+    parser.add_argument("--json", default=RESULTS / "scaling.json",
                         help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()

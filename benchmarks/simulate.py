@@ -26,7 +26,7 @@ from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.model.halves import halve_matrices, halves  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from rollout import Rollout  # noqa: E402
-from timing import table, write_json  # noqa: E402
+from timing import RESULTS, table, write_json  # noqa: E402
 
 # what a model's name begins with: (model type, hidden, layers, heads, key-value heads,
 # feed-forward, vocabulary)
@@ -119,7 +119,7 @@ def main(argv):
             way: simulated(f"--model_name_or_path {name} {ROWS} {flags}")
             for way, flags in WAYS.items()}
         print(name, found["peaks"][name], flush=True)
-    write_json(ROOT / "results/simulated.json", found | {"texts": texts(found)})
+    write_json(RESULTS / "simulated.json", found | {"texts": texts(found)})
 
 
 if __name__ == "__main__":

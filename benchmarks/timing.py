@@ -16,6 +16,7 @@ import torch
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # the profiler's own log
 MB = 2 ** 20
+RESULTS = Path(__file__).resolve().parent.parent / "experiments/results"
 
 
 def timed(work, clock=time.perf_counter):

@@ -48,8 +48,8 @@ from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
-from timing import (MB, in_turns, measure_limit, peak_bytes, quotients, rounded,  # noqa: E402
-                    spread, table, wait, write_json)
+from timing import (MB, RESULTS, in_turns, measure_limit, peak_bytes,  # noqa: E402
+                    quotients, rounded, spread, table, wait, write_json)
 from tools import trl as trl_settings  # noqa: E402
 from tools.export import keys_of  # noqa: E402
 
@@ -377,7 +377,7 @@ def main(argv=None):
     parser.add_argument("--cases", nargs="+", help="only these cases")
     parser.add_argument("--device", choices=("cpu", "cuda"),
                         default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", default="results/versus_trl.json",
+    parser.add_argument("--json", default=RESULTS / "versus_trl.json",
                         help="where the numbers go (default: %(default)s)")
     args = parser.parse_args(argv)
     logging.disable_progress_bar()

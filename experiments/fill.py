@@ -3,8 +3,8 @@
     python experiments/fill.py               all pages
     python experiments/fill.py --names       the names there are
 
-Names come from results/numbers.json, which experiments/run.py writes, and from `texts` in the
-results of benchmarks:
+Names come from experiments/results/numbers.json, which experiments/run.py writes, and from
+`texts` in the results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
@@ -49,7 +49,7 @@ def pages():
 
 def texts():
     """{name: text} of all that pages can quote."""
-    found = json.loads((ROOT / "results/numbers.json").read_text())
+    found = json.loads((ROOT / "experiments/results/numbers.json").read_text())
     first, *others = found["league"]
     names = {"verdicts": verdicts(found), "league": league(found["league"]),
              "members": str(len(others) + 1), "members near the first": str(len(first["near"])),
@@ -69,7 +69,7 @@ def texts():
             names[f"table {question}"] = rules(question, found["numbers"])
     for kind in ("chosen", "survived"):
         names |= {f"{kind} {key}": rate(cell) for key, cell in found[kind].items()}
-    for file in sorted((ROOT / "results").glob("*.json")):
+    for file in sorted((ROOT / "experiments/results").glob("*.json")):
         content = json.loads(file.read_text())
         names |= content.get("texts", {}) if isinstance(content, dict) else {}
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon

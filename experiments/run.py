@@ -8,12 +8,12 @@
                                                  losses.OBJECTIVES or preset enters the league so
     python experiments/run.py NAME --judge       make no runs: the rules and what they say
 
-A run is a command line of train.py and a line of results/NAME.jsonl: question, arm, cell, seed,
-command, figures, seconds, machine, versions and commit. Delete a line and its run is made again,
-and, if that is elsewhere than the runs it is compared with, these too; the last line counts. A
-start that train.py refuses, as its cold start is not usable, has `refused` in place of figures; a
-run whose flags are gone has `not_repeatable` and the last commit that had them. An interruption
-loses only the current run. A process uses one core, and cold starts are shared.
+A run is a command line of train.py and a line of results/NAME.jsonl beside this file: question,
+arm, cell, seed, command, figures, seconds, machine, versions and commit. Delete a line and its run
+is made again, and, if that is elsewhere than the runs it is compared with, these too; the last line
+counts. A start that train.py refuses, as its cold start is not usable, has `refused` in place of
+figures; a run whose flags are gone has `not_repeatable` and the last commit that had them. An
+interruption loses only the current run. A process uses one core, and cold starts are shared.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from questions import QUESTIONS                                                 
 
 # ------------------------------------------------------------------------------- what is missing
 
-def read(name, folder="results"):
+def read(name, folder="experiments/results"):
     """{(arm, cell): {start: run}} of the finished runs of a question. A line that is cut off is
     ignored and its run made again."""
     file = ROOT / folder / f"{name}.jsonl"
@@ -512,7 +512,7 @@ def main(argv=None):
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
     parser.add_argument("--only", metavar="ARM[@CELL]", help="only runs of this arm (and cell)")
     parser.add_argument("--starts", type=int, nargs="*", help="only runs of these cold starts")
-    parser.add_argument("--folder", default="results", help="where NAME.jsonl is")
+    parser.add_argument("--folder", default="experiments/results", help="where NAME.jsonl is")
     parser.add_argument("--judge", action="store_true", help="make no runs")
     options = parser.parse_args(argv)
     os.chdir(ROOT)
@@ -532,9 +532,9 @@ def main(argv=None):
             pictures.forest(name, question, judged(question, runs)[0])
         if name == "reuse" and not options.judge and (of_batches := curves(question, runs)):
             pictures.reuse(of_batches)
-    if options.folder == "results" and not options.judge:
+    if options.folder == "experiments/results" and not options.judge:
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
-        (ROOT / "results/numbers.json").write_text(text + "\n")
+        (ROOT / "experiments/results/numbers.json").write_text(text + "\n")
 
 
 def make_all(name, question, options):

@@ -26,7 +26,7 @@ WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
 # ------------------------------------------------------------------ verdicts, figures, tables, commands
 
 def test_every_verdict_and_number_is_what_the_rules_say_of_the_runs():
-    assert json.loads(json.dumps(run.summary())) == json.loads((ROOT / "results/numbers.json").read_text()), "run python experiments/run.py"
+    assert json.loads(json.dumps(run.summary())) == json.loads((ROOT / "experiments/results/numbers.json").read_text()), "run python experiments/run.py"
 
 
 @pytest.mark.parametrize("page", fill.pages(), ids=lambda page: page.name)

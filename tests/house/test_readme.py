@@ -1,6 +1,6 @@
 """The documents keep their promises: python -m pytest tests/house/test_readme.py
 
-Figures are those of results/, tables agree with the code, the worked example of an objective works,
+Figures are those of experiments/results/, tables agree with the code, the worked example of an objective works,
 commands name files and flags that exist, links lead somewhere.
 """
 
@@ -48,7 +48,7 @@ def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
     """In a process of its own: benchmarks/simulate.py comes before torch."""
     code = ("import json, sys; sys.path[:0] = ['benchmarks', '.']; import simulate\n"
             "for name in ('versus_trl', 'scaling', 'memory', 'bfloat16', 'engines', 'simulated'):\n"
-            "    found = json.load(open(f'results/{name}.json'))\n"
+            "    found = json.load(open(f'experiments/results/{name}.json'))\n"
             "    module = simulate if name == 'simulated' else __import__(name)\n"
             "    assert module.texts(found) == found['texts'], name")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -99,7 +99,7 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
 def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
     """python benchmarks/scaling.py --quick --only plain: the other parts of the file stay."""
     file = tmp_path / "scaling.json"
-    measured = json.loads((ROOT / "results/scaling.json").read_text())
+    measured = json.loads((ROOT / "experiments/results/scaling.json").read_text())
     file.write_text(json.dumps(measured))
     scaling.main(["--quick", "--only", "plain", "--json", str(file)])
     found = json.loads(file.read_text())
