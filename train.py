@@ -207,6 +207,8 @@ def update(settings, learner, mini):
         passes.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats([part for process in learner.gather(passes) for part in process])
     stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
+    for before_step in features.hooks["before_step"]:
+        before_step(learner, mini)
     return optimizer_step(settings, learner, stats)
 
 
@@ -400,7 +402,7 @@ def make_learner(settings, task, policy, tokenizer, device):
     return Learner(
         settings, policy, actor, tokenizer, sampler,
         judge=judge, response_logp=wrapped, optimizer=optimizer,
-        schedule=make_schedule(settings, optimizer),
+        schedule=make_schedule(settings, optimizer, features.head_start),
         stream=PromptStream(task.sizes, settings.seed, settings.stage2_step,
                             settings.history_resampling),
         objective=settings.row,
@@ -422,14 +424,18 @@ def make_optimizer(settings, actor):
     return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
 
 
-def make_schedule(settings, optimizer):
+def make_schedule(settings, optimizer, head_start=0):
     """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
     schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
-    count."""
+    count. head_start: rollout batches at the peak rate before all that."""
     n = settings.warmup_steps
-    steps = settings.steps * settings.updates_per_batch
+    head = head_start * settings.updates_per_batch
+    steps = settings.steps * settings.updates_per_batch - head
 
     def share(step):
+        step -= head
+        if step < 0:
+            return 1.0
         if step < n:
             return (step + 1) / n
         progress = min(1.0, (step - n) / max(1, steps - n))

@@ -12,7 +12,8 @@ looks at another's flag, it takes getattr(settings, name, 0).
 
 from dataclasses import field
 
-HOOKS = ("sampler", "before_updates", "in_loss", "metrics", "state_dict", "load_state_dict")
+HOOKS = ("sampler", "before_updates", "in_loss", "before_step", "metrics", "state_dict",
+         "load_state_dict")
 
 
 class Feature:
@@ -22,6 +23,7 @@ class Feature:
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
     needs_actor = False          # whether its forwards return more than rollout.Scores
+    head_start = 0               # rollout batches at the peak learning rate before its schedule
     old = {}                     # what Learner.score needs to be given for π_old: entropy=True
     new = {}                     # what response_logp needs in an update: entropy=True, record=True
 
@@ -67,6 +69,10 @@ class Feature:
         """{NAME_loss: term}: what is added to the loss of the micro-batch `part` of the mini-batch
         `mini`. new: its Scores under π_θ. Terms of the micro-batches are added up and logged."""
 
+    def before_step(self, learner, mini):
+        """When the gradients of the mini-batch are complete, before their norm is measured and
+        clipped. A weight whose gradient is None is left as it is."""
+
     def metrics(self, batch, mini, new):
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
         under the policy after the updates."""
@@ -87,6 +93,7 @@ class Features:
                              if getattr(type(f), hook) is not getattr(Feature, hook)]
                       for hook in HOOKS}
         self.adds_gradient = any(f.adds_gradient for f in self.all)
+        self.head_start = max((f.head_start for f in self.all), default=0)
         self.old = {name: True for f in self.all for name, on in f.old.items() if on}
         self.new = {name: True for f in self.all for name, on in f.new.items() if on}
 

@@ -8,11 +8,14 @@ it has no equivalent, one comment says what it lacks.
 """
 
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
+from features import switched_on
+from features.feature import Feature
 from plumbing.data.tasks import with_length_limit
 from plumbing.run.arguments import as_words, parse
 from tools import trl, verl
@@ -20,14 +23,24 @@ from tools import trl, verl
 PROGRAMS = {"trl": trl, "verl": verl}
 
 
+def of_features(program, settings):
+    """{the function of a feature that the run has: its flags}, where it says itself what the
+    program calls them."""
+    hook = program.__name__.rpartition(".")[2]               # trl or verl
+    return {getattr(feature, hook): " ".join(f.name for f in fields(feature.flags))
+            for feature in switched_on(settings)
+            if getattr(feature, hook).__func__ is not getattr(Feature, hook).__func__}
+
+
 def joined(program, settings):
     """(keys, lacks, notes) of a run in a program's words: {key: value}, a list of what the program
-    does not have, a list of what it does otherwise. Its SUBJECTS are functions that return
-    {key: value}, or ({key: value}, note, ...), or the words for what is missing there."""
+    does not have, a list of what it does otherwise. Its SUBJECTS, and the run's features, are
+    functions that return {key: value}, or ({key: value}, note, ...), or the words for what is
+    missing there."""
     keys = {}
     lacks = []
     notes = []
-    for subject in program.SUBJECTS:
+    for subject in [*program.SUBJECTS, *of_features(program, settings)]:
         found = subject(settings)
         if isinstance(found, str):
             lacks.append(found)
@@ -52,7 +65,8 @@ def exported(program, settings):
     keys, lacks, notes = joined(program, settings)
     if lacks:
         return f"# no equivalent in {program.NAME}: it has no {', no '.join(lacks)}"
-    known = {flag for flags in program.SUBJECTS.values() for flag in flags.split()}
+    subjects = program.SUBJECTS | of_features(program, settings)
+    known = {flag for flags in subjects.values() for flag in flags.split()}
     others = [as_words(flag, value) for flag, value in settings.given.items() if flag not in known]
     if others:
         notes.append(f"{program.ELSEWHERE}: {' '.join(others)}")

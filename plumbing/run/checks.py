@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
-from advantages import ADVANTAGES, check_row, estimate_advantages
+from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
 from features import FEATURES, switched_on
 from features.feature import refuse
 from losses import OBJECTIVES, combine_stats, policy_loss
@@ -220,8 +220,8 @@ def check_advantage(args):
     G = max(2, args.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
-    given = dict(kl=zeros, beta=1.0, values=zeros)           # by features, where they are on
-    given = {name: given[name] for f in switched_on(args) for name in f.gives}
+    given = {name: zeros if INPUTS[name].startswith("[B, T]") else 1.0       # by features
+             for f in switched_on(args) for name in f.gives}
     try:
         A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
