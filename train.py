@@ -488,6 +488,7 @@ def run_on(device, settings, task):
                        f"{run.resuming(settings, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
+        recorder.held_out(step, after)
         screen.report(settings, folder, task, progress["before"], after,
                       time.perf_counter() - began)
 

@@ -9,9 +9,11 @@ from features.feature import Features
 from features.likelihood import Likelihood
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
+from features.rounding import Rounding
+from features.trackers import Trackers
 
 # The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (ReferenceKL, Mismatch, Entropy, Critic, Likelihood)
+FEATURES = (Rounding, ReferenceKL, Mismatch, Entropy, Critic, Likelihood, Trackers)
 
 
 def switched_on(settings):

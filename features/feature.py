@@ -12,8 +12,8 @@ looks at another's flag, it takes getattr(settings, name, 0).
 
 from dataclasses import field
 
-HOOKS = ("sampler", "before_updates", "in_loss", "before_step", "metrics", "state_dict",
-         "load_state_dict")
+HOOKS = ("sampler", "before_updates", "in_loss", "before_step", "metrics", "report",
+         "state_dict", "load_state_dict")
 
 
 class Feature:
@@ -77,6 +77,11 @@ class Feature:
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
         under the policy after the updates."""
 
+    def report(self, folder, record):
+        """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it
+        is written: change it, or send it elsewhere. It is also called with the held-out scores
+        before and after the run. folder: the run's."""
+
     def state_dict(self):
         """What a checkpoint keeps of it, {} if nothing: {name: list of tensors, number or text}."""
 
@@ -135,6 +140,7 @@ def flag(default, help, **words):
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
+    free             whether it may change when a run is resumed: nothing computed depends on it
     kind             the function that reads its text, if that is not the type
     """
     several = isinstance(default, list)

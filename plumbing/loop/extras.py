@@ -1,8 +1,8 @@
 """Optional terms that flags add to the loop of train.py, at two places: before the updates of a
 rollout batch, and inside the loss of a micro-batch.
 
-    before_updates   --bf16 and --fp16 (rounding.py), --overlong_cache, --length_penalty,
-                     --mask_truncated_completions, --routing_replay,
+    before_updates   --overlong_cache, --length_penalty, --mask_truncated_completions,
+                     --routing_replay,
                      a teacher's log-probs, and the rarer inputs of an --advantage
     inside_loss      --algorithm rspo, --router_aux_loss_coef
 
@@ -17,11 +17,8 @@ import torch
 from advantages import ADVANTAGES, length_penalty, overlong_penalty
 from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
-from plumbing.loop.rounding import Rounding
-from plumbing.model.halves import halves
 from plumbing.engines.replay import forced_routes
 from plumbing.model.actor import move_towards, pairs_of
-from plumbing.parallel import processes
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
 RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -> the input
@@ -33,18 +30,12 @@ RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -
 
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
-    rare = (measures_rounding(args), args.overlong_cache, args.length_penalty,
+    rare = (args.overlong_cache, args.length_penalty,
             args.mask_truncated_completions,
             args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
             args.teacher_model_name_or_path, args.self_distillation,
             RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
-
-
-def measures_rounding(args):
-    """Whether a run can measure what its 16-bit arithmetic does to log s: one process whose weights
-    are float32."""
-    return bool(args.half) and not halves(args) and processes.world() == 1
 
 
 class Extras:
@@ -57,7 +48,6 @@ class Extras:
         self.policy = policy
         self.reference = reference
         self.teacher = teacher
-        self.rounding = Rounding(args) if measures_rounding(args) else None
         routed = args.router_shift or args.router_aux_loss_coef > 0
         self.options = {"record": True} if routed else {}    # of the new policy's forward
 
@@ -67,8 +57,6 @@ class Extras:
         args = self.args
         rollout = batch.rollout
         mask = batch.rollout.mask                                                        # [B, T]
-        if self.rounding:
-            self.rounding.before_updates(learner, batch)
         limit = self.task.max_completion_length
         batch.parts = shaped(args, batch.parts, rollout, limit)                     # [B, K]
         batch.sampled = batch.sampled and [

@@ -30,7 +30,6 @@ from plumbing.parallel import devices
 from plumbing.run.checks import (check_choice, check_combinations, check_conditions, check_values,
                                  nearest)
 from plumbing.run.config import read_config, words_of
-from plumbing.run.trackers import TRACKERS
 
 
 # Every row of losses.OBJECTIVES is an algorithm. A preset is an algorithm that also sets flags that
@@ -326,18 +325,17 @@ class Core:
                                 needs={"resume|config": "what is typed on the command line is run "
                                                         "in any case"})
     save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
-                           "two are kept; 0: save only at the end", at_least=0)
+                           "two are kept; 0: save only at the end", at_least=0, free=True)
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
-                                    "view`", unset="only for the built-in task")
+                                    "view`", unset="only for the built-in task", free=True)
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
-                           "before and after training", at_least=0, without="eval_samples=0")
+                           "before and after training", at_least=0, without="eval_samples=0",
+                           free=True)
     eval_prompts: int = flag(
         256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
                              at_least=0)
     seed: int = flag(0, "random seed", at_least=0)
-    report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
-                                 choices=TRACKERS)
 
     # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
     given: dict = field(default_factory=dict, compare=False)
@@ -556,7 +554,7 @@ def refuse_gone(argv):
 # Flags of one call of train.py, which are not the run's own.
 OF_A_CALL = {"config", "resume", "overwrite_output_dir", "output_dir", "trust_run_code"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
-FREE = OF_A_CALL | {"save_steps", "eval_steps", "report_to", "save_tokens"}
+FREE = OF_A_CALL | {f.name for f in fields(Settings) if f.metadata.get("free")}
 
 
 def config_of(folder):

@@ -17,7 +17,6 @@ from features import FEATURES, switched_on
 from features.feature import refuse
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
-from plumbing.run import trackers
 
 LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
 
@@ -109,7 +108,6 @@ def typed(condition):
 def check_combinations(args):
     """Refuse what the words of a flag cannot say: relations between numbers, and what a row of
     OBJECTIVES or ADVANTAGES reads."""
-    trackers.check(args.report_to)
     objective = OBJECTIVES[args.objective]
     advantage = check_row(args.advantage)
     per_token = advantage.per == "token"

@@ -16,7 +16,7 @@ import torch
 from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES, STATISTICS
 from plumbing.loop.distillation import taught
-from plumbing.run import checkpoints, trackers
+from plumbing.run import checkpoints
 from plumbing.parallel import devices
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
@@ -215,9 +215,18 @@ class Recorder:
         self.begin = self.clock.begin
         self.lap = self.clock.lap
         self.clips_s = OBJECTIVES[args.objective].clips_s
-        before = progress.get("before")
-        if before and start == 0 and learner.rank == 0:
-            trackers.report(args, folder, {"step": 0, **held_out_record(before["sampled"])})
+        if start == 0:
+            self.held_out(0, progress.get("before"))
+
+    def report(self, record):
+        """Give a record to the features that change it, or send it elsewhere."""
+        for hook in self.learner.features.hooks["report"]:
+            hook(self.folder, record)
+
+    def held_out(self, step, answers):
+        """Report the result of eval.held_out before or after the run; None: there is none."""
+        if answers and self.learner.rank == 0:
+            self.report({"step": step, **held_out_record(answers["sampled"])})
 
     def count_bad(self, step, skipped, mini):
         """After an update that is not finite, save its mini-batch for inspection. Stop the run
@@ -243,7 +252,6 @@ class Recorder:
         record = batch_record(args, step, self.task, batch, mini, new, updates,
                               learner.features.hooks["metrics"])
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
-        record["log_s_noise"] = self.noise(record["log_s_noise"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         equal = no_signal(args, record, batch.advantages)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
@@ -264,10 +272,9 @@ class Recorder:
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": batch.rewards[i * G].item()}
                   for i, problem in enumerate(batch.problems[:2])]
+        self.report(record)
         checkpoints.append(self.folder / "metrics.jsonl", record)
         checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})
-        if args.report_to:
-            trackers.report(args, self.folder, record)
         if args.save_tokens:
             group = group_record(step, mini, new, self.learner.tokenizer, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
@@ -277,17 +284,6 @@ class Recorder:
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
             print(equal_note(firsts[0], record["reward_std"]), flush=True)
-
-    def noise(self, first):
-        """The error of log s in nats: `first`, what two forwards of one policy differ by, or the
-        rounding error of 16 bits, whichever is larger. The latter is measured in the first rollout
-        batch and kept."""
-        extras = self.learner.extras
-        progress = self.progress
-        measured = extras.rounding.measure(self.learner) if extras and extras.rounding else None
-        if measured is not None and "log_s_rounding" not in progress:
-            progress["log_s_rounding"] = measured
-        return max(first, progress.get("log_s_rounding", 0.0))
 
     def band_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the

@@ -8,8 +8,8 @@ import json
 
 from features import FEATURES
 from losses import OBJECTIVES
-from plumbing.run import checkpoints, trackers
-from plumbing.run.metrics import collapse, held_out_record
+from plumbing.run import checkpoints
+from plumbing.run.metrics import collapse
 from plumbing.parallel.processes import rank, world
 
 
@@ -130,8 +130,6 @@ def report(args, folder, task, before, after, seconds):
                 text = answers["sampled"]["texts"][i][0]
                 print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
         print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
-        last = {"step": args.steps, **held_out_record(after["sampled"])}
-        trackers.report(args, folder, last)
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/")

@@ -17,9 +17,9 @@ import torch
 
 import train
 from experiments.fill import pages
+from features.trackers import Trackers
 from losses import OBJECTIVES
 from plumbing.parallel import devices
-from plumbing.run import trackers
 from plumbing.run.arguments import ALGORITHMS, given_flags, parse
 from tools.trl import trl_loss
 from tiny_run import TINY, metrics
@@ -134,7 +134,7 @@ def test_commands_name_what_exists(command, monkeypatch):
     if "--sampler vllm" in command:                          # vLLM needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
     if "--report_to tensorboard" in command:                 # a stand-in where it is not installed
-        monkeypatch.setattr(trackers, "check", lambda name: None)
+        monkeypatch.setattr(Trackers, "check", lambda settings: None)
     words = shlex.split(command.split("&&")[-1] if "&&" in command and "python" in command.split("&&")[-1] else command)
     if "train.py" in words:
         argv = words[words.index("train.py") + 1:]

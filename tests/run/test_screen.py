@@ -11,7 +11,7 @@ import pytest
 from plumbing.data import tasks
 from plumbing.model import cold_start as warm_up
 from plumbing.run import metrics as records_of
-from plumbing.run import screen, trackers
+from plumbing.run import screen
 from plumbing.run.arguments import parse
 from tiny_run import TINY, jsonl
 
@@ -37,23 +37,6 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys
     assert "any 0.250)" in said
     assert first["pass_at_1"][0] == 0 and first["held_out_reward"][0] > 0
     assert first["held_out_parts"]["any"] == .25
-
-
-def test_trackers_get_both_ends_of_the_held_out_scores(run, monkeypatch):
-    """Without --eval_steps: before the first batch and after the last."""
-    sent = []
-    monkeypatch.setattr(trackers, "check", lambda name: None)
-    monkeypatch.setattr(trackers, "start",
-                        lambda *args: lambda numbers, step: sent.append((step, numbers)))
-    run("--steps 2 --eval_samples 1 --eval_prompts 4 --report_to tensorboard")
-    summary = json.loads(Path("run/summary.json").read_text())
-    ends = [(step, numbers) for step, numbers in sent if "held_out_reward/0" in numbers]
-    assert [step for step, _ in ends] == [0, 2] and len(sent) == 4
-    for (_, numbers), when in zip(ends, ("before", "after")):
-        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"]
-        assert numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
-        correct = summary[f"reward_parts_{when}"]["correct"]
-        assert numbers["held_out_parts/correct"] == correct
 
 
 # ------------------------------------------------------------------------------- what went wrong
@@ -137,3 +120,19 @@ def test_a_run_that_ends_before_its_second_stage_says_so(begins, said):
     words = screen.plan(args, "runs/x", tasks.from_arguments(args), "cpu")
     assert ("the second stage begins after batch 3, and this run ends with batch 3" in words
             ) == said
+
+
+def test_before_the_first_update_any_log_s_is_an_error():
+    first = dict(log_s_mean=3e-4, log_s_var=16e-8, clip_low=0.0, clip_high=0.0, grad_norm=1.0,
+                 tokens=9.0, skipped=False, overflow=False, empty=False)
+    record = records_of.update_metrics([first, first | dict(log_s_mean=1.0, log_s_var=1.0)])
+    assert record["log_s_noise"] == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize("flags, noise, words", [
+    ("", 1e-7, None), ("", 4e-4, ["clip range wider", "float32"]),
+    ("--fp16", 1e-2, ["--fp16 false"]), ("--old_logp sampler", 1e-2, ["--old_logp recompute"]),
+    ("--bf16", 1e-2, ["--fp16, --bf16 false", "0.0003", "1.0e-02"])])
+def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
+    note = records_of.noise_note(parse(flags.split()), noise)
+    assert (note == "") if words is None else all(word in note for word in words)

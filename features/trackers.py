@@ -3,32 +3,46 @@
 import atexit
 import importlib
 import importlib.util
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+
+from features.feature import Feature, flag, refuse
 
 TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of their pip packages
-OPEN = {}                                                    # the current run and its tracker
 
 
-def check(name):
-    """Raise ValueError if the package of a tracker is not installed."""
-    if name is not None and importlib.util.find_spec(name) is None:
-        raise ValueError(f"--report_to {name} needs a package that is not installed: pip install "
-                         f"{name}")
+@dataclass(frozen=True)
+class Flags:
+    report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
+                                 choices=TRACKERS, free=True, section="a tracker")
 
 
-def report(args, folder, record):
-    """Send the numbers of a metrics record to the tracker of --report_to, if there is one."""
-    if args.report_to is None:
-        return
-    if OPEN.get("run") is not args:
-        OPEN.update(run=args, write=start(args, folder, record["step"]))
-    OPEN["write"](flat(record), record["step"])
+class Trackers(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.report_to is not None
+
+    @classmethod
+    def check(cls, settings):
+        if cls.on(settings) and importlib.util.find_spec(settings.report_to) is None:
+            refuse(settings, "report_to", "needs a package that is not installed: pip install "
+                   f"{settings.report_to}")
+
+    def __init__(self, run):
+        self.settings = run.settings
+        self.write = None
+
+    def report(self, folder, record):
+        if self.write is None:
+            self.write = start(self.settings, folder, record["step"])
+        self.write(flat(record), record["step"])
 
 
-def start(args, folder, step):
+def start(settings, folder, step):
     """The function (numbers by name, step) that reports. The run starts or continues with batch
     `step`."""
-    if args.report_to == "tensorboard":
+    if settings.report_to == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
         writer = SummaryWriter(folder / "tensorboard", purge_step=step)
 
@@ -37,8 +51,8 @@ def start(args, folder, step):
                 writer.add_scalar(name, value, now)
             writer.flush()
         return write
-    package = importlib.import_module(args.report_to)
-    package.init(project="gspo", name=folder.name, config=asdict(args))
+    package = importlib.import_module(settings.report_to)
+    package.init(project="gspo", name=folder.name, config=asdict(settings))
     atexit.register(package.finish)
     return lambda numbers, now: package.log(numbers, step=now)
 

@@ -1,11 +1,14 @@
-"""--report_to. python -m pytest tests/run/test_trackers.py"""
+"""--report_to. python -m pytest tests/features/test_trackers.py"""
 
+import json
 import sys
 from importlib import util
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from features import trackers
 from tiny_run import metrics
 
 
@@ -49,3 +52,20 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(refused, mon
     assert refused("--report_to trackio") == (
         "train.py: --report_to trackio needs a package that is not installed: "
         "pip install trackio\n")
+
+
+def test_trackers_get_both_ends_of_the_held_out_scores(run, monkeypatch):
+    """Without --eval_steps: before the first batch and after the last."""
+    sent = []
+    monkeypatch.setattr(trackers.Trackers, "check", lambda settings: None)
+    monkeypatch.setattr(trackers, "start",
+                        lambda *args: lambda numbers, step: sent.append((step, numbers)))
+    run("--steps 2 --eval_samples 1 --eval_prompts 4 --report_to tensorboard")
+    summary = json.loads(Path("run/summary.json").read_text())
+    ends = [(step, numbers) for step, numbers in sent if "held_out_reward/0" in numbers]
+    assert [step for step, _ in ends] == [0, 2] and len(sent) == 4
+    for (_, numbers), when in zip(ends, ("before", "after")):
+        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"]
+        assert numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
+        correct = summary[f"reward_parts_{when}"]["correct"]
+        assert numbers["held_out_parts/correct"] == correct
