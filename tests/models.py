@@ -23,6 +23,7 @@ def make(family="qwen3", seed=0, **sizes):
     if "num_experts" in sizes:                               # Mixtral and GPT-OSS call it so
         sizes["num_local_experts"] = sizes["num_experts"]
     sizes = SIZES | sizes
+    sizes = {name: size for name, size in sizes.items() if name != "head_dim" or size}
     if family == "tiny_moe":
         return TinyMoE(AutoConfig.for_model("qwen3_moe", **sizes)).eval()
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
@@ -62,3 +63,38 @@ def byte_tokenizer(text=("a\nb a\nb max(1,2)=2\nmax(3,1)=3\n the the then 12 12 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>",
                                    pad_token="<eos>")
+
+
+# ----------------------------------------------------------- what a fast path is compared with
+
+def own_logits(model, rollout, i, temperature=1.0):
+    """(logits of the tokens of response i [t, V], these tokens [t]), without padding or cache."""
+    q = i // rollout.group_size
+    prompt = rollout.prompt_ids[q][rollout.prompt_mask[q]]                          # [p]
+    answer = rollout.response_ids[i][rollout.mask[i]]                               # [t]
+    logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
+    return logits[len(prompt) - 1:-1] / temperature, answer
+
+
+def own_scores(model, rollout, temperature=1.0):
+    """(log-probs, entropies) of all responses, each computed alone: [B, T], 0 outside the mask."""
+    chosen, entropies = [], []
+    for i, mask in enumerate(rollout.mask):
+        logits, answer = own_logits(model, rollout, i, temperature)
+        logp = logits.log_softmax(-1)                                               # [t, V]
+        pad = lambda x: torch.nn.functional.pad(x, (0, len(mask) - len(x)))
+        chosen.append(pad(logp.gather(-1, answer[:, None])[:, 0]))
+        entropies.append(pad(-(logp.exp() * logp).sum(-1)))
+    return torch.stack(chosen), torch.stack(entropies)
+
+
+def own_logp(model, rollout, temperature=1.0):
+    """The log-probs of all responses, each computed alone: [B, T], 0 outside the mask."""
+    return own_scores(model, rollout, temperature)[0]
+
+
+def gradient(model, value):
+    """d value / d weights, of all weights together: one vector."""
+    model.zero_grad()
+    value.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

@@ -1,7 +1,9 @@
-"""An adapter's checkpoint computes what was trained: train, save, load, equal, over {tied, untied} x
-{base model, adapter's checkpoint} x {4 bits, not}. python -m pytest tests/model/test_adapter_checkpoints.py
+"""An adapter's checkpoint computes what was trained: train, save, load, equal, over {tied, untied}
+x {base model, adapter's checkpoint} x {4 bits, not}.
+python -m pytest tests/model/test_adapter_checkpoints.py
 
-References: the policy in memory at the end of the run; transformers and peft, which read the same folder.
+References: the policy in memory at the end of the run; transformers and peft, which read the same
+folder.
 """
 
 import itertools
@@ -9,72 +11,77 @@ import json
 import random
 import shutil
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+import models
 import train
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model.adapters import merged
-from plumbing.model.policy import load_policy
 from plumbing.engines.samplers import sampling_copy
+from plumbing.model.adapters import add_adapters, merged, named_adapters
+from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
-from tiny_run import SMALL, differences, metrics
+from tiny_run import differences, flags, jsonl, metrics
 
-TOKENIZER = builtin_tokenizer()
+peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
-MODULES = ["--lora_target_modules", "q_proj", "down_proj", "lm_head"]
+FULL = ("--dataset_name rows.jsonl --verifier mine.py:reward --max_completion_length 8 "
+        "--learning_rate 0.02 --warmup_steps 0")
+LORA = f"{FULL} --use_peft --lora_target_modules q_proj down_proj lm_head --lora_r 4"
+FIRST = "first/checkpoints/step_2"
 CASES = list(itertools.product(("tied", "untied"), ("base", "adapter"), ("plain", "4bit")))
 QUICK = {("tied", "adapter", "plain"), ("untied", "adapter", "4bit")}
 
 
-@pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A folder with a tied and an untied dense model, rows and a verifier whose rewards are a matter of chance."""
-    pytest.importorskip("peft")
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    monkeypatch.chdir(tmp_path)
-    ends = dict(bos_token_id=None, eos_token_id=TOKENIZER.eos_token_id, pad_token_id=TOKENIZER.pad_token_id)
+@pytest.fixture(autouse=True)
+def place(workplace):
+    """A tied and an untied dense model, rows and a verifier whose rewards are up to chance."""
     for name in ("tied", "untied"):
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=32, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-            intermediate_size=128, initializer_range=0.1, tie_word_embeddings=name == "tied", **ends)).save_pretrained(name)
-        TOKENIZER.save_pretrained(name)
+        models.saved(name, "qwen2", vocab_size=32, hidden_size=64, head_dim=32,
+                     intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+                     tie_word_embeddings=name == "tied")
     rng = random.Random(0)
-    prompts = ["+".join(rng.choice("123456789") for _ in range(rng.randint(1, 5))) + "=" for _ in range(40)]
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": p, "answer": "1"}) + "\n" for p in dict.fromkeys(prompts)))
-    Path("mine.py").write_text("def reward(response, answer):\n    return sum(map(ord, response)) % 3 / 2\n")
-    return tmp_path
+    sums = ["+".join(rng.choices("123456789", k=rng.randint(1, 5))) + "=" for _ in range(40)]
+    jsonl("rows.jsonl", [{"prompt": prompt, "answer": "1"} for prompt in dict.fromkeys(sums)])
+    Path("mine.py").write_text("def reward(response, answer):\n"
+                               "    return sum(map(ord, response)) % 3 / 2\n")
 
 
-def flags(model, *more):
-    return [*SMALL, "--model_name_or_path", model, "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward", "--use_peft", *MODULES,
-            "--lora_r", "4", "--max_completion_length", "8", "--learning_rate", "0.02", "--warmup_steps", "0", *more]
+@pytest.fixture
+def ends(run, monkeypatch):
+    """ends(model, folder, more) trains: the policy's logits as it begins and as it ends."""
+    loop = train.train
+
+    def both(model, folder, more=""):
+        seen = []
+
+        def watched(args, learner, *others):
+            seen.append(learner.policy(input_ids=IDS).logits.detach())
+            result = loop(args, learner, *others)
+            seen.append(learner.policy(input_ids=IDS).logits.detach())
+            return result
+        monkeypatch.setattr(train, "train", watched)
+        run(f"--steps 2 --model_name_or_path {model} {LORA} {more}", folder=folder)
+        return seen
+    return both
 
 
-def run(model, name, *more):
-    """The logits of the policy before the first batch and at the end of a run of train.main."""
-    seen, loop = [], train.train
-
-    def watched(args, learner, *others):
-        seen.append(learner.policy(input_ids=IDS).logits.detach())
-        result = loop(args, learner, *others)
-        seen.append(learner.policy(input_ids=IDS).logits.detach())
-        return result
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "train", watched)
-        train.main(flags(model, "--steps", "2", "--output_dir", name, *more))
-    return seen
-
-
-def loaded(folder, *more):
-    """The logits of a checkpoint as eval.py passk, --teacher_model_name_or_path and full fine-tuning load it."""
-    policy, _ = load_policy(replace(parse(flags(str(folder), *more)), use_peft=False), None, torch.device("cpu"))
+def loaded(folder):
+    """Its logits as eval.py passk, --teacher_model_name_or_path and full fine-tuning load it."""
+    args = parse(flags("--model_name_or_path", str(folder), *FULL.split()))
+    policy, _ = load_policy(args, None, torch.device("cpu"))
     assert policy.name_or_path == str(folder)
     return policy(input_ids=IDS).logits.detach()
+
+
+def theirs(folder, base=None):
+    """The logits that transformers computes, with peft's adapters if a base model is named."""
+    model = AutoModelForCausalLM.from_pretrained(base or folder, dtype=torch.float32)
+    model = peft.PeftModel.from_pretrained(model, folder).eval() if base else model
+    return model(input_ids=IDS).logits.detach()
 
 
 def close(one, other):
@@ -82,47 +89,44 @@ def close(one, other):
 
 
 @pytest.mark.parametrize("tied, start, bits", [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow, id="-".join(case)) for case in CASES])
-def test_trained_saved_loaded_equal(tied, start, bits, place):
-    more = ["--load_in_4bit"] if bits == "4bit" else []
-    if more:
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow, id="-".join(case))
+    for case in CASES])
+def test_trained_saved_loaded_equal(tied, start, bits, ends):
+    if bits == "4bit":
         pytest.importorskip("bitsandbytes")
-    model = tied
+    more = "--load_in_4bit" if bits == "4bit" else ""
     if start == "adapter":
-        _, end = run(model, "first", *more)
-        model = "first/checkpoints/step_2"
-    begin, final = run(model, "second", *more)
-    if start == "adapter":                                   # the run begins where the first one ended
+        _, end = ends(tied, "first", more)
+    begin, final = ends(FIRST if start == "adapter" else tied, "second", more)
+    if start == "adapter":                                   # begins where the first run ended
         close(begin, end)
     assert (final - begin).abs().max() > 0.01                # and learns
     folder = Path("second/checkpoints/step_2")
     close(loaded(folder), final)
     config = json.loads((folder / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == tied         # with or without an adapter in between
+    assert config["base_model_name_or_path"] == tied         # whatever lies in between
     if not more:
-        from peft import PeftModel
-        from transformers import AutoModelForCausalLM
-        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tied), folder)
-        close(theirs(input_ids=IDS).logits, final)
+        close(theirs(folder, tied), final)
 
 
 @pytest.mark.parametrize("name", ["tied", "untied"])
-def test_the_lines_of_the_page_make_a_plain_checkpoint(name, place):
-    """docs/data.md's merge.py, on the default modules: transformers alone computes what was trained."""
-    from transformers import AutoModelForCausalLM
-    modules = ["--lora_target_modules", "q_proj", "down_proj"]
-    _, final = run(name, "run", *modules)
-    page = (Path(train.__file__).parent / "docs/data.md").read_text().split("`merge.py`:\n\n")[1].split("\nTransformers alone")[0]
-    lines = textwrap.dedent(page).replace("runs/notes/checkpoints/step_40", "run/checkpoints/step_2")
-    exec(lines.replace("checkpoints/SmolLM2-135M-Instruct", name), {})
-    close(AutoModelForCausalLM.from_pretrained("runs/notes/merged")(input_ids=IDS).logits, final)
+def test_the_lines_of_the_page_make_a_plain_checkpoint(name, ends):
+    """docs/data.md's merge.py on the default modules: transformers computes what was trained."""
+    _, final = ends(name, "run", "--lora_target_modules q_proj down_proj")
+    page = (Path(train.__file__).parent / "docs/data.md").read_text()
+    lines = page.split("`merge.py`:\n\n")[1].split("\nTransformers alone")[0]
+    for there, here in {"runs/notes/checkpoints/step_40": "run/checkpoints/step_2",
+                        "checkpoints/SmolLM2-135M-Instruct": name}.items():
+        lines = lines.replace(there, here)
+    exec(textwrap.dedent(lines), {})
+    close(theirs("runs/notes/merged"), final)
     assert not Path("runs/notes/merged/adapter_config.json").exists()
 
 
-@pytest.mark.parametrize("modules", [["lm_head"], ["embed_tokens"], ["lm_head", "embed_tokens"]], ids=" ".join)
-def test_an_adapter_of_a_tied_matrix_changes_one_of_its_two_uses(modules, place):
-    from plumbing.model.adapters import add_adapters, named_adapters
-    args = parse(flags("tied", "--lora_target_modules", *modules))
+@pytest.mark.parametrize("modules", ["lm_head", "embed_tokens", "lm_head embed_tokens"])
+def test_an_adapter_of_a_tied_matrix_changes_one_of_its_two_uses(modules):
+    args = parse(flags("--model_name_or_path", "tied", *LORA.split(), "--lora_target_modules",
+                       *modules.split()))
     policy, _ = load_policy(args, None, torch.device("cpu"))
     add_adapters(policy, args)
     for p in named_adapters(policy).values():
@@ -134,75 +138,57 @@ def test_an_adapter_of_a_tied_matrix_changes_one_of_its_two_uses(modules, place)
     assert (rounded - want).abs().max() < 0.02 * want.abs().max()
     assert policy.config.tie_word_embeddings and not plain.config.tie_word_embeddings
     plain.save_pretrained("out")
-    TOKENIZER.save_pretrained("out")
+    builtin_tokenizer().save_pretrained("out")
     close(loaded("out"), want)
 
 
 @pytest.mark.slow
-def test_a_run_on_an_adapter_resumes_exactly_and_its_reference_is_its_start(place):
-    run("untied", "first")
-    on = ["--steps", "3", "--save_steps", "1", "--beta", "0.05", "--output_dir"]
-    train.main(flags("first/checkpoints/step_2", *on, "whole"))
-    records = metrics("whole")
-    assert records[0]["kl"] == 0 < records[-1]["kl"]         # not the base model, to which the start has a distance
-    train.main(flags("first/checkpoints/step_2", *on, "parts"))
+def test_a_run_on_an_adapter_resumes_exactly_and_its_reference_is_its_start(ends, run):
+    ends("untied", "first")
+    on = f"--model_name_or_path {FIRST} {LORA} --steps 3 --save_steps 1 --beta 0.05"
+    kl = [record["kl"] for record in run(on, folder="whole")]
+    assert kl[0] == 0 < kl[-1]                               # to the base model there is a distance
+    run(on, folder="parts")
     shutil.rmtree("parts/checkpoints/step_3")
-    train.main(flags("first/checkpoints/step_2", *on, "parts", "--resume"))
+    train.main([*flags(*on.split()), "--output_dir", "parts", "--resume"])
     assert differences("whole", "parts", 3, weights="adapter_model.safetensors") == []
 
 
-def refused(capsys, argv):
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        train.main(argv)
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1, err
-    return err
-
-
-def test_other_adapters_than_those_of_the_checkpoint_are_refused(place, capsys):
-    run("untied", "first")
-    for more, words in ((["--lora_r", "8"], "have 4; give --lora_r 4"), (["--lora_alpha", "5"], "give --lora_alpha 32"),
-                        (["--lora_target_modules", "q_proj"], "give --lora_target_modules down_proj lm_head q_proj")):
-        err = refused(capsys, flags("first/checkpoints/step_2", *more, "--output_dir", "second"))
-        assert words in err and "first/checkpoints/step_2" in err and not Path("second").exists()
-
-
-def test_adapters_of_4_bit_weights_go_on_beside_4_bit_weights(place, capsys):
-    pytest.importorskip("bitsandbytes")
-    run("untied", "first", "--load_in_4bit")
-    err = refused(capsys, flags("first/checkpoints/step_2", "--output_dir", "second"))
-    assert "add --load_in_4bit" in err and not Path("second").exists()
-
-
-def test_a_base_that_is_gone_or_an_adapter_is_named(place, capsys):
-    run("untied", "first")
+def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
+    """Other adapters than it has, a base model that is gone, one that is an adapter itself."""
+    def said(more=""):
+        words = run.refused(f"--model_name_or_path {FIRST} {LORA} {more} --output_dir second")
+        assert FIRST in words
+        return words
+    ends("untied", "first")
+    assert "have 4; give --lora_r 4" in said("--lora_r 8")
+    assert "give --lora_alpha 32" in said("--lora_alpha 5")
+    modules = "--lora_target_modules down_proj lm_head q_proj"
+    assert f"give {modules}" in said("--lora_target_modules q_proj")
     Path("untied").rename("elsewhere")
-    err = refused(capsys, flags("first/checkpoints/step_2", "--output_dir", "second"))
-    assert "untied" in err and "first/checkpoints/step_2" in err
-    file = Path("first/checkpoints/step_2/adapter_config.json")
-    config = json.loads(file.read_text())
+    assert "untied" in said()
     Path("elsewhere").rename("untied")
-    (Path("untied") / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "x"}))
-    assert "an adapter itself" in refused(capsys, flags("first/checkpoints/step_2", "--output_dir", "second"))
+    config = json.loads(Path(FIRST, "adapter_config.json").read_text())
+    Path("untied/adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": "x"}))
+    assert "an adapter itself" in said()
+
+
+def test_adapters_of_4_bit_weights_go_on_beside_4_bit_weights(ends, run):
+    pytest.importorskip("bitsandbytes")
+    ends("untied", "first", "--load_in_4bit")
+    said = run.refused(f"--model_name_or_path {FIRST} {LORA} --output_dir second")
+    assert "add --load_in_4bit" in said
 
 
 @pytest.mark.parametrize("model", ["tied", "untied"])
-def test_without_use_peft_the_merged_weights_of_an_adapters_checkpoint_are_trained(model, place):
+def test_without_use_peft_the_merged_weights_of_an_adapters_checkpoint_are_trained(
+        model, ends, run):
     """References: peft, for what the run starts from; transformers, which reads what it writes."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-    train.main([*flags(model), "--steps", "1", "--output_dir", "lora"])
-    start = "lora/checkpoints/step_1"
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    whole = PeftModel.from_pretrained(base, start).eval()
-    more = [*SMALL, "--model_name_or_path", start, "--dataset_name", "rows.jsonl",
-            "--verifier", "mine.py:reward", "--max_completion_length", "8",
-            "--learning_rate", "0.02", "--warmup_steps", "0"]
-    train.main([*more, "--steps", "1", "--output_dir", "full"])
-    after = AutoModelForCausalLM.from_pretrained("full/checkpoints/step_1", dtype=torch.float32)
-    moved = (after(IDS).logits - whole(IDS).logits).abs().max().item()
-    assert moved > 1e-3 and metrics("full")[0]["grad_norm"] > 0
-    train.main([*more, "--steps", "1", "--learning_rate", "1e-12", "--output_dir", "still"])
-    still = AutoModelForCausalLM.from_pretrained("still/checkpoints/step_1", dtype=torch.float32)
-    torch.testing.assert_close(still(IDS).logits, whole(IDS).logits, rtol=1e-5, atol=1e-5)
+    ends(model, "first")
+    start = theirs(FIRST, model)
+    flags = f"--model_name_or_path {FIRST} {FULL}"
+    assert run(flags, folder="full")[0]["grad_norm"] > 0
+    assert (theirs("full/checkpoints/step_1") - start).abs().max() > 1e-3
+    run(f"{flags} --learning_rate 1e-12", folder="still")
+    torch.testing.assert_close(theirs("still/checkpoints/step_1"), start, rtol=1e-5, atol=1e-5)

@@ -1,6 +1,8 @@
-"""A tiny MoE of more than 4 layers: how its random weights are scaled, and that it learns. python -m pytest tests/model/test_depth.py"""
+"""A tiny MoE of more than 4 layers: how its random weights are scaled, and that it learns.
+python -m pytest tests/model/test_depth.py"""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +16,17 @@ from plumbing.run.arguments import parse
 
 @pytest.mark.parametrize("layers, factor", [(1, None), (4, None), (16, 0.5), (9, 2 / 3)])
 def test_only_deeper_models_begin_with_smaller_residual_weights(layers, factor):
-    config = tiny_config(parse(["--num_hidden_layers", str(layers), "--hidden_size", "16", "--num_experts", "2"]), builtin_tokenizer())
-    torch.manual_seed(0)
-    plain = dict(TinyMoE(config).named_parameters())
-    torch.manual_seed(0)
-    scaled = dict(scale_residual(TinyMoE(config)).named_parameters())
-    changed = [name for name in plain if not torch.equal(plain[name], scaled[name])]
-    writes = [f"model.layers.{i}.{part}" for i in range(layers) for part in ("self_attn.o_proj.weight", "mlp.experts.down_proj")]
-    assert sorted(changed) == (sorted(writes) if factor else [])
+    flags = f"--num_hidden_layers {layers} --hidden_size 16 --num_experts 2"
+    config = tiny_config(parse(flags.split()), builtin_tokenizer())
+
+    def weights(change):
+        torch.manual_seed(0)
+        return dict(change(TinyMoE(config)).named_parameters())
+    plain, scaled = weights(lambda model: model), weights(scale_residual)
+    changed = {name for name in plain if not torch.equal(plain[name], scaled[name])}
+    writes = {f"model.layers.{i}.{part}" for i in range(layers)
+              for part in ("self_attn.o_proj.weight", "mlp.experts.down_proj")}
+    assert changed == (writes if factor else set())
     for name in changed:
         torch.testing.assert_close(scaled[name], plain[name] * factor)
 
@@ -29,5 +34,6 @@ def test_only_deeper_models_begin_with_smaller_residual_weights(layers, factor):
 @pytest.mark.slow
 def test_sixteen_layers_learn_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                              # a cold start of its own
-    train.main("--num_hidden_layers 16 --device cpu --steps 1 --eval_prompts 64 --eval_samples 2 --output_dir run".split())
-    assert json.loads((tmp_path / "run/summary.json").read_text())["pass_at_1_before"] > 0.4
+    train.main("--num_hidden_layers 16 --device cpu --steps 1 --eval_prompts 64 --eval_samples 2 "
+               "--output_dir run".split())
+    assert json.loads(Path("run/summary.json").read_text())["pass_at_1_before"] > 0.4

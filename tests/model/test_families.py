@@ -1,6 +1,6 @@
 """Any family of causal language models: right or refused, nothing in between.
 
-    python -m pytest tests/model/test_families.py -m "slow or not slow"        # two minutes on two cores
+    python -m pytest tests/model/test_families.py -m "slow or not slow"     # two minutes on two cores
 
 Each family gets a tiny model with random weights, saved and loaded as a checkpoint. Either
 sampling, the quick and the plain log-probs (and their gradient) equal the model's own logits for
@@ -8,26 +8,20 @@ one unpadded sequence at a time, with prompts of unequal length that begin alike
 1.3; or loading refuses it in one line that says why.
 """
 
-import json
-
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
+import models
 import rollout as plain
-import train
-from plumbing.speed import fast
-from plumbing.run.arguments import parse
-from plumbing.model.policy import load_policy
+from models import gradient, own_logp
 from plumbing.data.running_sum import builtin_tokenizer
-from tiny_run import TINY_MODEL
+from plumbing.model.policy import load_policy
+from plumbing.run.arguments import parse
+from plumbing.speed import fast
 
 TOKENIZER = builtin_tokenizer()
 TEMPERATURE, G, T = 1.3, 3, 8
-SHAPE = dict(
-    vocab_size=17, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, intermediate_size=48, max_position_embeddings=256,
-    pad_token_id=16, eos_token_id=15, bos_token_id=None)
+SHAPE = dict(num_hidden_layers=3, max_position_embeddings=256)
 GPT2 = dict(n_embd=32, n_layer=3, n_head=4, n_positions=256)
 EXPERTS = dict(
     num_experts=4, num_local_experts=4, n_routed_experts=4, num_experts_per_tok=2,
@@ -49,12 +43,11 @@ def layers(*kinds):
 
 
 DENSE = {
-    "llama": {}, "qwen2": {"vocab_size": 20}, "qwen3": {}, "gemma": {}, "phi": {}, "phi3": {}, "stablelm": {},
-    "starcoder2": {}, "olmo": {}, "olmo2": {}, "glm": {}, "glm4": {}, "nemotron": {}, "smollm3": {},
-    "seed_oss": {}, "arcee": {}, "helium": {}, "ernie4_5": {}, "hunyuan_v1_dense": {},
-    "apertus": {}, "diffllama": {}, "bitnet": {}, "persimmon": {}, "jais2": {}, "internlm3": {},
-    "youtu": LATENT, "gpt2": GPT2, "gpt_neox": {}, "gptj": GPT2 | dict(rotary_dim=8),
-    "gpt_bigcode": GPT2, "codegen": GPT2 | dict(n_ctx=256, rotary_dim=8), "biogpt": {},
+    **dict.fromkeys("""llama qwen3 gemma phi phi3 stablelm starcoder2 olmo olmo2 glm glm4 nemotron
+        smollm3 seed_oss arcee helium ernie4_5 hunyuan_v1_dense apertus diffllama bitnet persimmon
+        jais2 internlm3 gpt_neox biogpt""".split(), {}),
+    "qwen2": {"vocab_size": 20}, "youtu": LATENT, "gpt2": GPT2, "gptj": GPT2 | dict(rotary_dim=8),
+    "gpt_bigcode": GPT2, "codegen": GPT2 | dict(n_ctx=256, rotary_dim=8),
     "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "ctrl": GPT2 | dict(dff=48),
     "xglm": dict(d_model=32, num_layers=3, attention_heads=4, ffn_dim=48),
     "falcon": dict(ffn_hidden_size=48, num_kv_heads=2, new_decoder_architecture=True),
@@ -83,13 +76,13 @@ DISTANCES = {  # attention that depends on more than rotary positions
                     window_size=8, num_heads=4),
 }
 MIXTURES = {
-    "qwen3_moe": EXPERTS, "qwen2_moe": EXPERTS, "mixtral": EXPERTS, "olmoe": EXPERTS,
-    "gpt_oss": EXPERTS | WINDOW, "deepseek_v2": EXPERTS | LATENT, "deepseek_v3": EXPERTS | LATENT,
-    "glm4_moe": EXPERTS, "granitemoe": EXPERTS | dict(logits_scaling=2.0), "dots1": EXPERTS,
+    **dict.fromkeys("""qwen3_moe qwen2_moe mixtral olmoe glm4_moe dots1 ernie4_5_moe hunyuan_v1_moe
+        minimax_m2 phimoe flex_olmo""".split(), EXPERTS),
+    **dict.fromkeys(["gpt_oss", "exaone_moe", "afmoe"], EXPERTS | WINDOW),
+    **dict.fromkeys(["deepseek_v2", "deepseek_v3"], EXPERTS | LATENT),
+    "granitemoe": EXPERTS | dict(logits_scaling=2.0), "jetmoe": EXPERTS | dict(kv_channels=8),
     "granitemoeshared": EXPERTS | dict(shared_intermediate_size=16, logits_scaling=2.0),
-    "ernie4_5_moe": EXPERTS, "hunyuan_v1_moe": EXPERTS, "minimax_m2": EXPERTS, "phimoe": EXPERTS,
-    "flex_olmo": EXPERTS, "jetmoe": EXPERTS | dict(kv_channels=8), "exaone_moe": EXPERTS | WINDOW,
-    "afmoe": EXPERTS | WINDOW, "lfm2_moe": EXPERTS | layers("conv", "full", "conv"),
+    "lfm2_moe": EXPERTS | layers("conv", "full", "conv"),
     "longcat_flash": EXPERTS | LATENT | dict(num_layers=2, ffn_hidden_size=48, moe_topk=2,
                                              expert_ffn_hidden_size=24),
 }
@@ -136,13 +129,11 @@ def families(names):
 
 
 def checkpoint(name, folder):
-    """A tiny model of a family with random weights, norms and biases included, in a folder."""
-    torch.manual_seed(0)
+    """Flags for a tiny model of a family with random weights, norms and biases included."""
     shape = SHAPE | (EQUAL | REFUSED)[name]
     if name.startswith("falcon") and "_" not in name:
-        del shape["head_dim"]  # a property there
-    config = AutoConfig.for_model(name.split(",")[0], **shape)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+        shape["head_dim"] = None                             # a property there
+    model = models.make(name.split(",")[0], **shape).float()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:
@@ -154,80 +145,52 @@ def checkpoint(name, folder):
                 buffer.normal_(std=0.3)
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
-    return model
+    return f"--model_name_or_path {folder}"
 
 
-def loaded(folder, *flags):
-    args = parse(["--model_name_or_path", str(folder), "--device", "cpu", "--max_prompt_length", "64",
-                  "--max_completion_length", "64", *flags])
+def loaded(flags):
+    args = parse(f"{flags} --device cpu --max_prompt_length 64 --max_completion_length 64".split())
     return load_policy(args, None, torch.device("cpu"))[0]
-
-
-def own_logp(model, rollout):
-    """A forward per response, alone: no padding, no cache, no head but the model's -> [B, T]."""
-    rows = []
-    for i, (ids, mask) in enumerate(zip(rollout.response_ids, rollout.mask)):
-        prompt = rollout.prompt_ids[i // G][rollout.prompt_mask[i // G]]            # [p]
-        answer = ids[mask]                                                          # [t]
-        logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
-        logp = (logits[len(prompt) - 1:-1] / TEMPERATURE).log_softmax(-1)           # [t, V]
-        chosen = logp.gather(-1, answer[:, None])[:, 0]                             # [t]
-        rows.append(torch.nn.functional.pad(chosen, (0, len(ids) - len(answer))))
-    return torch.stack(rows)                                                        # [B, T]
-
-
-def gradient(model, logp):
-    model.zero_grad()
-    weights = torch.randn(logp.shape, generator=torch.Generator().manual_seed(2))
-    (logp * weights).sum().backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 @families(EQUAL)
 def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp_path):
-    checkpoint(name, tmp_path)
-    model = loaded(tmp_path)
+    model = loaded(checkpoint(name, tmp_path))
     generator = torch.Generator().manual_seed(1)
-    alike = torch.randint(0, 15, (18,), generator=generator).tolist()
-    prompts = [alike + torch.randint(0, 15, (n,), generator=generator).tolist() for n in (1, 4, 7)]
+    tokens = lambda n: torch.randint(0, 15, (n,), generator=generator).tolist()
+    alike = tokens(18)
+    prompts = [alike + tokens(n) for n in (1, 4, 7)]
     uniforms = torch.rand(3 * G, T, generator=generator)
     for way in (fast, plain):
         drawn = way.sample(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms)
-        own = own_logp(model, drawn)
-        wanted = gradient(model, own)
+        own = own_logp(model, drawn, TEMPERATURE)
+        weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
+        wanted = gradient(model, (own * weights).sum())
         assert (drawn.sampler_logp - own).abs().max() < 1e-3
         for score in (fast.response_logp, plain.response_logp):
             logp = score(model, drawn, TEMPERATURE).logp
             assert (logp - own).abs().max() < 2e-5
-            assert (gradient(model, logp) - wanted).norm() < 1e-4 * wanted.norm()
+            found = gradient(model, (logp * weights).sum())
+            assert (found - wanted).norm() < 1e-4 * wanted.norm()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
-def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, tmp_path):
-    checkpoint(name, tmp_path / "model")
-    train.main([*TINY_MODEL, "--model_name_or_path", str(tmp_path / "model"), "--steps", "1",
-                "--max_completion_length", "8", "--entropy_coef", "0.1",  # no reward to learn from
-                "--output_dir", str(tmp_path / "run")])
-    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    assert metrics["mismatch_kl"] < 1e-8 and metrics["grad_norm"] > 1e-3
+def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, run):
+    found, = run(f"{checkpoint(name, 'model')} --max_completion_length 8 "
+                 "--entropy_coef 0.1")                       # there is no reward to learn from
+    assert found["mismatch_kl"] < 1e-8 and found["grad_norm"] > 1e-3
 
 
 @families(REFUSED)
-def test_what_would_be_wrong_is_refused_in_one_line(name, tmp_path, capsys):
-    checkpoint(name, tmp_path / "model")
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        train.main([*TINY_MODEL, "--model_name_or_path", str(tmp_path / "model"), "--output_dir",
-                    str(tmp_path / "run"), "--max_completion_length", "256"])
-    message = capsys.readouterr().err
-    assert caught.value.code == 2 and message.count("\n") == 1
-    assert message.startswith(f"train.py: --model_name_or_path {tmp_path}")
-    assert ("RoPE depends on the longest row" if "," in name else "is not supported: ") in message
+def test_what_would_be_wrong_is_refused_in_one_line(name, refused):
+    said = refused(f"{checkpoint(name, 'model')} --output_dir run --max_completion_length 256")
+    assert said.startswith("train.py: --model_name_or_path model")
+    assert ("RoPE depends on the longest row" if "," in name else "is not supported: ") in said
 
 
 def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):
-    checkpoint("deepseek_v3", tmp_path)
-    loaded(tmp_path, "--router_aux_loss_coef", "0.1")
+    flags = checkpoint("deepseek_v3", tmp_path)
+    loaded(f"{flags} --router_aux_loss_coef 0.1")
     with pytest.raises(ValueError, match="routers of DeepseekV3ForCausalLM score each expert"):
-        loaded(tmp_path, "--algorithm", "rspo")
+        loaded(f"{flags} --algorithm rspo")

