@@ -25,41 +25,32 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 from pretend_device import gpu  # noqa: E402  before torch
 
 import torch  # noqa: E402
-from transformers import (MixtralConfig, MixtralForCausalLM, Qwen2Config,  # noqa: E402
-                          Qwen2ForCausalLM)
 
+import models  # noqa: E402
 import train  # noqa: E402
-from plumbing.data import running_sum
-from plumbing.model import cold_start
+from plumbing.model import cold_start  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
-from tiny_run import TINY  # noqa: E402
+from tiny_run import SMALL, TINY, jsonl  # noqa: E402
 
 cold_start.MUST_PASS, gpu.project = 0.0, str(HERE.parents[1])
-FLAGS = [*TINY, "--device", "auto"]
-HF_FLAGS = ("--model_name_or_path {0} --dataset_name {0}/data.jsonl --verifier exact "
-            "--no_chat_template --max_completion_length 12 --prompts_per_step 4 "
-            "--num_generations 4 --steps_per_generation 2 --eval_samples 0")
-SHAPE = dict(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, intermediate_size=64, bos_token_id=None)
+FAMILY = {"hf": "qwen2", "mixtral": "mixtral"}
 
 
-def checkpoint(kind):
-    """Flags for a random checkpoint and its data, made in folder `kind`."""
-    folder, tokenizer = Path(kind), running_sum.builtin_tokenizer()
-    if not folder.exists():
-        torch.manual_seed(0)
-        ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-        more = dict(num_local_experts=4, num_experts_per_tok=2)
-        model = (Qwen2ForCausalLM(Qwen2Config(**SHAPE, **ends)) if kind == "hf"
-                 else MixtralForCausalLM(MixtralConfig(**SHAPE, **ends, **more)))
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+def flags_of(kind):
+    """Those of the tiny MoE; for another kind, of a random checkpoint and its data, made in the
+    folder `kind`."""
+    if kind is None:
+        return [*TINY, "--device", "auto"]
+    if not Path(kind).exists():
+        models.saved(kind, FAMILY[kind], vocab_size=64, intermediate_size=64,
+                     initializer_range=0.02)
         rng = random.Random(0)
-        terms = [[rng.choice("123456789") for _ in range(rng.randint(1, 6))] for _ in range(60)]
-        rows = [{"prompt": "1+2+3+4+5+6+7+8+" + "+".join(t) + "=",
-                 "answer": str(sum(map(int, t)) % 10)} for t in terms]
-        (folder / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return HF_FLAGS.format(kind).split()
+        terms = [rng.choices("123456789", k=rng.randint(1, 6)) for _ in range(60)]
+        jsonl(f"{kind}/data.jsonl", [{"prompt": "1+2+3+4+5+6+7+8+" + "+".join(t) + "=",
+                                      "answer": str(sum(map(int, t)) % 10)} for t in terms])
+    return [*SMALL, "--device", "auto", "--max_completion_length", "12", "--no_chat_template",
+            "--model_name_or_path", kind, "--dataset_name", f"{kind}/data.jsonl",
+            "--verifier", "exact"]
 
 
 def phase(owner, name, label):
@@ -87,8 +78,8 @@ def run(case):
     error, code, out = None, None, io.StringIO()
     words = case.split()
     resume = "resume" in words[:2]
-    kind = next((word for word in words[:2] if word in ("hf", "mixtral")), None)
-    flags = [*(checkpoint(kind) if kind else FLAGS), *words[bool(kind) + resume:]]
+    kind = next((word for word in words[:2] if word in FAMILY), None)
+    flags = [*flags_of(kind), *words[bool(kind) + resume:]]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             train.main([*flags, *["--save_steps", "1"] * resume])
