@@ -307,16 +307,6 @@ def overlong_penalty(lengths, max_length, cache):
     return ((max_length - cache - lengths) / cache).clamp(-1.0, 0.0)             # [B]
 
 
-def length_penalty(lengths, correct, group_size):
-    """prime-rl's linear length penalty, [B] in [-1, 0], to be added to the rewards: minus the
-    group's pass rate times length / the group's largest length, so that it acts only where the
-    group mostly passes. lengths [B] in tokens, correct [B] bool."""
-    groups = lengths.view(-1, group_size)                                        # [prompts, G]
-    passed = correct.view(-1, group_size).to(groups.dtype)                       # [prompts, G]
-    share = groups / groups.amax(-1, keepdim=True).clamp(min=1)                  # [prompts, G]
-    return -(passed.mean(-1, keepdim=True) * share).flatten()                    # [B]
-
-
 def center(x):
     """x minus its mean along the last dimension. The first entry is subtracted before the mean is
     computed, so that equal entries give exactly 0."""

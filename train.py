@@ -46,9 +46,8 @@ from dataclasses import dataclass, field, fields, replace
 import torch
 from transformers.utils import logging
 
-from advantages import estimate_advantages, not_all_correct
+from advantages import estimate_advantages
 from eval import held_out
-from features import make_features, switched_on
 from features.feature import Features
 from losses import OBJECTIVES, combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
@@ -99,7 +98,8 @@ def train(settings, learner, task, recorder, saver):
         batch.rewards = task.total(batch.parts, G)                                  # [B]
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards,
-            clip=settings.advantage_clip, mask=batch.rollout.mask, old_logp=old.logp,
+            clip=settings.advantage_clip, parts=batch.parts,
+            part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
             **inputs, **batch.more)                                                 # [B] or [B, T]
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
@@ -126,19 +126,16 @@ def train(settings, learner, task, recorder, saver):
 
 def collect(settings, learner, task, step):
     """Prompts, responses and rewards of a rollout batch: (rollout, problems, rewards in parts
-    [B, K], None). Dynamic sampling (DAPO): up to ten rounds, until enough groups have a signal; the
-    last entry is then what was sampled in all rounds, [(rollout, parts)]."""
+    [B, K], all that was sampled as [(rollout, parts)]). Dynamic sampling (DAPO): up to ten rounds,
+    until enough groups have a signal."""
     rounds = []
     for attempt in range(10):
         numbers = learner.stream.next(settings.prompts_per_step, step)
         problems = [task.train[number] for number in numbers]
         rollout = sample(settings, learner, task, problems, step, attempt)
         parts = reward(learner, rollout, problems)                                  # [B, K]
-        if learner.stream.resample:
-            correct = ~not_all_correct(parts[:, 0], settings.num_generations)       # [Q]
-            learner.stream.record(numbers, correct.tolist())
         if not settings.dynamic_sampling:
-            return rollout, problems, parts, None
+            return rollout, problems, parts, [(rollout, parts)]
         rounds.append((rollout, problems, parts))
         enough = batches.keep_signal(rounds, settings.prompts_per_step, task.total,
                                      last=attempt == 9)
@@ -257,7 +254,8 @@ class Batch:
     advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
     weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
-    sampled: list | None = None              # [(rollout, parts)] of all --dynamic_sampling rounds
+    sampled: list | None = None              # [(rollout, parts)] of all rounds of sampling
+    added: tuple = ()                        # names of the last of the parts, which features add
     step: int = 1                            # the number of the batch
 
     factors: torch.Tensor | None = None      # [B, T] constants on the clipped surrogate, see weigh
@@ -279,6 +277,15 @@ class Batch:
         G = self.group_size
         problems = self.problems[start // G:(stop - 1) // G + 1]
         return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
+
+    def add_part(self, name, part):
+        """A further part of the rewards, with weight 1, here and in all that was sampled.
+        part: rollout -> [B]."""
+        def longer(rollout, parts):
+            return torch.cat([parts, part(rollout)[:, None]], 1)                    # [B, K + 1]
+        self.parts = longer(self.rollout, self.parts)                               # [B, K + 1]
+        self.sampled = [(one, longer(one, parts)) for one, parts in self.sampled]
+        self.added = (*self.added, name)
 
     def weigh(self, factor):
         """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
@@ -387,24 +394,26 @@ class Learner:
 def make_learner(settings, task, policy, tokenizer, device):
     """The Learner of a run: everything that is fixed before the first batch."""
     check_hints(settings, task, policy, tokenizer)
-    more = any(feature.needs_actor for feature in switched_on(settings))
+    more = any(feature.needs_actor for feature in settings.features)
     actor = make_scorer(settings, policy, more).to(device)
     run = Run(settings, task, tokenizer, device, actor)
-    features = make_features(run)
+    features = Features(feature(run) for feature in settings.features)
     judge = task.judge
     if processes.world() > 1:
         judge = processes.divided(judge)
     sampler = make_sampler(settings, actor, tokenizer, task)
     for own in features.hooks["sampler"]:
         sampler = own(sampler)
+    stream = PromptStream(task.sizes, settings.seed)
+    for own in features.hooks["stream"]:
+        stream = own(stream)
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
     return Learner(
         settings, policy, actor, tokenizer, sampler,
         judge=judge, response_logp=wrapped, optimizer=optimizer,
         schedule=make_schedule(settings, optimizer, features.head_start),
-        stream=PromptStream(task.sizes, settings.seed, settings.stage2_step,
-                            settings.history_resampling),
+        stream=stream,
         objective=settings.row,
         features=features,
         extras=make_extras(settings, task, policy,

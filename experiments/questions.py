@@ -437,8 +437,7 @@ FLAGS = {   # arm: (its flags, the arm without)
     "KPop": ("--algorithm kpop", "GRPO"),
     "leave one out, std": ("--algorithm grpo --advantage leave_one_out_std", "GRPO"),
     "advantage clip": ("--algorithm grpo --advantage_clip 1", "GRPO"),
-    "likelihood": ("--algorithm grpo --positive_example_nll_weight 0.1", "GRPO"),
-    "length penalty": ("--algorithm grpo --length_penalty 0.2", "GRPO")}
+    "likelihood": ("--algorithm grpo --positive_example_nll_weight 0.1", "GRPO")}
 ALONE = {"GRPO": "--algorithm grpo", "cut": CUT, "fixed reference": PULLED,
          "int3": "--algorithm grpo --sampler_dtype int3", "SDPO": "--algorithm sdpo"}
 ADDED = Question(

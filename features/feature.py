@@ -12,7 +12,7 @@ looks at another's flag, it takes getattr(settings, name, 0).
 
 from dataclasses import field
 
-HOOKS = ("sampler", "before_updates", "in_loss", "before_step", "metrics", "report",
+HOOKS = ("sampler", "stream", "before_updates", "in_loss", "before_step", "metrics", "report",
          "state_dict", "load_state_dict")
 
 
@@ -42,6 +42,12 @@ class Feature:
         return []
 
     @classmethod
+    def task(cls, settings, task, load):
+        """The task that the flags name, in place of this one. load(dataset_name) makes one of other
+        data with the same flags."""
+        return task
+
+    @classmethod
     def trl(cls, settings):
         """{name of GRPOConfig: value}, or a text: what TRL has not. Only where it is on."""
         return {}
@@ -58,6 +64,10 @@ class Feature:
     def sampler(self, sampler):
         """The sampler of the rollouts, in place of this one."""
         return sampler
+
+    def stream(self, stream):
+        """The order of the prompts, a plumbing.data.stream.PromptStream, in place of this one."""
+        return stream
 
     def before_updates(self, learner, batch, old):
         """After the old log-probs: change the batch, or put into batch.more what the updates, the
@@ -141,6 +151,8 @@ def flag(default, help, **words):
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
     free             whether it may change when a run is resumed: nothing computed depends on it
+    problems         whether it decides which problems there are, so that an evaluation of the run
+                     keeps it
     kind             the function that reads its text, if that is not the type
     """
     several = isinstance(default, list)

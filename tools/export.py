@@ -14,7 +14,6 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
-from features import switched_on
 from features.feature import Feature
 from plumbing.data.tasks import with_length_limit
 from plumbing.run.arguments import as_words, parse
@@ -28,7 +27,7 @@ def of_features(program, settings):
     program calls them."""
     hook = program.__name__.rpartition(".")[2]               # trl or verl
     return {getattr(feature, hook): " ".join(f.name for f in fields(feature.flags))
-            for feature in switched_on(settings)
+            for feature in settings.features
             if getattr(feature, hook).__func__ is not getattr(Feature, hook).__func__}
 
 

@@ -156,14 +156,6 @@ def stop(settings):
                 "transformers' generate would need the tokenizer, which TRL does not give it")
 
 
-def truncated(settings):
-    if not settings.mask_truncated_completions:
-        return {}
-    return {"mask_truncated_completions": True}, (
-        "TRL lets AdamW step on its momentum where a mini-batch has no loss token; here it does "
-        "not step")
-
-
 def vllm(settings):
     if settings.sampler is None:
         return {}
@@ -241,7 +233,6 @@ def lacking(settings):
     return ", no ".join(words for words, on in (
         ("distillation beside another advantage (DistillationTrainer has it alone)",
          settings.distillation_coef),
-        ("overlong penalty (it is a reward function: trl.rewards)", settings.overlong_cache),
         ("dynamic sampling", settings.dynamic_sampling),
         ("routing replay", settings.routing_replay != "none")) if on) or {}
 
@@ -252,10 +243,7 @@ def only_here(settings):
         ("clip of the advantages", settings.advantage_clip is not None),
         ("log-probs renormalized over the tokens that top-p and top-k keep",
          settings.top_p < 1 or settings.top_k),
-        ("length penalty times the pass rate", settings.length_penalty),
         ("likelihood of right responses", settings.positive_example_nll_weight),
-        ("history resampling", settings.history_resampling),
-        ("second stage", settings.stage2_step),
         ("load-balancing loss over responses alone", settings.router_aux_loss_coef),
     ) if on) or {"router_aux_loss_coef": 0.0}
 
@@ -272,7 +260,6 @@ SUBJECTS = {
              "micro_batch_size",
     sampling: "old_logp sampler_dtype temperature max_completion_length",
     stop: "stop",
-    truncated: "mask_truncated_completions",
     vllm: "sampler vllm_gpu_memory_utilization",
     mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
@@ -280,10 +267,9 @@ SUBJECTS = {
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",
     lacking: "distillation_coef teacher_model_name_or_path teacher_update_rate "
-             "self_distillation hint_template overlong_cache "
+             "self_distillation hint_template "
              "dynamic_sampling routing_replay",
-    only_here: "advantage_clip top_p top_k length_penalty positive_example_nll_weight stage2_step "
-               "stage2_dataset_name router_aux_loss_coef"}
+    only_here: "advantage_clip top_p top_k positive_example_nll_weight router_aux_loss_coef"}
 
 
 def text(settings, keys):

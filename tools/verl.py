@@ -13,7 +13,6 @@ import torch
 from features.reference_kl import kl_in_rewards
 from features.mismatch import bounds_of
 from losses import OBJECTIVES
-from plumbing.data.running_sum import overlong_zone
 from plumbing.run.arguments import BITSANDBYTES
 from tools import trl
 
@@ -216,17 +215,6 @@ def dynamic_sampling(settings):
             "acc, too")
 
 
-def overlong(settings):
-    if not settings.overlong_cache:
-        return {}
-    cache = "+reward.reward_kwargs.overlong_buffer_cfg"
-    limit = settings.max_completion_length
-    return {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": limit,
-            f"{cache}.enable": True,
-            f"{cache}.len": overlong_zone(settings.overlong_cache, limit),
-            f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
-
-
 def lora(settings):
     if not settings.use_peft:
         return {}
@@ -311,7 +299,6 @@ def run(settings):
 def lacking(settings):
     """What verl has in no configuration."""
     return ", no ".join(words for words, on in (
-        ("responses that were cut off left out of the loss", settings.mask_truncated_completions),
         ("off-policy mask", settings.off_policy_mask),
         ("distillation beside another advantage", settings.distillation_coef)) if on) or {}
 
@@ -337,9 +324,8 @@ SUBJECTS = {
     old_logp: "old_logp",
     routing_replay: "routing_replay",
     dynamic_sampling: "dynamic_sampling",
-    overlong: "overlong_cache",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
-    lacking: "mask_truncated_completions off_policy_mask distillation_coef "
+    lacking: "off_policy_mask distillation_coef "
              "teacher_model_name_or_path teacher_update_rate self_distillation hint_template",
     only_here: trl.SUBJECTS[trl.only_here]}
 

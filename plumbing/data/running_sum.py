@@ -1,6 +1,5 @@
 """The built-in task: last digits of a running sum, and a teacher that makes a systematic error."""
 
-import itertools
 import random
 import zlib
 
@@ -100,19 +99,6 @@ def builtin_tokenizer(characters=CHARACTERS):
     return PreTrainedTokenizerFast(
         tokenizer_object=words, eos_token="<eos>", pad_token="<pad>", padding_side="left",
         clean_up_tokenization_spaces=False)
-
-
-def overlong_zone(share, max_length):
-    """The number of tokens before max_length in which DAPO's penalty grows from 0 to -1: this share
-    of max_length, at least 1."""
-    return max(1, round(share * max_length))
-
-
-def limit(longest, share):
-    """The smallest length limit at which responses of `longest` tokens get no overlong penalty."""
-    if not 0 < share < 1:
-        return longest
-    return next(n for n in itertools.count(longest) if n - overlong_zone(share, n) >= longest)
 
 
 def longest_answer(task):

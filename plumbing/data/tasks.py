@@ -7,18 +7,16 @@ datafiles.py reads and checks rows, verifiers.py judges responses, stream.py dec
 the prompts. This file does not depend on models or losses.
 """
 
-import itertools
 import json
-import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from advantages import ADVANTAGES
 from plumbing.data.datafiles import gym_generators, load_problems
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
-from plumbing.data.running_sum import limit, longest_answer, running_sum
+from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.data.tool import CLOSING, Tool
 from plumbing.data.verifiers import Verifier, in_parallel
@@ -104,70 +102,12 @@ def agreed_by_all(verifier, problems, tried):
 def of_run(args, task=None):
     """The task of a run: `task` if it is given, else the one that the flags name. A Task needs only
     a name, train and test problems and a verify function. --stop adds strings to the task's own
-    stop strings; --max_completion_length replaces its own limit.
-
-    Raises ValueError, before anything is sampled, if the task lacks something that a flag needs.
-    """
+    stop strings; --max_completion_length replaces its own limit."""
     task = task or from_arguments(args)
     task.sizes = task.sizes or (len(task.train),)
-    if "blamed" in ADVANTAGES[args.advantage].reads and not task.first_error:
-        raise ValueError(f"--advantage {args.advantage} needs to know the first wrong step: the "
-                         f"task {task.name!r} has no first_error")
     task.stop = tuple(dict.fromkeys((*task.stop, *args.stop)))
     task.max_completion_length = args.max_completion_length or task.max_completion_length
     return task
-
-
-def join(first, second):
-    """Join two tasks into one task with two sources, for SRPO's stages: see PromptStream.
-
-    The parts of the rewards are joined by their place, because a response is right if its first
-    part is 1, whatever that part is called: a generator's own score and a file's `exact` are both
-    the first. A source that has fewer parts has NaN for the others. Held-out problems of the two
-    sources alternate, so that an evaluation of the first few has both.
-    """
-    if first.chat != second.chat:
-        raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "
-                         "template; both must, or neither")
-    held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
-    sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
-               for task in (first, second)]
-    if not all(sources):
-        raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
-                         "not in the other's test split")
-    theirs = set(second.train + second.test)
-    pairs = itertools.zip_longest(first.part_names, second.part_names)
-    names = [" or ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
-
-    def verify(response, problem):
-        return both.total(both.judge([response], [problem])).item()
-
-    def parts(texts, problems, ids):
-        merged = [None] * len(texts)
-        for task in (first, second):
-            own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
-            if own:
-                some = [texts[i] for i in own], [problems[i] for i in own]
-                judged = task.parts(*some, ids and [ids[i] for i in own])
-                for i, row in zip(own, judged):
-                    values = [row.get(name, 0.0) for name in task.part_names]
-                    merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
-        return merged
-
-    def trial(tokenizer):
-        first.trial(tokenizer)
-        second.trial(tokenizer)
-    alternating = itertools.zip_longest(first.test, second.test)
-    test = [problem for pair in alternating for problem in pair if problem is not None]
-    both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
-                verify, tuple(dict.fromkeys(first.stop + second.stop)), first.chat,
-                sizes=tuple(map(len, sources)),
-                notes=list(dict.fromkeys(first.notes + second.notes)), parts=parts, names=names,
-                verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
-                bounded=first.bounded and second.bounded, rows=first.rows | second.rows,
-                trial=trial, system_prompt=first.system_prompt,
-                prompt_template=first.prompt_template, tool=first.tool)
-    return both
 
 
 def text_or_file(args, name):
@@ -184,41 +124,38 @@ def text_or_file(args, name):
 
 
 def from_arguments(args):
-    """The built-in task or the user's task, as train.py's flags say, joined with SRPO's second
-    source if there is one.
+    """The built-in task or the user's task, as train.py's flags say, and as the features of the run
+    change it.
 
     Without --max_completion_length the longest response has 256 tokens; for the built-in task as
-    many as its longest answer, plus room for DAPO's overlong penalty.
+    many as its longest answer.
     """
+    load = partial(load_task, **options_of(args))
     if args.dataset_name is None:
         task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
-        longest = limit(longest_answer(task), args.overlong_cache)
-        task.max_completion_length = args.max_completion_length or longest
-        if args.stage2_step:                                 # stage 2 adds the longer half
-            task.train.sort(key=lambda problem: problem.prompt.count("+"))
-            middle = (args.min_terms + args.max_terms) // 2
-            first = sum(p.prompt.count("+") < middle for p in task.train)
-            task.sizes = (first, len(task.train) - first)
-        return task
-    prompt, answer = args.columns or (None, None)
-    options = dict(prompt_column=prompt, answer_column=answer,
-                   verifier=args.verifier, stop=args.stop, chat=args.chat_template,
-                   seed=args.seed, reward_weights=args.reward_weights,
-                   time_limit=args.verifier_timeout,
-                   tool=args.tool and Tool(args.tool, args.tool_stop or CLOSING),
-                   system_prompt=text_or_file(args, "system_prompt"),
-                   prompt_template=text_or_file(args, "prompt_template"))
-    if args.prompt_template is None:
-        options["prompt_template"] = "{prompt}"
-    elif "{prompt}" not in options["prompt_template"]:
-        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
-                         "which is replaced by the prompt")
-    task = load_task(args.dataset_name, args.test_dataset_name, **options)
-    if args.stage2_dataset_name:
-        task = join(task, load_task(args.stage2_dataset_name, **options))
+    else:
+        task = load(args.dataset_name, args.test_dataset_name)
+    for feature in args.features:
+        task = feature.task(args, task, load)
     task.weights(torch.zeros(1, len(task.part_names)))       # raises for a wrong number of weights
     task.max_completion_length = args.max_completion_length or task.max_completion_length
     return task
+
+
+def options_of(args):
+    """The further arguments of load_task."""
+    prompt, answer = args.columns or (None, None)
+    template = text_or_file(args, "prompt_template")
+    if template is not None and "{prompt}" not in template:
+        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
+                         "which is replaced by the prompt")
+    return dict(prompt_column=prompt, answer_column=answer,
+                verifier=args.verifier, stop=args.stop, chat=args.chat_template,
+                seed=args.seed, reward_weights=args.reward_weights,
+                time_limit=args.verifier_timeout,
+                tool=args.tool and Tool(args.tool, args.tool_stop or CLOSING),
+                system_prompt=text_or_file(args, "system_prompt"),
+                prompt_template="{prompt}" if template is None else template)
 
 
 def with_length_limit(args):

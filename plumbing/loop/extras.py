@@ -1,40 +1,24 @@
 """Optional terms that flags add to the loop of train.py, at two places: before the updates of a
 rollout batch, and inside the loss of a micro-batch.
 
-    before_updates   --overlong_cache, --length_penalty, --mask_truncated_completions,
-                     --routing_replay,
-                     a teacher's log-probs, and the rarer inputs of an --advantage
+    before_updates   --routing_replay, a teacher's log-probs
     inside_loss      --algorithm rspo, --router_aux_loss_coef
 
 What has moved to features/ is not here.
 """
 
 from contextlib import contextmanager
-from dataclasses import replace
 
-import torch
-
-from advantages import ADVANTAGES, length_penalty, overlong_penalty
-from plumbing.data.running_sum import overlong_zone
 from plumbing.loop.distillation import teacher_logp
 from plumbing.engines.replay import forced_routes
 from plumbing.model.actor import move_towards, pairs_of
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
-RARE_INPUTS = {   # of an --advantage (see advantages.INPUTS): (Extras, Batch) -> the input
-    "parts": lambda extras, batch: batch.parts,                                     # [B, K]
-    "part_weights": lambda extras, batch: extras.task.weights(batch.parts),         # K numbers
-    "blamed": lambda extras, batch: blamed(extras.task, batch),                     # [B, T]
-}
-
 
 def make_extras(args, task, policy, reference=None, teacher=None):
     """The Extras of a run, or None if none of its flags is set."""
-    rare = (args.overlong_cache, args.length_penalty,
-            args.mask_truncated_completions,
-            args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
-            args.teacher_model_name_or_path, args.self_distillation,
-            RARE_INPUTS.keys() & ADVANTAGES[args.advantage].reads)
+    rare = (args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
+            args.teacher_model_name_or_path, args.self_distillation)
     return Extras(args, task, policy, reference, teacher) if any(rare) else None
 
 
@@ -55,25 +39,13 @@ class Extras:
         """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
         further arguments of advantages.estimate_advantages."""
         args = self.args
-        rollout = batch.rollout
-        mask = batch.rollout.mask                                                        # [B, T]
-        limit = self.task.max_completion_length
-        batch.parts = shaped(args, batch.parts, rollout, limit)                     # [B, K]
-        batch.sampled = batch.sampled and [
-            (one, shaped(args, parts, one, limit)) for one, parts in batch.sampled]
-        if args.mask_truncated_completions:                  # metrics still describe all of them
-            batch.sampled = batch.sampled or [(rollout, batch.parts)]
-            mask = mask & ~rollout.truncated[:, None]                               # [B, T]
-            rollout = batch.rollout = replace(rollout, mask=mask)
         if args.routing_replay != "none":
             batch.passes = getattr(old, "passes", None)
         if free := getattr(old, "free", None):
             batch.free_logp = free.logp
             batch.free_routes = free.routes
         self.move_reference(learner, batch.step)
-        reads = ADVANTAGES[args.advantage].reads
-        inputs = {name: make(self, batch) for name, make in RARE_INPUTS.items() if name in reads}
-        return inputs | self.of_teacher(learner, batch)
+        return self.of_teacher(learner, batch)
 
     def of_teacher(self, learner, batch):
         """The arguments of estimate_advantages for distillation; {} without a teacher."""
@@ -138,34 +110,3 @@ class Extras:
             arguments["router_shift"] = router_shift(part.routes.logits, new.routes.logits,
                                                      part.routes.indices, mask)     # [B, T]
         return arguments, terms
-
-
-def shaped(args, parts, rollout, limit):
-    """The parts of the rewards [B, K], with one more part for each of --overlong_cache (DAPO's
-    penalty for responses near the length limit) and --length_penalty (on the length of responses to
-    prompts that are mostly passed). Like the limit, both count all tokens of a response, including
-    those that a tool inserted."""
-    if not args.overlong_cache and not args.length_penalty:
-        return parts
-    places = torch.arange(1, rollout.mask.shape[1] + 1, device=rollout.mask.device)  # [T]
-    lengths = (rollout.mask * places).amax(-1)                # [B] the last token is the policy's
-    lengths = lengths.masked_fill(rollout.truncated, limit)    # [B]
-    more = []
-    if args.overlong_cache:
-        cache = overlong_zone(args.overlong_cache, limit)
-        more.append(overlong_penalty(lengths, limit, cache))   # [B]
-    if args.length_penalty:
-        penalty = length_penalty(lengths.float(), parts[:, 0] >= 1, rollout.group_size)
-        more.append(args.length_penalty * penalty)                                  # [B]
-    return torch.cat([parts, *(part[:, None] for part in more)], 1)                 # [B, K + more]
-
-
-def blamed(task, batch):
-    """[B, T] bool: the response tokens (one per character) at or after the first wrong step."""
-    rollout = batch.rollout
-    G = batch.rollout.group_size
-    errors = [task.first_error(text, batch.problems[i // G])
-              for i, text in enumerate(rollout.texts)]
-    first = torch.tensor([0 if e is None else e for e in errors], device=rollout.mask.device)
-    places = torch.arange(rollout.mask.shape[1], device=rollout.mask.device)        # [T]
-    return places >= first[:, None]                                                 # [B, T]

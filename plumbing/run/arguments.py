@@ -134,22 +134,6 @@ class Core:
               "this many nats", unset="off", above=0)
     dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
                                   "responses")
-    overlong_cache: float = flag(0.0, "DAPO: length penalty on the reward, from 0 to -1 over this "
-                                 "last share of --max_completion_length; 0: no penalty", at_least=0,
-                                 at_most=1)
-    length_penalty: float = flag(0.0, "penalty on the reward: this coefficient times the group's "
-                                 "pass rate times the response's length as a share of the group's "
-                                 "longest; 0: no penalty", at_least=0)
-    mask_truncated_completions: bool = flag(
-        False, "leave responses that were cut off at --max_completion_length out of the loss; "
-               "their rewards still count in the group")
-    stage2_dataset_name: str | None = flag(
-        None, "SRPO: second source of problems, used after --stage2_step rollout batches",
-        unset="for the built-in task, longer sums",
-        needs={"dataset_name": "the second source of the built-in task is its longer sums",
-               "stage2_step": "the number of rollout batches before this source is used"})
-    stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
-                            "problems is used; 0: one source only", at_least=0)
 
     old_logp: str = flag(
         "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
@@ -217,10 +201,11 @@ class Core:
                                      "own task"})
     test_dataset_name: str | None = flag(
         None, "held-out problems", unset="the test split of the dataset, or a part of it",
+        problems=True,
         needs={"dataset_name": "the built-in task generates its own held-out problems"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
-                              needs=OWN_DATA)
+                              needs=OWN_DATA, problems=True)
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several verifiers are added",
                                unset="math; for reasoning_gym its own score",
@@ -252,11 +237,12 @@ class Core:
                                  kind=with_breaks,
                                  needs="tool")
     min_terms: int = flag(
-        8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS)
+        8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
+        problems=True)
     max_terms: int = flag(12, "built-in task: largest number of terms of a sum",
-                          without=OWN_SUMS)
+                          without=OWN_SUMS, problems=True)
     verbose_answers: bool = flag(False, "built-in task: answers write every step as a+b=c",
-                                 without=OWN_SUMS)
+                                 without=OWN_SUMS, problems=True)
 
     steps: int = flag(50, "number of rollout batches; a resumed run can be given more",
                       section="the rollout batch", at_least=1)
@@ -371,11 +357,6 @@ class Core:
         """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
 
-    @property
-    def history_resampling(self):
-        """Whether prompts with only right responses are dropped at the end of an epoch (SRPO)."""
-        return self.algorithm == "srpo"
-
 
 # Fields come in the reverse order of bases: those of the core first.
 FLAGS = [feature.flags for feature in FEATURES if feature.flags]
@@ -386,6 +367,11 @@ class Settings(*reversed(FLAGS), Core):
     """What a run was asked to do, with all defaults filled in: the flags of the core and those of
     the features. Nothing changes it: what the data decide, such as the length limit of the built-in
     task, stands in the Task."""
+
+    @property
+    def features(self):
+        """The classes of the features that are on."""
+        return [feature for feature in FEATURES if feature.on(self)]
 
 
 for name, row in PRESETS.items():        # a preset that names a flag of no feature is unknown
@@ -461,6 +447,8 @@ GONE = {
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
                     "(docs/evidence.md)",
+    "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
+                      "--verifier (docs/data.md)",
     "sampler continuous": "leave it out, or use --sampler vllm",
 }
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 
 from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
-from features import FEATURES, switched_on
+from features import FEATURES
 from features.feature import refuse
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
@@ -141,15 +141,6 @@ def check_combinations(args):
         ("max_terms", args.max_terms < args.min_terms, f"is below --min_terms {args.min_terms}"),
         ("tool_stop", args.tool_stop == "",
          "is empty: give the text with which the policy calls the tool"),
-        ("stage2_step", args.stage2_step and own_data and not args.stage2_dataset_name,
-         "needs --stage2_dataset_name: the problems of the second stage"),
-        ("stage2_step", args.stage2_step and not own_data and args.max_terms == args.min_terms,
-         f"needs --max_terms above --min_terms {args.min_terms}: the second stage adds the longer "
-         "half of the built-in sums"),
-        *((name, getattr(args, name) and args.scale_rewards == "mean" and "scale" in reads,
-           "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of "
-           f"a group: use --{name} 0, or --scale_rewards group or none")
-          for name in ("overlong_cache", "length_penalty")),
         ("reward_weights", min(args.reward_weights, default=0) < 0 and args.scale_rewards == "mean"
          and "scale" in reads, "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by "
          "the mean reward of a group: use --scale_rewards group or none"),
@@ -163,8 +154,6 @@ def check_combinations(args):
          "must be two names: the prompt column and the answer column"),
         ("columns", args.columns and own_data and args.dataset_name.startswith("reasoning_gym:"),
          "has no effect on reasoning_gym, whose problems have no columns to choose"),
-        ("advantage", "blamed" in reads and (own_data or args.model_name_or_path),
-         "needs the built-in task, whose verifier finds the first wrong step of a response"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
         ("distillation_coef", args.distillation_coef and not objective.per_token,
@@ -206,7 +195,7 @@ def rescales(args, reads):
     """Whether --reward_weights only multiplies all rewards by one number, which the advantages
     divide by again."""
     weights = args.reward_weights
-    shaped = args.overlong_cache or args.length_penalty      # parts with a weight of their own
+    shaped = getattr(args, "overlong_cache", 0)              # a part with a weight of its own
     divided = "scale" in reads and args.scale_rewards != "none"
     return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
         divided and not shaped)
@@ -218,13 +207,14 @@ def check_advantage(args):
     G = max(2, args.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
-    given = {name: zeros if INPUTS[name].startswith("[B, T]") else 1.0       # by features
-             for f in switched_on(args) for name in f.gives}
+    examples = {"[B, T] bool": zeros == 0, "[B, T]": zeros, "": 1.0}
+    given = {name: next(x for shape, x in examples.items() if INPUTS[name].startswith(shape))
+             for f in args.features for name in f.gives}
     try:
         A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros,
-            teacher_logp=zeros, blamed=zeros == 0, **given)
+            teacher_logp=zeros, **given)
     except Exception as error:                               # whatever an own function raises
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--advantage {args.advantage} fails on three groups of {G} rewards (0 "

@@ -30,10 +30,7 @@ TRAINING_FLAGS = ("old_logp", "routing_replay", "router_aux_loss_coef", "steps",
 # Flags that decide how a run is evaluated, besides those of the task. The seed also decides which
 # problems are held out.
 EVALUATION = ("max_prompt_length", "max_completion_length", "temperature", "top_p", "top_k",
-              "seed", "stage2_dataset_name", "stage2_step")
-# Those of them that belong to the run's own problems.
-PROBLEMS = ("test_dataset_name", "columns", "stage2_dataset_name", "stage2_step", "min_terms",
-            "max_terms", "verbose_answers")
+              "seed")
 
 
 def read(argv, description):
@@ -205,9 +202,9 @@ def of_evaluation(arguments, given):
     section = None
     for f in flags():
         section = f.metadata.get("section", section)
-        names |= {f.name} if section == "the task" else set()
+        names |= {f.name} if section == "the task" or f.metadata.get("problems") else set()
     if given.get("dataset_name", arguments.get("dataset_name")) != arguments.get("dataset_name"):
-        names -= {*PROBLEMS}
+        names -= {f.name for f in flags() if f.metadata.get("problems")}
     usual = vars(Settings())
     return {name: arguments[name] for name in usual if name in names and name not in given
             and arguments.get(name, usual[name]) != usual[name]}

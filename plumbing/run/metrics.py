@@ -21,7 +21,6 @@ from plumbing.parallel import devices
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
-SHAPING = {"overlong": "overlong_cache", "length": "length_penalty"}     # parts that flags add
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
 MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
@@ -63,19 +62,18 @@ def part_means(parts):
     return parts.nanmean(0).nan_to_num(nan=0.0).tolist()
 
 
-def rollout_metrics(args, batch, task):
+def rollout_metrics(batch, task):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
     --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
-    sampled = batch.sampled or [(batch.rollout, batch.parts)]
+    sampled = batch.sampled
     G = batch.group_size
-    shaping = [name for name, flag in SHAPING.items() if getattr(args, flag)]
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts, G)                                                  # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.part_names, *shaping], part_means(parts))),
+            "reward_parts": dict(zip([*task.part_names, *batch.added], part_means(parts))),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": mean_of(1 / lengths, lengths > 0),
@@ -190,7 +188,7 @@ def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
                                      mask & taught(args, batch)[:, None])
     for metrics in of_features:
         more |= metrics(batch, mini, new)
-    return {"step": step, **rollout_metrics(args, batch, task), **update_metrics(updates),
+    return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
             **use_metrics(updates, args.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": mean_of(new.entropy, mini.rollout.mask),
@@ -433,7 +431,7 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     finite become null.
     """
     mask = rollout.mask.tolist()                             # [G, T]
-    whole = rollout.truncated.tolist()                       # of --mask_truncated_completions
+    whole = rollout.truncated.tolist()                       # even if its tokens left the loss
     ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
             for row, cut_off in zip(mask, whole)]
     cut = lambda table: [row[:end] for row, end in zip(table, ends)]

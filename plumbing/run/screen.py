@@ -38,7 +38,7 @@ def plan(args, folder, task, device):
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl",
-        *uncorrected(args), *one_stage(args),
+        *uncorrected(args),
         *(note for feature in FEATURES for note in feature.notes(args)), *task.notes])
 
 
@@ -62,14 +62,6 @@ def uncorrected(args):
     return [f"note: {args.algorithm} has no importance ratio, so only the first of the "
             f"{args.updates_per_batch} optimizer steps of a rollout batch is on-policy; with "
             "--steps_per_generation 1 --num_iterations 1 every step is"]
-
-
-def one_stage(args):
-    """A note, if the run ends before its second stage begins."""
-    if args.stage2_step < args.steps:
-        return []
-    return [f"note: the second stage begins after batch {args.stage2_step}, and this run ends with "
-            f"batch {args.steps}"]
 
 
 # ---------------------------------------------------------------------------- before and after

@@ -19,16 +19,15 @@ import pytest
 import torch
 
 import advantages
-from advantages import gdpo, group_advantages, has_signal, not_all_correct, with_group_mean
+from advantages import gdpo, group_advantages, has_signal, with_group_mean
 from plumbing.data import tasks
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
-from plumbing.data.tasks import from_arguments, join, load_task
+from plumbing.data.tasks import load_task
 from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.parallel import processes
 from plumbing.run import checkpoints
-from plumbing.run.arguments import parse
 from rollout import Rollout
 from tiny_run import SMALL, TRAIN, differences, jsonl, metrics
 
@@ -553,17 +552,6 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     assert not hasattr(colorsys, "mine")
 
 
-def test_two_sources_judge_their_own_answers(task):
-    first = task("def reward(completions):\n    return [1] * len(completions)\n")
-    jsonl("other.jsonl", [{"prompt": f"{i}=", "answer": "0"} for i in range(20)])
-    Path("other.py").write_text("def reward(completions, prompts):\n"
-                                "    return [len(p) for p in prompts]\n")
-    both = join(first, load_task("other.jsonl", verifier="other.py:reward"))
-    problems = [both.train[0], both.train[-1], both.train[1]]
-    length = len(problems[1].prompt)
-    assert both.judge(["", "", ""], problems).tolist() == [[1], [length], [1]]
-
-
 def test_completion_ids_are_the_sampled_tokens_with_a_tools_output():
     ids = torch.tensor([[4, 5, 6, 7], [4, 9, 9, 7], [4, 15, 16, 16], [4, 5, 9, 9],
                         [15, 16, 16, 16]])
@@ -682,36 +670,3 @@ def test_a_conversation_is_read_as_the_chat_template_writes_it(conversations):
     assert read() == f"1,{problem.prompt}="
     task.prompt_template, task.ids = "0{prompt}0", {}
     assert read() == f"1,0{problem.prompt}0="
-
-
-# ------------------------------------------------------------------------------ two sources, SRPO
-
-def two_sources(line=""):
-    """The task of a generator first and a file second, as the flags name it."""
-    pytest.importorskip("reasoning_gym")
-    jsonl("second.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 21)])
-    return from_arguments(parse((
-        "--model_name_or_path m --dataset_name reasoning_gym:chain_sum?size=30 --stage2_step 1 "
-        f"--stage2_dataset_name second.jsonl --verifier exact {line}").split()))
-
-
-@pytest.mark.slow
-def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workplace):
-    """Held-out problems are of both sources, in turns. Its workers take seconds to start."""
-    task = two_sources()
-    second = {f"{i}+1=" for i in range(1, 21)}
-    assert [p.prompt in second for p in task.test] == [False, True, False, True, False]
-    first, second = task.train[0], task.train[-1]
-    parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
-    assert task.part_names == ["reasoning_gym or exact", "exact"]
-    assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
-    assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
-    assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
-    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]   # SRPO drops both
-    weighted = two_sources("--reward_weights 1 0.5")
-    assert weighted.total(parts[[0, 2]]).tolist() == [1.5, 1]
-    words = "holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"
-    with pytest.raises(ValueError, match=words):
-        two_sources("--reward_weights 1")
-    for verifier in task.verifiers + weighted.verifiers:
-        verifier.close()

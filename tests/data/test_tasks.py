@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 import train
@@ -23,8 +22,7 @@ from plumbing.data.datafiles import Problem, gym_generators
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.stream import PromptStream
 from plumbing.data.task import Task, encode_prompt
-from plumbing.data.tasks import from_arguments, join, load_task, of_run
-from plumbing.loop import batches
+from plumbing.data.tasks import from_arguments, load_task, of_run
 from plumbing.model import cold_start as cold
 from plumbing.run.arguments import parse
 from tiny_run import flags, jsonl, metrics
@@ -423,22 +421,6 @@ def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
         load_task("reasoning_gym:countdown")
 
 
-def test_two_joined_tasks_keep_their_sources_and_their_verifiers(tmp_path):
-    x, y = (jsonl(tmp_path / f"{name}.jsonl",
-                  [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)]) for name in "xy")
-    (tmp_path / "mine.py").write_text("def always(response, answer):\n    return 0.5\n")
-    first = load_task(x, verifier="exact", stop=("\n",))
-    second = load_task(y, verifier=f"{tmp_path}/mine.py:always", stop=("\n", "y"))
-    task = join(first, second)
-    assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
-    assert [p.prompt[0] for p in task.train] == ["x"] * 9 + ["y"] * 9
-    assert [task.verify("a", p) for p in task.train] == [1.0] * 9 + [0.5] * 9
-    first.verifiers[0].errors["timeout"] += 1
-    second.verifiers[0].errors["timeout"] += 2
-    assert task.verifier_errors == {"timeout": 3}
-    second.verifiers[0].close()
-
-
 def test_the_max_of_two_files_hold_no_test_pair_in_train(tmp_path):
     train, test = make_max_data(tmp_path)
     task = load_task(str(train), str(test), verifier="exact", stop=("\n",), chat=False)
@@ -489,118 +471,10 @@ def test_batches_larger_than_an_epoch_or_across_its_end_lose_nothing():
         i for _ in range(3) for i in by_25.next(25)]
 
 
-@pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])
-def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
-    """At each of 40 places: save as JSON, restore into a new stream, compare the next draws."""
-    def draw(stream, steps, rng):
-        drawn = []
-        for step in steps:
-            drawn.append(stream.next(7, step))
-            stream.record(drawn[-1], [rng.random() < 0.2 for _ in drawn[-1]])
-        return drawn
-    make = lambda: PromptStream([30, 11], 5, stage2_step, resample, say=lambda line: None)
-    for done in range(40):
-        stream, restored = make(), make()
-        draw(stream, range(1, done + 1), random.Random(done))
-        restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-        one, other = (draw(each, range(done + 1, done + 13), random.Random(7))
-                      for each in (stream, restored))
-        assert one == other
-
-
 @pytest.mark.parametrize("other", [([31], 5), ([30], 6)])
 def test_a_position_in_other_data_is_refused(other):
     with pytest.raises(ValueError, match="saved data position"):
         PromptStream(*other).load_state_dict(PromptStream([30], 5).state_dict())
-
-
-def test_history_resampling_drops_solved_prompts_and_keeps_the_others():
-    stream = PromptStream([12], resample=True)
-    epoch = stream.next(12)
-    stream.record(epoch, [i in (1, 4, 7) for i in epoch])
-    epoch = stream.next(9)
-    assert sorted(epoch) == [0, 2, 3, 5, 6, 8, 9, 10, 11]    # mixed and all-wrong ones stay
-    stream.record(epoch, [i == 0 for i in epoch])
-    assert sorted(stream.next(8)) == [2, 3, 5, 6, 8, 9, 10, 11]      # what has left stays away
-
-
-@pytest.mark.parametrize("resample, before, after", [
-    (False, [], True),                                       # solved prompts stay
-    (True, [2], False)])                                     # solved once and failed later
-def test_prompts_that_stay(resample, before, after):
-    stream = PromptStream([5], resample=resample)
-    stream.record(before, [True] * len(before))
-    stream.record(stream.next(5), [after] * 5)
-    assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
-
-
-def test_when_everything_is_solved_resampling_starts_again_and_says_so():
-    said = []
-    stream = PromptStream([4], resample=True, say=said.append)
-    stream.record(stream.next(4), [True] * 4)
-    assert sorted(stream.next(4)) == [0, 1, 2, 3]
-    assert len(said) == 1 and "starts again with all" in said[0]
-
-
-def test_the_second_source_joins_after_so_many_batches():
-    said = []
-    stream = PromptStream([20, 10], stage2_step=3, say=said.append)
-    first = [i for step in (1, 1, 2, 3) for i in stream.next(6, step)]   # DAPO may draw twice
-    assert set(first) == set(range(20)) and not said
-    assert sorted(stream.next(30, 4)) == [*range(30)] and "after 3 batches" in said[0]
-    assert sorted(PromptStream([20, 10]).next(30)) == [*range(30)]       # without stages: at once
-
-
-@pytest.mark.parametrize("arguments", [([],), ([0],), ([5, 0],), ([5], 0, 10)])
-def test_impossible_sources_are_refused(arguments):
-    with pytest.raises(ValueError, match="sizes"):
-        PromptStream(*arguments)
-
-
-@pytest.fixture
-def another_start(workplace, monkeypatch):
-    """No cold start is there yet; three steps are enough for one."""
-    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
-    Path("runs/cold_start").unlink()
-    return "--cold_start_steps 3 "
-
-
-def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_start, run):
-    """SRPO sorts the problems by length: the cold start that the cache holds for GSPO is not
-    SRPO's."""
-    for count, line in enumerate(("", "--algorithm srpo --stage2_step 1"), 1):
-        run(another_start + line, folder=f"run{count}")
-        assert len([*Path("runs/cold_start").iterdir()]) == count
-
-
-@pytest.mark.parametrize("algorithm, rounds", [("srpo", 1), ("dapo", 5)])
-def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, rounds, another_start,
-                                                                run, monkeypatch, capsys):
-    """With draws counted, DAPO's second round of the first batch would bring in the longer sums
-    already."""
-    drawn, batch = [], [0]
-    draw, collect, keep = PromptStream.next, train.collect, batches.keep_signal
-
-    def noted(self, *args):
-        drawn.append((batch[0], draw(self, *args)))
-        return drawn[-1][1]
-
-    def collected(*args):
-        batch[0] = args[-1]
-        return collect(*args)
-
-    def kept(found, *rest, last):
-        return keep(found, *rest, last=True) if len(found) == rounds else None
-    monkeypatch.setattr(PromptStream, "next", noted)
-    monkeypatch.setattr(train, "collect", collected)
-    monkeypatch.setattr(batches, "keep_signal", kept)
-    run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
-    state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)
-    size = state["stream"]["sizes"][0]
-    assert max(max(numbers) for step, numbers in drawn if step <= 2) < size
-    assert max(max(numbers) for step, numbers in drawn if step > 2) >= size
-    assert "problems of the second source join after 2 batches" in capsys.readouterr().out
-    assert len(drawn) == 4 * rounds
 
 
 def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):

@@ -1,28 +1,24 @@
-"""What stands around the loss, through train.main: schedule, overlong penalty, KL in rewards.
+"""What stands around the loss, through train.main: schedule, mismatch, KL in rewards.
 
 References: transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_extras.py
 """
 
-import json
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import get_scheduler
 
 import train
-from plumbing.data import tasks
 from features import mismatch
-from plumbing.loop import extras
 from plumbing.run.arguments import parse
 from tiny_run import TINY, metrics
 
 
 def spied(patch, name):
-    """Every call of `name`, a function of train, mismatch or extras, from now on: (arguments, what it returned)."""
-    owner = next(one for one in (train, mismatch, extras) if hasattr(one, name))
+    """Every call of `name`, a function of train or mismatch, from now on: (arguments, what it returned)."""
+    owner = next(one for one in (train, mismatch) if hasattr(one, name))
     calls, original = [], getattr(owner, name)
 
     def spy(*args, **options):
@@ -85,33 +81,6 @@ def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
     assert [r["skipped"] for r in metrics("run")] == [1, 0]
 
 
-# ----------------------------------------------------------------------------- the overlong penalty
-
-@pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
-def test_no_right_answer_of_the_built_in_task_is_overlong(share, workplace, monkeypatch):
-    calls = spied(monkeypatch, "shaped")
-    monkeypatch.setattr(tasks, "limit", spy := counting(tasks.limit))
-    train.main([*TINY, "--algorithm", "dapo", "--overlong_cache", share, "--steps", "1",
-                "--output_dir", "run"])
-    (_, correct, rollout, limit), parts = calls[0]
-    right, lengths = correct[:, 0] == 1, rollout.mask.sum(-1)
-    assert right.any() and lengths[right].max() == 5                       # the longest right ones
-    assert (parts[right].sum(-1) == 1).all()                               # nothing taken off
-    assert len(spy.calls) == 1
-    assert limit == json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
-    length = json.loads(Path("run/config.json").read_text())["arguments"]["max_completion_length"]
-    zone = max(1, round(float(share) * length))
-    assert length - zone >= 5 > (length - 1) - max(1, round(float(share) * (length - 1)))
-
-
-def counting(function):
-    def counted(*args):
-        counted.calls.append(args)
-        return function(*args)
-    counted.calls = []
-    return counted
-
-
 # ------------------------------------------------------------------------------ mismatch with a sampler
 
 @pytest.mark.parametrize("level", ["token", "seq", "geo"])
@@ -142,7 +111,7 @@ def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_los
     estimated, losses = spied(monkeypatch, "estimate_advantages"), spied(monkeypatch, "policy_loss")
     train.main([*TINY, "--algorithm", "reinforce_plus_plus", "--beta", "0.3", "--steps", "2",
                 "--learning_rate", "0.01", "--warmup_steps", "0", "--output_dir", "run"])
-    (_, rewards, _, _, _, whole, _, _, gap, beta), out = estimated[1]
+    (_, rewards, _, _, _, _, _, whole, _, _, gap, beta), out = estimated[1]
     gap = gap.double()
     assert gap[whole].abs().max() > 1e-3 and beta == 0.3                   # the policy has moved
     returns, want = [], torch.zeros(whole.shape, dtype=torch.float64)

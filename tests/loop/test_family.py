@@ -1,6 +1,5 @@
-"""What several frameworks share: responses cut off and left out of the loss, a reference that moves, responses with an
-outlier token, the likelihood of right responses, a length penalty, a right sibling as the hint of
-self-distillation. python -m pytest tests/loop/test_family.py"""
+"""What several frameworks share: a reference that moves, responses with an outlier token, the
+likelihood of right responses, a right sibling as the hint of self-distillation. python -m pytest tests/loop/test_family.py"""
 
 import json
 import math
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 import train
-from advantages import distillation, group_advantages, length_penalty, whiten
+from advantages import distillation, whiten
 from features.mismatch import bounds_of
 from losses import high_entropy_mask, mismatch_mask, policy_loss
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
@@ -37,90 +36,9 @@ def weights(name, step):
     return Path(f"{name}/checkpoints/step_{step}/model.safetensors").read_bytes()
 
 
-# ------------------------------------------------------------------------------------- responses that were cut off
-
-def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(workplace, monkeypatch):
-    """The loss of every mini-batch against the loss of the rows that ended, with the advantages of all."""
-    seen, loss = [], train.policy_loss
-
-    def watched(name, logp, old_logp, advantages, mask, **options):
-        value, stats = loss(name, logp, old_logp, advantages, mask, **options)
-        seen.append((mask.clone(), advantages.clone(), options["weights"].clone(), value.item()))
-        return value, stats
-    monkeypatch.setattr(train, "policy_loss", watched)
-    monkeypatch.setattr(train, "reward", lambda learner, rollout, problems: torch.arange(len(rollout.mask))[:, None] % 2.0)
-    record = run("run", "--steps", "1", "--prompts_per_step", "8", "--plain", *CUT)[0]
-    assert 0 < record["truncated"] < 1 and record["length"] > 1       # what was sampled, not what is left
-    empty = torch.cat([~mask.any(-1) for mask, *_ in seen])
-    assert empty.float().mean().item() == pytest.approx(record["truncated"])
-    for mask, _, weight, _ in seen:                                   # all rows count, as in TRL
-        assert torch.allclose(weight, mask / (len(mask) * mask.sum(-1, keepdim=True)).clamp(min=1))
-    advantages = torch.cat([A for _, A, *_ in seen])
-    assert any(advantages[empty] != 0)                                # the rewards of responses that were cut off count
-
-
-@pytest.mark.parametrize("flags", [
-    [], ["--plain"], ["--algorithm", "ppo"], ["--algorithm", "reinforce_plus_plus"], ["--entropy_quantile", "0.5"], ["--beta", "0.1"],
-    ["--algorithm", "grpo", "--advantage", "distillation", "--self_distillation", "answer"], ["--dynamic_sampling"], ["--routing_replay", "old"],
-    ["--entropy_coef", "0.1"], ["--mismatch", "token_truncate", "--sampler_dtype", "int4"], ["--reduction", "constant"],
-    ["--algorithm", "sdpo"], ["--algorithm", "kpop"], ["--positive_example_nll_weight", "0.1"]], ids=" ".join)
-def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, workplace):
-    """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
-    records = run("run", "--steps", "2", "--max_completion_length", "1", "--mask_truncated_completions", *flags)
-    assert [r["truncated"] for r in records] == [1, 1] and [r["empty_minibatches"] for r in records] == [2, 2]
-    assert all(r["skipped"] == 0 and r["loss"] == 0 for r in records)
-    text = Path("run/metrics.jsonl").read_text()
-    assert "NaN" not in text and "Infinity" not in text
-    before = torch.load("run/checkpoints/step_2/state.pt", weights_only=True)["optimizer"]["state"]
-    assert not before                                                 # AdamW has not made a step
-
-
-def test_responses_with_a_tool_that_are_all_cut_off_are_a_step_of_zero(workplace, cold_start):
-    """Answers need five tokens, the tool's among them, and have four."""
-    Path("mine.py").write_text("def tool(text):\n    return '1'\n")
-    Path("sums.jsonl").write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": "2,1."}) + "\n" for a in range(1, 4) for b in range(1, 4)))
-    train.main(["--model_name_or_path", str(next(cold_start.iterdir())), "--dataset_name", "sums.jsonl", "--verifier", "exact",
-                "--tool", "mine.py:tool", "--tool_stop", ",", "--max_completion_length", "4", "--mask_truncated_completions", "--steps", "1",
-                "--prompts_per_step", "4", "--num_generations", "4", "--steps_per_generation", "2", "--eval_samples", "0", "--device", "cpu",
-                "--no_chat_template", "--save_tokens", "--output_dir", "run"])
-    record, = metrics("run")
-    assert record["truncated"] == 1 and record["empty_minibatches"] == 2 and record["skipped"] == record["loss"] == 0
-    assert record["length"] < 4                                       # the tool was called
-
-
-@pytest.mark.parametrize("cut", [0, 1], ids=["the first group", "the second group"])
-def test_a_mini_batch_whose_only_loss_tokens_have_no_gradient_is_a_step_with_and_without_plain(cut, workplace, monkeypatch):
-    """In the second batch one group is cut off whole, the other all right: there are loss tokens, so AdamW makes its step."""
-    sample, drawn = train.sample, []
-
-    def cut_off(*args):
-        drawn.append(sample(*args))
-        drawn[-1].truncated[:] = (torch.arange(8) // 4 == cut) & (args[-1] == 2)
-        return drawn[-1]
-
-    def reward(learner, rollout, problems):
-        return (torch.arange(8) % 2 if not rollout.truncated.any() else (torch.arange(8) // 4 != cut) | (torch.arange(8) % 2 == 0))[:, None].float()
-    monkeypatch.setattr(train, "sample", lambda *args: cut_off(*args[:5]))
-    monkeypatch.setattr(train, "reward", reward)
-    flags = ["--steps", "2", "--prompts_per_step", "2", "--steps_per_generation", "1", "--mask_truncated_completions", "--warmup_steps", "0",
-             "--lr_scheduler_type", "constant_with_warmup"]
-    fast, plain = run("fast", *flags), run("plain", *flags, "--plain")
-    assert fast[1]["truncated"] == 0.5 and [r[1]["empty_minibatches"] for r in (fast, plain)] == [0, 0]
-    steps = [torch.load(f"{name}/checkpoints/step_2/state.pt", weights_only=True)["optimizer"]["state"][0]["step"].item() for name in ("fast", "plain")]
-    assert steps == [2, 2] and fast[1]["grad_norm"] == plain[1]["grad_norm"] == 0
-
-
 def test_functions_of_the_loss_mask_take_an_empty_one():
     mask, x = torch.zeros(3, 4, dtype=torch.bool), torch.ones(3, 4)
     assert not high_entropy_mask(x, mask, 0.5).any() and whiten(x, mask).eq(0).all()
-
-
-def test_cut_off_responses_resume_bit_equal(workplace):
-    flags = [*CUT, "--save_steps", "1"]
-    run("whole", "--steps", "3", "--lr_scheduler_type", "constant_with_warmup", *flags)
-    run("parts", "--steps", "2", "--lr_scheduler_type", "constant_with_warmup", *flags)
-    train.main([*TINY, "--steps", "3", "--lr_scheduler_type", "constant_with_warmup", *flags, "--output_dir", "parts", "--resume"])
-    assert differences("whole", "parts", 3) == []
 
 
 # ------------------------------------------------------------------------------------------- a reference that moves
@@ -204,7 +122,7 @@ def test_the_bounds_of_an_outlier_are_its_own():
     assert bounds_of(parse(["--mismatch_mask", "token"])) == bounds_of(parse([])) == (0.5, 5.0)
 
 
-# ------------------------------------------------------------------------- likelihood of right responses, short ones
+# ------------------------------------------------------------------------- likelihood of right responses
 
 def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace, monkeypatch):
     """The gradient with the term minus that without it, at rate 0: a float64 loop over the right responses' tokens."""
@@ -227,24 +145,6 @@ def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace
     tokens = int(mini.rollout.mask[right].sum())
     assert tokens and other - loss == pytest.approx(0.5 * total / tokens, rel=1e-4)
     assert not torch.allclose(plain, more)
-
-
-def test_the_length_penalty_follows_the_pass_rate():
-    """prime-rl's advantages: rewards minus pass rate × length / longest, minus the group's mean, in a float64 loop."""
-    lengths, right = torch.tensor([2.0, 4, 8, 2, 8, 8, 2, 4, 5, 5, 5, 5]), torch.tensor([1, 1, 1, 0, 0, 0, 0, 0, 1, 1, 1, 1]).bool()
-    found = length_penalty(lengths, right, 4)
-    assert found.tolist() == [-0.1875, -0.375, -0.75, -0.1875, 0, 0, 0, 0, -1, -1, -1, -1]
-    advantages = group_advantages(right + 0.25 * found, 4, "none").tolist()
-    for g in range(3):
-        rewards, size = right[4 * g:4 * g + 4].double().tolist(), lengths[4 * g:4 * g + 4].double().tolist()
-        shaped = [r - 0.25 * sum(rewards) / 4 * n / max(size) for r, n in zip(rewards, size)]
-        assert advantages[4 * g:4 * g + 4] == pytest.approx([x - sum(shaped) / 4 for x in shaped], abs=1e-7)
-
-
-def test_the_length_penalty_is_a_part_of_the_reward(workplace):
-    record = run("run", "--steps", "1", "--length_penalty", "0.5", "--prompts_per_step", "8")[0]
-    assert set(record["reward_parts"]) == {"correct", "length"} and record["reward_parts"]["length"] <= 0
-    assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()), abs=1e-6)
 
 
 # ---------------------------------------------------------------------------------------- a right sibling as the hint

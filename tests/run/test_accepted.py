@@ -4,23 +4,27 @@ shapes rewards or advantages, groups of one and of two.
 python -m pytest tests/run/test_accepted.py
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from advantages import ADVANTAGES, estimate_advantages, not_all_correct
+from advantages import ADVANTAGES, estimate_advantages
+from features.lengths import Lengths
+from features.srpo import SRPO
 from plumbing.data.running_sum import running_sum
+from plumbing.data.stream import PromptStream
 from plumbing.loop.batches import keep_signal
 from plumbing.loop.distillation import taught
-from plumbing.loop.extras import shaped
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run.metrics import rollout_metrics
 from rollout import Rollout
 from train import Batch
 
 TOLD = "--self_distillation answer --distillation_coef 0.5"
-SHAPING = ["", "--overlong_cache 0.5", "--length_penalty 0.3", "--mask_truncated_completions",
+SHAPING = ["", "--overlong_cache 0.5", "--mask_truncated_completions",
            "--dynamic_sampling", "--scale_rewards batch", "--scale_rewards mean",
-           "--scale_rewards mean --length_penalty 0.3", "--advantage_clip 0.5", TOLD,
+           "--scale_rewards mean --overlong_cache 0.3", "--advantage_clip 0.5", TOLD,
            f"{TOLD} --self_distillation sibling", "--advantage distillation "
            "--self_distillation answer", *(f"--advantage {name}" for name in ADVANTAGES)]
 T = 6
@@ -41,9 +45,13 @@ def first_batch(args, task):
     problems = task.train[:2]
     if args.dynamic_sampling:
         keep_signal([(rollout, problems, parts)], 2, task.total, last=True)
-    if args.history_resampling:
-        not_all_correct(parts[:, 0], G)
-    batch = Batch(rollout, problems, shaped(args, parts, rollout, T), zeros)
+    batch = Batch(rollout, problems, parts, zeros, sampled=[(rollout, parts)])
+    task.max_completion_length = T
+    run = SimpleNamespace(settings=args, task=task)
+    for feature in {Lengths, SRPO}.intersection(args.features):
+        own = feature(run)
+        own.stream(PromptStream([1, 1])).next(2, step=100)
+        own.before_updates(None, batch, None)
     taught(args, batch)
     batch.rewards = task.total(batch.parts, G)                                          # [B]
     A = estimate_advantages(
@@ -52,7 +60,7 @@ def first_batch(args, task):
         beta=args.beta, parts=batch.parts, part_weights=task.weights(batch.parts), values=zeros,
         teacher_logp=zeros, blamed=mask)
     assert A.isfinite().all()
-    return rollout_metrics(args, batch, task)
+    return rollout_metrics(batch, task)
 
 
 def test_what_is_accepted_survives_the_rewards_of_a_first_batch():
@@ -73,5 +81,5 @@ def test_what_is_accepted_survives_the_rewards_of_a_first_batch():
                     pytest.fail(f"{words} is accepted, and its first batch fails: {error!r}")
     assert {name for name, _, _ in accepted} == set(ALGORITHMS)
     assert {flags for _, flags, _ in accepted} == set(SHAPING) - {
-        "--scale_rewards mean --length_penalty 0.3"}
+        "--scale_rewards mean --overlong_cache 0.3"}
     assert {("ppo", "", "1"), ("maxrl", "", "2")} <= accepted

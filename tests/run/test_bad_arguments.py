@@ -99,10 +99,8 @@ REFUSED = {
         "--distillation_coef 1.0 needs --teacher_model_name_or_path or --self_distillation",
     # -------------------------------------------------------------------------- the rewards
     "--algorithm maxrl --overlong_cache 0.2":
-        "--overlong_cache 0.2 … below 0 … --scale_rewards mean",
+        "--overlong_cache 0.2 … --scale_rewards mean … below 0",
     "--algorithm dapo --scale_rewards mean": "--overlong_cache 0.2 … --scale_rewards group",
-    "--algorithm maxrl --length_penalty 0.3":
-        "--length_penalty 0.3 … below 0 … --scale_rewards mean",
     f"{DATA} --algorithm maxrl --reward_weights -1":
         "--reward_weights … below 0 … --scale_rewards mean",
     f"{DATA} --reward_weights 2": f"--reward_weights 2.0 {SAME}",
@@ -210,7 +208,7 @@ def test_flags_that_do_not_fit(given, refused):
 
 ACCEPTED = [
     f"{DATA} --reward_weights 2 --scale_rewards none",
-    f"{DATA} --reward_weights 2 --length_penalty 0.5",
+    f"{DATA} --reward_weights 2 --overlong_cache 0.5",
     f"{MODEL} --min_terms 2 --max_terms 3",                  # a checkpoint on the built-in task
     "--eval_samples 0",
     *(f"{also} --{f.name}={shlex.quote(str(f.default))}" for f in flags()

@@ -116,7 +116,6 @@ EFFECTS = {
     "positive_example_nll_weight": (f"{ONE} --prompts_per_step 8", None, "0.5", last("loss")),
     "dynamic_sampling": (ONE, None, "true", lambda seen: seen.metrics[-1].get("discarded_groups")),
     "overlong_cache": (ONE, None, "0.5", last("reward")),
-    "length_penalty": (ONE, None, "0.5", lambda seen: "length" in seen.last("reward_parts")),
     "mask_truncated_completions": (f"{ONE} --max_completion_length 1", None, "true",
                                    last("empty_minibatches")),
     "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from plumbing.data import tasks
 from plumbing.model import cold_start as warm_up
 from plumbing.run import metrics as records_of
-from plumbing.run import screen
 from plumbing.run.arguments import parse
-from tiny_run import TINY, jsonl
+from tiny_run import jsonl
 
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys):
@@ -112,14 +110,6 @@ def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
         f"cold start: {step} of 10 supervised steps, {left} s left"
         for step, left in ((3, 14), (6, 8), (9, 2))]
     assert printed.err == ""
-
-
-@pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])
-def test_a_run_that_ends_before_its_second_stage_says_so(begins, said):
-    args = parse([*TINY, "--max_terms", "4", "--steps", "3", "--stage2_step", begins])
-    words = screen.plan(args, "runs/x", tasks.from_arguments(args), "cpu")
-    assert ("the second stage begins after batch 3, and this run ends with batch 3" in words
-            ) == said
 
 
 def test_before_the_first_update_any_log_s_is_an_error():

@@ -164,7 +164,7 @@ def test_a_micro_batch_divides_the_mini_batch(line, rows, accumulated):
      ["    mask_truncated_completions=True,\n", "    ref_model_mixup_alpha=0.6,\n",
       "    ref_model_sync_steps=12,\n",
       "# TRL lets AdamW step on its momentum where a mini-batch has no loss token"]),
-    ("--top_p 0.9", ["renormalized"]), ("--length_penalty 0.1", ["length penalty"]),
+    ("--top_p 0.9", ["renormalized"]),
     ("--positive_example_nll_weight 0.1", ["likelihood"])])
 def test_what_trl_has_under_the_same_name_is_in_its_config_and_what_it_lacks_is_named(line, words,
                                                                                       printed):

@@ -1,0 +1,95 @@
+"""Responses that are too long: DAPO's penalty near the length limit, and responses that were cut
+off there left out of the loss.
+
+Both are from DAPO (2503.14476, section 3.4). advantages.overlong_penalty has the formula.
+"""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import torch
+
+from advantages import overlong_penalty
+from features.feature import Feature, flag
+
+
+@dataclass(frozen=True)
+class Flags:
+    overlong_cache: float = flag(
+        0.0, "DAPO: length penalty on the reward, from 0 to -1 over this last share of "
+             "--max_completion_length; 0: no penalty", at_least=0, at_most=1,
+        section="long responses",
+        without={"scale_rewards=mean": "it gives rewards below 0, and MaxRL divides by the mean "
+                                       "reward of a group: use --overlong_cache 0, or "
+                                       "--scale_rewards group or none"})
+    mask_truncated_completions: bool = flag(
+        False, "leave responses that were cut off at --max_completion_length out of the loss; "
+               "their rewards still count in the group")
+
+
+class Lengths(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.overlong_cache > 0 or settings.mask_truncated_completions
+
+    @classmethod
+    def task(cls, settings, task, load):
+        """The built-in task's length limit leaves room for its longest answer."""
+        if not settings.dataset_name:
+            task.max_completion_length = limit(task.max_completion_length, settings.overlong_cache)
+        return task
+
+    def __init__(self, run):
+        self.settings = run.settings
+        self.limit = run.task.max_completion_length
+
+    def before_updates(self, learner, batch, old):
+        if self.settings.overlong_cache:
+            batch.add_part("overlong", self.penalty)
+        if self.settings.mask_truncated_completions:         # metrics still describe all of them
+            rollout = batch.rollout
+            kept = rollout.mask & ~rollout.truncated[:, None]                       # [B, T]
+            batch.rollout = replace(rollout, mask=kept)
+
+    def penalty(self, rollout):
+        """DAPO's penalty [B]. Like the limit, it counts all tokens of a response, including those
+        that a tool inserted: up to the last one of the policy's."""
+        mask = rollout.mask                                                         # [B, T]
+        places = torch.arange(1, mask.shape[1] + 1, device=mask.device)             # [T]
+        lengths = (mask * places).amax(-1).masked_fill(rollout.truncated, self.limit)    # [B]
+        zone = overlong_zone(self.settings.overlong_cache, self.limit)
+        return overlong_penalty(lengths, self.limit, zone)                          # [B]
+
+    @classmethod
+    def trl(cls, settings):
+        if settings.overlong_cache:
+            return "overlong penalty (it is a reward function: trl.rewards)"
+        return {"mask_truncated_completions": True}, (
+            "TRL lets AdamW step on its momentum where a mini-batch has no loss token; here it "
+            "does not step")
+
+    @classmethod
+    def verl(cls, settings):
+        if settings.mask_truncated_completions:
+            return "responses that were cut off left out of the loss"
+        cache = "+reward.reward_kwargs.overlong_buffer_cfg"
+        limit = settings.max_completion_length
+        return {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": limit,
+                f"{cache}.enable": True,
+                f"{cache}.len": overlong_zone(settings.overlong_cache, limit),
+                f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
+
+
+def overlong_zone(share, max_length):
+    """The number of tokens before max_length in which DAPO's penalty grows from 0 to -1: this share
+    of max_length, at least 1."""
+    return max(1, round(share * max_length))
+
+
+def limit(longest, share):
+    """The smallest length limit at which responses of `longest` tokens get no overlong penalty."""
+    if not 0 < share < 1:
+        return longest
+    return next(n for n in itertools.count(longest) if n - overlong_zone(share, n) >= longest)

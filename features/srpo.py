@@ -1,0 +1,203 @@
+"""SRPO (2504.14286): two stages of prompts, and history resampling.
+
+    stages       the first --stage2_step rollout batches use only the first source of problems; then
+                 a new epoch begins with both
+    resampling   at the end of an epoch, problems whose last responses were all right are left out
+                 from then on; those with mixed or only wrong responses stay (--algorithm srpo)
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+
+from advantages import not_all_correct
+from features.feature import Feature, flag, refuse
+from plumbing.data.stream import PromptStream
+from plumbing.data.task import Task
+
+
+@dataclass(frozen=True)
+class Flags:
+    stage2_dataset_name: str | None = flag(
+        None, "SRPO: second source of problems, used after --stage2_step rollout batches",
+        unset="for the built-in task, longer sums", section="two stages", problems=True,
+        needs={"dataset_name": "the second source of the built-in task is its longer sums",
+               "stage2_step": "the number of rollout batches before this source is used"})
+    stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
+                            "problems is used; 0: one source only", at_least=0, problems=True)
+
+
+class SRPO(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.stage2_step > 0 or resamples(settings)
+
+    @classmethod
+    def check(cls, settings):
+        if settings.stage2_step and settings.dataset_name and not settings.stage2_dataset_name:
+            refuse(settings, "stage2_step",
+                   "needs --stage2_dataset_name: the problems of the second stage")
+        same = settings.min_terms == settings.max_terms
+        if settings.stage2_step and not settings.dataset_name and same:
+            refuse(settings, "stage2_step", f"needs --max_terms above --min_terms "
+                   f"{settings.min_terms}: the second stage adds the longer half of the built-in "
+                   "sums")
+
+    @classmethod
+    def notes(cls, settings):
+        if settings.stage2_step < settings.steps:
+            return []
+        return [f"note: the second stage begins after batch {settings.stage2_step}, and this run "
+                f"ends with batch {settings.steps}"]
+
+    @classmethod
+    def task(cls, settings, task, load):
+        if settings.stage2_dataset_name:
+            return join(task, load(settings.stage2_dataset_name))
+        if settings.stage2_step:                             # stage 2 adds the longer half
+            task.train.sort(key=lambda problem: problem.prompt.count("+"))
+            middle = (settings.min_terms + settings.max_terms) // 2
+            first = sum(problem.prompt.count("+") < middle for problem in task.train)
+            task.sizes = (first, len(task.train) - first)
+        return task
+
+    def __init__(self, run):
+        self.settings = run.settings
+
+    def stream(self, stream):
+        self.prompts = Stages(stream.sizes, stream.seed, self.settings.stage2_step,
+                              resamples(self.settings))
+        return self.prompts
+
+    def before_updates(self, learner, batch, old):
+        if self.prompts.resample:
+            first = torch.cat([parts[:, 0] for _, parts in batch.sampled])          # [n]
+            self.prompts.record(~not_all_correct(first, batch.group_size))          # [n / G]
+
+    @classmethod
+    def trl(cls, settings):
+        return ", no ".join(["second stage"] * (settings.stage2_step > 0)
+                            + ["history resampling"] * resamples(settings))
+
+    verl = trl
+
+
+def resamples(settings):
+    """Whether prompts with only right responses are left out at the end of an epoch."""
+    return settings.algorithm == "srpo"
+
+
+class Stages(PromptStream):
+    """stage2_step: the first so many rollout batches use only the first source; 0: all sources from
+    the start. resample: whether history resampling is on. say: called with a line of text when
+    stage 2 begins and when no problem is left."""
+
+    def __init__(self, sizes, seed=0, stage2_step=0, resample=False, say=print):
+        if stage2_step and len(sizes) < 2:
+            raise ValueError(f"stage2_step {stage2_step} needs two sources; sizes are {sizes}")
+        self.stage2_step = stage2_step
+        self.resample = resample
+        self.say = say
+        self.stage = 1 if stage2_step else 2
+        self.drawn = []                                      # since the last call of record
+        self.solved = set()
+        self.dropped = set()
+        super().__init__(sizes, seed)
+
+    def problems(self):
+        everything = range(sum(self.sizes) if self.stage == 2 else self.sizes[0])
+        left = [i for i in everything if i not in self.dropped]
+        if not left:
+            self.say(f"epoch {self.epoch}: all responses to all problems were correct; history "
+                     "resampling starts again with all")
+            self.dropped = set()
+        return left or list(everything)
+
+    def new_epoch(self):
+        if self.resample:
+            self.dropped |= self.solved
+            self.solved = set()
+        super().new_epoch()
+
+    def next(self, n, step=1):
+        if self.stage == 1 and step > self.stage2_step:
+            self.stage = 2
+            self.say(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
+                     f"{step - 1} batches")
+            self.new_epoch()
+        numbers = super().next(n, step)
+        self.drawn += numbers if self.resample else []
+        return numbers
+
+    def record(self, all_correct):
+        """After a rollout batch: whether all responses were correct, [Q] bool, for each problem
+        that was drawn for it."""
+        for number, correct in zip(self.drawn, all_correct.tolist(), strict=True):
+            (self.solved.add if correct else self.solved.discard)(number)
+        self.drawn = []
+
+    def state_dict(self):
+        return super().state_dict() | {"stage": self.stage, "solved": sorted(self.solved),
+                                       "dropped": sorted(self.dropped)}
+
+    def load_state_dict(self, state):
+        self.stage = state["stage"]
+        self.solved = set(state["solved"])
+        self.dropped = set(state["dropped"])
+        super().load_state_dict(state)
+
+
+def join(first, second):
+    """Join two tasks into one task with two sources.
+
+    The parts of the rewards are joined by their place, because a response is right if its first
+    part is 1, whatever that part is called: a generator's own score and a file's `exact` are both
+    the first. A source that has fewer parts has NaN for the others. Held-out problems of the two
+    sources alternate, so that an evaluation of the first few has both.
+    """
+    if first.chat != second.chat:
+        raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "
+                         "template; both must, or neither")
+    held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
+    sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
+               for task in (first, second)]
+    if not all(sources):
+        raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
+                         "not in the other's test split")
+    theirs = set(second.train + second.test)
+    pairs = itertools.zip_longest(first.part_names, second.part_names)
+    names = [" or ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
+
+    def verify(response, problem):
+        return both.total(both.judge([response], [problem])).item()
+
+    def parts(texts, problems, ids):
+        merged = [None] * len(texts)
+        for task in (first, second):
+            own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
+            if own:
+                some = [texts[i] for i in own], [problems[i] for i in own]
+                judged = task.parts(*some, ids and [ids[i] for i in own])
+                for i, row in zip(own, judged):
+                    values = [row.get(name, 0.0) for name in task.part_names]
+                    merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
+        return merged
+
+    def trial(tokenizer):
+        first.trial(tokenizer)
+        second.trial(tokenizer)
+    alternating = itertools.zip_longest(first.test, second.test)
+    test = [problem for pair in alternating for problem in pair if problem is not None]
+    both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
+                verify, tuple(dict.fromkeys(first.stop + second.stop)), first.chat,
+                sizes=tuple(map(len, sources)),
+                notes=list(dict.fromkeys(first.notes + second.notes)), parts=parts, names=names,
+                verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
+                bounded=first.bounded and second.bounded, rows=first.rows | second.rows,
+                trial=trial, system_prompt=first.system_prompt,
+                prompt_template=first.prompt_template, tool=first.tool)
+    return both

@@ -1,0 +1,42 @@
+"""Credit per token: where the first wrong step of a response begins, for an --advantage that reads
+"blamed", such as token_credit (advantages.py). The built-in task knows it (Task.first_error).
+"""
+
+import torch
+
+from advantages import ADVANTAGES
+from features.feature import Feature, refuse
+
+
+class TokenCredit(Feature):
+    gives = ("blamed",)
+
+    @classmethod
+    def on(cls, settings):
+        return "blamed" in ADVANTAGES[settings.advantage].reads
+
+    @classmethod
+    def check(cls, settings):
+        if cls.on(settings) and (settings.dataset_name or settings.model_name_or_path):
+            refuse(settings, "advantage", "needs the built-in task, whose verifier finds the first "
+                   "wrong step of a response")
+
+    def __init__(self, run):
+        self.task = run.task
+        if not self.task.first_error:
+            raise ValueError(f"--advantage {run.settings.advantage} needs to know the first wrong "
+                             f"step: the task {self.task.name!r} has no first_error")
+
+    def before_updates(self, learner, batch, old):
+        rollout = batch.rollout
+        errors = [self.task.first_error(text, batch.problems[i // batch.group_size])
+                  for i, text in enumerate(rollout.texts)]
+        batch.more["blamed"] = blamed(errors, rollout.mask)                         # [B, T]
+
+
+def blamed(errors, mask):
+    """[B, T] bool: the response tokens (one per character) at or after the first wrong step, whose
+    place `errors` has for each response; None: all is right, so it does not matter."""
+    first = torch.tensor([0 if e is None else e for e in errors], device=mask.device)    # [B]
+    places = torch.arange(mask.shape[1], device=mask.device)                        # [T]
+    return places >= first[:, None]                                                 # [B, T]

@@ -1,0 +1,200 @@
+"""SRPO: two stages of prompts, history resampling, and two sources joined into one task.
+python -m pytest tests/features/test_srpo.py"""
+
+import json
+import random
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from advantages import not_all_correct
+from features.srpo import SRPO, Stages, join
+from plumbing.data.tasks import from_arguments, load_task
+from plumbing.loop import batches
+from plumbing.model import cold_start as cold
+from plumbing.run.arguments import parse
+from tiny_run import TINY, jsonl
+
+
+@pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])
+def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
+    """At each of 40 places: save as JSON, restore into a new stream, compare the next draws."""
+    def draw(stream, steps, rng):
+        drawn = []
+        for step in steps:
+            drawn.append(stream.next(7, step))
+            solved = torch.tensor([rng.random() < 0.2 for _ in drawn[-1]])          # [7]
+            stream.record(solved[:len(stream.drawn)])        # without resampling nothing is kept
+        return drawn
+    make = lambda: Stages([30, 11], 5, stage2_step, resample, say=lambda line: None)
+    for done in range(40):
+        stream, restored = make(), make()
+        draw(stream, range(1, done + 1), random.Random(done))
+        restored.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        one, other = (draw(each, range(done + 1, done + 13), random.Random(7))
+                      for each in (stream, restored))
+        assert one == other
+
+
+def test_history_resampling_drops_solved_prompts_and_keeps_the_others():
+    stream = Stages([12], resample=True)
+    epoch = stream.next(12)
+    stream.record(torch.tensor([i in (1, 4, 7) for i in epoch]))
+    epoch = stream.next(9)
+    assert sorted(epoch) == [0, 2, 3, 5, 6, 8, 9, 10, 11]    # mixed and all-wrong ones stay
+    stream.record(torch.tensor([i == 0 for i in epoch]))
+    assert sorted(stream.next(8)) == [2, 3, 5, 6, 8, 9, 10, 11]      # what has left stays away
+
+
+@pytest.mark.parametrize("resample, before, after", [
+    (False, [], True),                                       # solved prompts stay
+    (True, [2], False)])                                     # solved once and failed later
+def test_prompts_that_stay(resample, before, after):
+    stream = Stages([5], resample=resample)
+    stream.solved = set(before)
+    stream.next(5)
+    stream.record(torch.tensor([after] * 5 * resample))
+    assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
+
+
+def test_when_everything_is_solved_resampling_starts_again_and_says_so():
+    said = []
+    stream = Stages([4], resample=True, say=said.append)
+    stream.next(4)
+    stream.record(torch.ones(4))
+    assert sorted(stream.next(4)) == [0, 1, 2, 3]
+    assert len(said) == 1 and "starts again with all" in said[0]
+
+
+def test_the_second_source_joins_after_so_many_batches():
+    said = []
+    stream = Stages([20, 10], stage2_step=3, say=said.append)
+    first = [i for step in (1, 1, 2, 3) for i in stream.next(6, step)]   # DAPO may draw twice
+    assert set(first) == set(range(20)) and not said
+    assert sorted(stream.next(30, 4)) == [*range(30)] and "after 3 batches" in said[0]
+    assert sorted(Stages([20, 10]).next(30)) == [*range(30)]       # without stages: at once
+
+
+@pytest.mark.parametrize("arguments", [([],), ([0],), ([5, 0],), ([5], 0, 10)])
+def test_impossible_sources_are_refused(arguments):
+    with pytest.raises(ValueError, match="sizes"):
+        Stages(*arguments)
+
+
+def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_start, run):
+    """SRPO sorts the problems by length: the cold start that the cache holds for GSPO is not
+    SRPO's."""
+    for count, line in enumerate(("", "--algorithm srpo --stage2_step 1"), 1):
+        run(another_start + line, folder=f"run{count}")
+        assert len([*Path("runs/cold_start").iterdir()]) == count
+
+
+@pytest.mark.parametrize("algorithm, rounds", [("srpo", 1), ("dapo", 5)])
+def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, rounds, another_start,
+                                                                run, monkeypatch, capsys):
+    """With draws counted, DAPO's second round of the first batch would bring in the longer sums
+    already."""
+    drawn, batch = [], [0]
+    draw, collect, keep = Stages.next, train.collect, batches.keep_signal
+
+    def noted(self, *args):
+        drawn.append((batch[0], draw(self, *args)))
+        return drawn[-1][1]
+
+    def collected(*args):
+        batch[0] = args[-1]
+        return collect(*args)
+
+    def kept(found, *rest, last):
+        return keep(found, *rest, last=True) if len(found) == rounds else None
+    monkeypatch.setattr(Stages, "next", noted)
+    monkeypatch.setattr(train, "collect", collected)
+    monkeypatch.setattr(batches, "keep_signal", kept)
+    run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
+    state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)
+    size = state["stream"]["sizes"][0]
+    assert max(max(numbers) for step, numbers in drawn if step <= 2) < size
+    assert max(max(numbers) for step, numbers in drawn if step > 2) >= size
+    assert "problems of the second source join after 2 batches" in capsys.readouterr().out
+    assert len(drawn) == 4 * rounds
+
+
+@pytest.fixture
+def another_start(workplace, monkeypatch):
+    """No cold start is there yet; three steps are enough for one."""
+    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
+    Path("runs/cold_start").unlink()
+    return "--cold_start_steps 3 "
+
+
+def test_two_joined_tasks_keep_their_sources_and_their_verifiers(tmp_path):
+    x, y = (jsonl(tmp_path / f"{name}.jsonl",
+                  [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)]) for name in "xy")
+    (tmp_path / "mine.py").write_text("def always(response, answer):\n    return 0.5\n")
+    first = load_task(x, verifier="exact", stop=("\n",))
+    second = load_task(y, verifier=f"{tmp_path}/mine.py:always", stop=("\n", "y"))
+    task = join(first, second)
+    assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
+    assert [p.prompt[0] for p in task.train] == ["x"] * 9 + ["y"] * 9
+    assert [task.verify("a", p) for p in task.train] == [1.0] * 9 + [0.5] * 9
+    first.verifiers[0].errors["timeout"] += 1
+    second.verifiers[0].errors["timeout"] += 2
+    assert task.verifier_errors == {"timeout": 3}
+    second.verifiers[0].close()
+
+
+
+def two_sources(line=""):
+    """The task of a generator first and a file second, as the flags name it."""
+    pytest.importorskip("reasoning_gym")
+    jsonl("second.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 21)])
+    return from_arguments(parse((
+        "--model_name_or_path m --dataset_name reasoning_gym:chain_sum?size=30 --stage2_step 1 "
+        f"--stage2_dataset_name second.jsonl --verifier exact {line}").split()))
+
+
+@pytest.mark.slow
+def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workplace):
+    """Held-out problems are of both sources, in turns. Its workers take seconds to start."""
+    task = two_sources()
+    second = {f"{i}+1=" for i in range(1, 21)}
+    assert [p.prompt in second for p in task.test] == [False, True, False, True, False]
+    first, second = task.train[0], task.train[-1]
+    parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
+    assert task.part_names == ["reasoning_gym or exact", "exact"]
+    assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
+    assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
+    assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
+    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]   # SRPO drops both
+    weighted = two_sources("--reward_weights 1 0.5")
+    assert weighted.total(parts[[0, 2]]).tolist() == [1.5, 1]
+    words = "holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"
+    with pytest.raises(ValueError, match=words):
+        two_sources("--reward_weights 1")
+    for verifier in task.verifiers + weighted.verifiers:
+        verifier.close()
+
+
+def test_two_sources_judge_their_own_answers(workplace):
+    Path("mine.py").write_text("def one(completions):\n    return [1] * len(completions)\n"
+                               "def long(completions, prompts):\n"
+                               "    return [len(p) for p in prompts]\n")
+    first, other = (load_task(jsonl(f"{name}.jsonl", [{"prompt": f"{i}{name}=", "answer": "0"}
+                                                      for i in range(20)]),
+                              verifier=f"mine.py:{name}") for name in ("one", "long"))
+    both = join(first, other)
+    problems = [both.train[0], both.train[-1], both.train[1]]
+    length = len(problems[1].prompt)
+    assert both.judge(["", "", ""], problems).tolist() == [[1], [length], [1]]
+
+
+
+@pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])
+def test_a_run_that_ends_before_its_second_stage_says_so(begins, said):
+    args = parse([*TINY, "--max_terms", "4", "--steps", "3", "--stage2_step", begins])
+    words = "".join(SRPO.notes(args))
+    assert ("the second stage begins after batch 3, and this run ends with batch 3" in words
+            ) == said
