@@ -1,6 +1,6 @@
-"""The house: tests that documents, figures and code agree. They are a separate group because they also fail on a
-correct change whose documents are not up to date. `python -m pytest` leaves them out; `python -m pytest tests/house` or
-`-m house` runs them."""
+"""The house: tests that documents, figures and code agree. They are a separate group because they
+also fail on a correct change whose documents are not up to date. `python -m pytest` leaves them
+out; `python -m pytest tests/house` or `-m house` runs them."""
 
 from pathlib import Path
 
@@ -11,13 +11,16 @@ USUAL = "not slow and not checkpoint"                        # pyproject.toml's 
 
 # What to do when a test fails, by the file of the test.
 REMEDIES = {
-    "test_readme.py": "the tables of docs/family.md and docs/metrics.md are written by hand: correct the row that the code contradicts",
-    "test_documents.py": "correct the document that names the flag or metric",
-    "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: git apply --reject shows where it no longer fits",
-    "test_evidence.py": "`python experiments/run.py` writes results/numbers.json from the runs, `python experiments/fill.py` the pages",
+    "test_readme.py": "correct the document that says otherwise",
+    "test_documents.py": "correct the document, or its table, that the code contradicts",
+    "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: "
+                       "git apply --reject shows where it no longer fits",
+    "test_evidence.py": "`python experiments/run.py` writes results/numbers.json from the runs, "
+                        "`python experiments/fill.py` the pages",
     "test_notebook.py": "`python notebooks/make_gspo.py` writes gspo.ipynb from gspo.py",
-    "test_house.py": "imports must point downwards and lines must have at most 100 columns: see CONTRIBUTING.md",
-    "test_exact.py": "the sampler is no longer exact; if this is intended, correct the statement in the test",
+    "test_house.py": "imports must point downwards and lines must have at most 100 columns: "
+                     "see CONTRIBUTING.md",
+    "test_exact.py": "the sampler is no longer exact; if this is intended, correct the test",
 }
 
 
@@ -32,7 +35,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    failed = {report.nodeid.split("::")[0].split("/")[-1] for report in terminalreporter.stats.get("failed", ())
+    failed = {report.nodeid.split("::")[0].split("/")[-1]
+              for report in terminalreporter.stats.get("failed", ())
               if "tests/house/" in report.nodeid}
     for name in sorted(failed):
-        terminalreporter.write_line(f"{name}: {REMEDIES.get(name, 'compares documents with the code')}")
+        remedy = REMEDIES.get(name, "compares documents with the code")
+        terminalreporter.write_line(f"{name}: {remedy}")

@@ -1,60 +1,174 @@
-"""Every flag and every metric that a document names exists. python -m pytest tests/house/test_documents.py"""
+"""What documents name exists: files, links, functions, flags, metrics, presets, commands.
+python -m pytest tests/house/test_documents.py"""
 
 import re
-from pathlib import Path
+import shlex
 
 import pytest
 
-from plumbing.run.arguments import flags
+from documents import COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
+from features.trackers import Trackers
+from losses import OBJECTIVES
+from plumbing.parallel import devices
+from plumbing.run import commands
+from plumbing.run.arguments import ALGORITHMS, flags, given_flags, parse
+from tools.trl import trl_loss
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-SOURCES = [file for folder in (".", "features", "plumbing", "tools", "experiments", "benchmarks", "tests/house") for file in (
-    (ROOT / folder).glob("*.py") if folder == "." else (ROOT / folder).rglob("*.py"))]
-CODE = {file: file.read_text() for file in SOURCES if file != Path(__file__)}
+CONTRIBUTING = DOCUMENTS["CONTRIBUTING.md"]
+ABOVE = [file for folder in ("experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+CODE = PROGRAM | {str(file.relative_to(ROOT)): file.read_text() for file in ABOVE}
+every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
-# Flags of other programs (torchrun, git, pip, docker, nsjail, tensorboard, sha256sum), and what stands for any flag.
-OTHERS = {"nproc_per_node", "nnodes", "help", "no-deps", "reject", "chroot", "memory", "network", "pids-limit", "really_quiet", "rlimit_as", "rm",
-          "time_limit", "flag", "name", "no_name", "learning-rate", "ro-bind", "tmpfs", "proc", "dev", "unshare-all", "die-with-parent",
-          "config-path", "config-name", "new-session", "headless", "no-sandbox", "hide-scrollbars", "logdir", "check"}
+# Flags of other programs (torchrun, git, pip, docker, nsjail, tensorboard, sha256sum), and what
+# stands for any flag.
+OTHERS = {*"""nproc_per_node nnodes help no-deps reject chroot memory network pids-limit rlimit_as
+    rm really_quiet time_limit flag name no_name learning-rate ro-bind tmpfs proc dev unshare-all
+    die-with-parent config-path config-name new-session headless no-sandbox hide-scrollbars logdir
+    check""".split()}
 
+
+# -------------------------------------------------------------------------------- files and links
+
+@every_document
+def test_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", DOCUMENTS[name]):
+        if not target.startswith("http"):
+            assert ((ROOT / name).parent / target).exists(), target
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+                for line in DOCUMENTS["docs/evidence.md"].splitlines() if line.startswith("## ")}
+    assert headings >= {*re.findall(r"docs/evidence.md#([\w-]+)", DOCUMENTS[name])}
+
+
+@pytest.mark.parametrize("name", sorted({*re.findall(r"`([^`\s]+)`", CONTRIBUTING)}))
+def test_contributing_names_files_and_functions_that_exist(name):
+    if "/" in name or name.endswith(".py"):
+        assert list(ROOT.glob(name)), name
+    elif re.fullmatch(r"[A-Za-z_.]+", name):
+        word = name.split(".")[-1]
+        code = "\n".join(PROGRAM.values())
+        assert re.search(rf"\b(def|class) {word}\b|^{word} = ", code, re.M), name
+
+
+def test_contributing_is_one_page_and_its_folders_of_tests_exist():
+    assert len(CONTRIBUTING.splitlines()) <= 80
+    for folder in re.findall(r"python -m pytest (tests/\S+)", CONTRIBUTING):
+        assert (ROOT / folder).is_dir(), folder
+
+
+@pytest.mark.parametrize("line", sorted(
+    {line for _, line in COMMANDS if not re.search("for arm|…", line)}))
+def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
+    monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's command
+    monkeypatch.setattr(Trackers, "check", lambda settings: None)        # where it is not installed
+    if "--sampler vllm" in line:                             # it needs an environment of its own
+        monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
+    words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
+    ours = not {"over_median", "fading"} & {*words}          # CONTRIBUTING's examples: in no table
+    if "train.py" in words and ours:
+        assert parse(words[words.index("train.py") + 1:])
+    if "passk" in words:
+        commands.read(words[words.index("passk"):], "")
+    for word in words:
+        if re.fullmatch(r"((tests|experiments|benchmarks)/)?[^/]+\.py", word):
+            shown = any(f"`{word}`:" in text for text in DOCUMENTS.values())
+            assert (ROOT / word).is_file() or word == "mine.py" or shown, word
+
+
+# ----------------------------------------------------------------------------------------- flags
 
 def flags_of(text):
-    """The flags that a text names, without their dashes: --learning_rate, but not --- or <!-- -->."""
-    return set(re.findall(r"(?<![\w<-])--([a-zA-Z][\w-]*)", text))
+    """The flags that a text names, without dashes: --learning_rate, but not --- or <!-- -->."""
+    return {*re.findall(r"(?<![\w<-])--([a-zA-Z][\w-]*)", text)}
 
 
 def known_flags():
     ours = {f.name for f in flags()}
-    added = {name for text in CODE.values() for call in re.findall(r"add_argument\(([^)]*)", text) for name in re.findall(r'"--([\w-]+)"', call)}
-    taken = {name for text in CODE.values() for name in re.findall(r'"--([\w-]+)" in (?:sys\.)?argv', text)}
+    house = [file.read_text() for file in ROOT.glob("tests/house/*.py")]
+    code = "\n".join([*CODE.values(), *house])
+    added = {name for call in re.findall(r"add_argument\(([^)]*)", code)
+             for name in re.findall(r'"--([\w-]+)"', call)}
+    taken = {*re.findall(r'"--([\w-]+)" in (?:sys\.)?argv', code)}
     return ours | {f"no_{name}" for name in ours} | added | taken | OTHERS
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
-def test_every_flag_that_a_document_names_exists(document):
-    unknown = flags_of(document.read_text()) - known_flags()
-    assert not unknown, f"{document.name} names {', '.join(sorted(f'--{name}' for name in unknown))}: no script takes it"
-
-
-@pytest.mark.parametrize("file", [file for file in CODE if file.parent.name != "house"], ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_flag_that_a_message_or_docstring_names_exists(file):
-    unknown = {name for name in flags_of(CODE[file]) - known_flags() if not name.endswith("_")}
-    assert not unknown, f"{file.name} names {', '.join(sorted(f'--{name}' for name in unknown))}"
+@pytest.mark.parametrize("name", [*DOCUMENTS, *CODE])
+def test_every_flag_that_a_document_a_message_or_a_docstring_names_exists(name):
+    unknown = flags_of((DOCUMENTS | CODE)[name]) - known_flags()
+    assert not {flag for flag in unknown if name in DOCUMENTS or not flag.endswith("_")}, name
 
 
 def test_a_flag_that_is_gone_is_noticed():
-    assert {"max_bad_steps", "learning_rat"} == flags_of("`--max_bad_steps` and --learning_rat, <!-- =bands --> --- a--b") - known_flags()
+    text = "`--max_bad_steps` and --learning_rat, <!-- =bands --> --- a--b"
+    assert flags_of(text) - known_flags() == {"max_bad_steps", "learning_rat"}
 
 
-def rows(text, header):
-    lines = text[text.index(header):].split("\n\n")[0].splitlines()[2:]
-    return [line.split("|")[1] for line in lines]
+# ----------------------------------------------------------------------------------------- tables
+
+def named(document, header):
+    """What the first column of a table has between `backticks`."""
+    return {*re.findall(r"`(\w+)`", " ".join(row[0] for row in table(document, header)))}
 
 
-@pytest.mark.parametrize("name, header", [("docs/metrics.md", "| metric |"), ("docs/metrics.md", "| field |"), ("README.md", "| metric | healthy")])
-def test_every_metric_that_a_table_explains_is_written_by_the_code(name, header):
-    named = {word for row in rows((ROOT / name).read_text(), header) for word in re.findall(r"`(\w+)`", row)}
-    code = "".join(text for file, text in CODE.items() if "experiments" not in file.parts)
-    missing = {word for word in named if f'"{word}"' not in code and f"{word}=" not in code}
-    assert named and not missing, f"{name} explains {missing}, which no code writes"
+@pytest.mark.parametrize("document, header", [
+    ("docs/metrics.md", "| metric |"), ("docs/metrics.md", "| field |"),
+    ("README.md", "| metric | healthy")])
+def test_every_metric_that_a_table_explains_is_written_by_the_code(document, header):
+    code = "".join(text for file, text in CODE.items() if not file.startswith("experiments"))
+    names = named(document, header)
+    assert names
+    for name in names:
+        assert f'"{name}"' in code or f"{name}=" in code, name
+
+
+def test_every_metric_of_a_run_is_explained(run):
+    explained = named("docs/metrics.md", "| metric |")
+    found, = run("--mismatch token_truncate --eval_samples 1 --eval_steps 1")
+    assert {*found} <= explained, {*found} - explained
+    assert len(table("README.md", "| metric | healthy")) == 6
+    assert named("README.md", "| metric | healthy") <= explained
+
+
+def test_family_table_is_the_code():
+    rows = {row[0].strip("`"): row for row in table("docs/family.md", "| name | ratio |")}
+    assert list(rows) == list(OBJECTIVES)
+    for name, objective in OBJECTIVES.items():
+        _, ratio, clip, band, constants, reduction, paper, _, trl = rows[name]
+        own = (objective.ratio, objective.clip, objective.reduction)
+        assert (ratio, clip, reduction) == own, name
+        assert paper.startswith(objective.source or "–"), name
+        for key, value in objective.constants.items():
+            assert f"`{key}={value:g}`" in constants, name
+        if objective.epsilon is not None:
+            edges = [float(x) for x in band.split(",")]
+            assert edges == [objective.epsilon, objective.epsilon_high], name
+        loss_type, level = trl_loss(objective) or (None, None)
+        if name != "ppo" and loss_type:
+            assert f'loss_type="{loss_type}"' in trl, name
+            assert level == "token" or f'"{level}"' in trl, name
+        else:
+            assert "loss_type" not in trl, name
+
+
+def test_presets_of_the_documents_are_all_presets():
+    """Every algorithm that sets flags or has another row's objective, with exactly what it sets."""
+    shown = {}
+    for names, objective, filled in table("docs/family.md", "| --algorithm |"):
+        for name in re.findall(r"`(\w+)`", names):
+            own = name if objective == "the same" else objective.strip("`")
+            shown[name] = {"objective": own} | given_flags(shlex.split(filled.strip("`")))
+    assert shown == {name: preset for name, preset in ALGORITHMS.items()
+                     if preset != {"objective": name}}
+
+
+# ---------------------------------------------------------------------------------------- README
+
+def test_the_readme_takes_ten_minutes():
+    seen = re.sub("<!--.*?-->", "", README)
+    lines = seen.splitlines()
+    words = [word for word in seen.split() if re.search(r"\w", word)]       # not the bars of tables
+    assert len(words) <= 1200 and len(README.splitlines()) <= 150 and max(map(len, lines)) <= 125
+    wide = max((cell for line in lines if line.startswith("|") for cell in cells(line)), key=len)
+    assert len(wide) <= 90, wide
+    files = ["`ratios.py`", "`advantages.py`", "`losses.py`", "`rollout.py`", "`train.py`"]
+    order = [README.index(f"| {i} | ") for i in range(1, 6)]
+    assert order == sorted(order) and all(f in README[at:at + 40] for f, at in zip(files, order))

@@ -1,4 +1,5 @@
-"""What is exact in this implementation and need not be in another. python -m pytest tests/house/test_exact.py"""
+"""What is exact in this implementation and need not be in another.
+python -m pytest tests/house/test_exact.py"""
 
 import torch
 
@@ -6,8 +7,7 @@ from rollout import draw
 
 
 def test_the_inverse_cdf_gives_every_token_its_share_of_the_quantiles():
-    logits = torch.tensor([2.0, 0.0, -1.0, -30.0, 1.0])
-    p = logits.softmax(-1)
-    grid = (torch.arange(100_000) + 0.5) / 100_000       # every quantile once: frequencies are exact to 1e-5
-    counts = torch.bincount(draw(logits.expand(len(grid), -1), grid), minlength=5) / len(grid)
-    assert torch.allclose(counts, p, atol=2e-5)
+    logits, n = torch.tensor([2.0, 0.0, -1.0, -30.0, 1.0]), 100_000
+    grid = (torch.arange(n) + 0.5) / n         # every quantile once: exact to 1e-5
+    counts = torch.bincount(draw(logits.expand(n, -1), grid), minlength=5) / n
+    assert torch.allclose(counts, logits.softmax(-1), atol=2e-5)

@@ -1,7 +1,8 @@
-"""gspo.ipynb is gspo.py cell by cell, small, and runs; family.ipynb as well. python -m pytest tests/house/test_notebook.py
+"""gspo.ipynb is gspo.py cell by cell, small, and runs; family.ipynb as well.
+python -m pytest tests/house/test_notebook.py
 
-After a change of gspo.py or notebooks/make_gspo.py: python notebooks/make_gspo.py writes the first anew, with its outputs;
-python notebooks/make_family.py the second.
+After a change of gspo.py or notebooks/make_gspo.py: python notebooks/make_gspo.py writes the first
+anew, with its outputs; python notebooks/make_family.py the second.
 """
 
 import ast
@@ -11,42 +12,51 @@ import re
 import pytest
 
 import gspo
+from documents import DOCUMENTS, PROGRAM
 from losses import OBJECTIVES
-from notebooks import make_family as family
-from notebooks.make_gspo import NOTEBOOK, PICTURE, PICTURED, ROOT, executed, made, notebook, page_cells, picture, sources
+from notebooks import make_family, make_gspo
+from notebooks.make_gspo import executed, made, notebook, page_cells, picture, sources
 
-PAGE = (ROOT / "gspo.py").read_text()
-BOOK = json.loads(NOTEBOOK.read_text())
-STALE = "python notebooks/make_gspo.py writes the notebook anew"
+PAGE = PROGRAM["gspo.py"]
+BOOK, FAMILY = (json.loads(make.NOTEBOOK.read_text()) for make in (make_gspo, make_family))
+STALE = "python notebooks/make_gspo.py and make_family.py write the notebooks anew"
+
+
+def outputs(book):
+    return [output for cell in book["cells"] for output in cell.get("outputs", [])]
 
 
 def printed(book):
-    return "".join("".join(output["text"]) for cell in book["cells"] for output in cell.get("outputs", []) if "text" in output)
+    return "".join("".join(output["text"]) for output in outputs(book) if "text" in output)
+
+
+@pytest.mark.parametrize("book, make, written", [
+    (BOOK, make_gspo, lambda: notebook(PAGE)),
+    (FAMILY, make_family, lambda: made(make_family.CELLS))], ids=["gspo", "family"])
+def test_a_notebook_is_what_its_generator_writes_with_its_outputs(book, make, written):
+    assert sources(book) == sources(written()), STALE
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), STALE
+    pictures = [output for output in outputs(book) if "image/png" in output.get("data", {})]
+    assert len(pictures) == 5
+    assert not [output for output in outputs(book) if output["output_type"] == "error"]
+    text = make.NOTEBOOK.read_text()
+    assert len(text.encode()) < 400_000 and "site-packages" not in text
 
 
 def test_the_notebooks_code_is_the_pages():
-    cells = ["".join(cell["source"]) for cell in BOOK["cells"] if "gspo.py" in cell["metadata"].get("tags", [])]
+    cells = ["".join(cell["source"]) for cell in BOOK["cells"]
+             if "gspo.py" in cell["metadata"].get("tags", [])]
     docstring, *sections = page_cells(PAGE)
-    assert "".join([docstring, *sections]) == PAGE[:PAGE.index("if __name__ ==")], "a part of the page is in no cell"
+    whole = "".join([docstring, *sections])
+    assert whole == PAGE[:PAGE.index("if __name__ ==")], "a part of the page is in no cell"
     assert cells == [section.strip("\n") for section in sections] and len(cells) == 8, STALE
 
 
-def test_the_notebook_is_what_its_generator_writes():
-    assert sources(BOOK) == sources(notebook(PAGE)), STALE
-
-
-def test_the_notebook_is_committed_with_its_outputs():
-    code = [cell for cell in BOOK["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), STALE
-    pictures = [output for cell in code for output in cell["outputs"] if "image/png" in output.get("data", {})]
-    assert len(pictures) == 5 and not any(output["output_type"] == "error" for cell in code for output in cell["outputs"])
-    assert NOTEBOOK.stat().st_size < 400_000 and "site-packages" not in NOTEBOOK.read_text()
-    learns(BOOK)
-
-
 def test_the_picture_of_the_reading_page_is_the_notebooks():
-    assert PICTURE.read_bytes() == picture(BOOK, PICTURED), STALE
-    assert f"](figures/{PICTURE.name})" in (ROOT / "docs/reading.md").read_text()
+    file = make_gspo.PICTURE
+    assert file.read_bytes() == picture(BOOK, make_gspo.PICTURED), STALE
+    assert f"](figures/{file.name})" in DOCUMENTS["docs/reading.md"]
 
 
 def learns(book):
@@ -54,56 +64,41 @@ def learns(book):
     assert len(rewards) == 50 and rewards[0] < 0.7 and sum(rewards[-5:]) / 5 > 0.9, rewards
 
 
-@pytest.mark.slow
-def test_the_notebook_runs_and_its_policy_learns():
-    pytest.importorskip("nbclient")
-    learns(executed(notebook(PAGE)))
-
-
-# ------------------------------------------------------------------------------------------------------- family.ipynb
-
-FAMILY = json.loads(family.NOTEBOOK.read_text())
-AGAIN = "python notebooks/make_family.py writes the notebook anew"
-
-
-def test_the_familys_notebook_is_what_its_generator_writes_with_its_outputs():
-    assert sources(FAMILY) == sources(made(family.CELLS)), AGAIN
-    code = [cell for cell in FAMILY["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), AGAIN
-    pictures = [output for cell in code for output in cell["outputs"] if "image/png" in output.get("data", {})]
-    assert len(pictures) == 5 and family.NOTEBOOK.stat().st_size < 400_000 and "site-packages" not in family.NOTEBOOK.read_text()
-
-
-def test_the_familys_notebook_needs_three_concept_files():
-    code = "\n".join(text for kind, text in sources(FAMILY) if kind == "code")
-    modules = {node.module for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)}
-    assert modules == {"ratios", "advantages", "losses"}
-
-
-def test_the_recorded_batch_is_one_of_the_page():
-    batch = json.loads(family.BATCH.read_text())
-    G = batch["group_size"]
-    for row, (text, reward) in enumerate(zip(batch["responses"], batch["rewards"])):
-        terms = [int(c) for c in batch["prompts"][row // G] if c.isdigit()]
-        answer = ",".join(str(sum(terms[:i + 1]) % 10) for i in range(len(terms))) + "."
-        assert reward == gspo.reward(text, answer) and len(batch["logp"][row]) == len(batch["old_logp"][row])
-        assert len(batch["logp"][row]) - len(text) in (0, 1)            # its end token
-    assert len(batch["rewards"]) == family.PROMPTS * G and 0.1 < sum(batch["rewards"]) / len(batch["rewards"]) < 0.9
-
-
 def tells(book):
     """The shares that the notebook prints: seven rows, of which CISPO and SAPO remove nothing."""
-    shares = {name: float(share) for name, share in re.findall(r"(\w+) +removes +([\d.]+)%", printed(book))}
+    found = re.findall(r"(\w+) +removes +([\d.]+)%", printed(book))
+    shares = {name: float(share) for name, share in found}
     assert len(shares) == 7 and shares.keys() <= OBJECTIVES.keys(), shares
     assert shares["cispo"] == shares["sapo"] == 0 < shares["grpo"] < shares["gspo"], shares
     return shares
 
 
-def test_the_familys_notebook_says_what_each_objective_removes():
+def test_the_notebooks_say_that_the_policy_learns_and_what_each_objective_removes():
+    learns(BOOK)
     tells(FAMILY)
 
 
 @pytest.mark.slow
-def test_the_familys_notebook_runs():
+def test_the_notebooks_run_and_say_the_same():
     pytest.importorskip("nbclient")
-    assert tells(executed(made(family.CELLS))) == tells(FAMILY), AGAIN
+    learns(executed(notebook(PAGE)))
+    assert tells(executed(made(make_family.CELLS))) == tells(FAMILY), STALE
+
+
+def test_the_familys_notebook_needs_three_concept_files():
+    code = "\n".join(text for kind, text in sources(FAMILY) if kind == "code")
+    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    assert {node.module for node in imports} == {"ratios", "advantages", "losses"}
+
+
+def test_the_recorded_batch_is_one_of_the_page():
+    batch = json.loads(make_family.BATCH.read_text())
+    G, rewards = batch["group_size"], batch["rewards"]
+    for row, (text, reward) in enumerate(zip(batch["responses"], rewards)):
+        terms = [int(c) for c in batch["prompts"][row // G] if c.isdigit()]
+        answer = ",".join(str(sum(terms[:i + 1]) % 10) for i in range(len(terms))) + "."
+        assert reward == gspo.reward(text, answer)
+        assert len(batch["logp"][row]) == len(batch["old_logp"][row])
+        assert len(batch["logp"][row]) - len(text) in (0, 1)             # its end token
+    assert len(rewards) == make_family.PROMPTS * G
+    assert 0.1 < sum(rewards) / len(rewards) < 0.9

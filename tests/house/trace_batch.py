@@ -1,8 +1,9 @@
-"""The walk of one rollout batch of train.py: how many files it passes through, and how many distinct
-calls from one file into another. python tests/house/trace_batch.py [-v]
+"""The walk of one rollout batch of train.py: how many files it passes through, and how many
+distinct calls from one file into another. python tests/house/trace_batch.py [-v]
 
-Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts, once the
-plain way (rollout.py) and once the fast one. tests/house/test_reading.py compares with docs/reading.md.
+Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts, once
+the plain way (rollout.py) and once the fast one. tests/house/test_reading.py compares with
+docs/reading.md.
 """
 
 import contextlib
@@ -20,14 +21,15 @@ from tiny_run import TINY  # noqa: E402
 
 
 def ours(frame):
-    """The file of a frame, relative to the project, or None if it is not one of ours, or a test's (conftest.py replaces os.fsync)."""
+    """The file of a frame, relative to the project; None if it is not one of ours, or a test's
+    (conftest.py replaces os.fsync)."""
     file = frame.f_code.co_filename
     name = file.removeprefix(ROOT)
     return None if name == file or name.startswith((".ci/", ".venv/", "venv/", "tests/")) else name
 
 
 def trace(flags):
-    """(files, distinct calls between files, those from train.py, names of the files) of one batch."""
+    """Of one batch: (files, distinct calls between files, those from train.py, the files)."""
     edges, files, inside = set(), set(), False
 
     def hook(frame, event, arg):
@@ -57,5 +59,5 @@ def trace(flags):
 if __name__ == "__main__":
     for flags in (["--plain"], []):
         files, edges, direct, names = trace(flags)
-        print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files (distinct), {direct} of them "
-              "from train.py", *(names if "-v" in sys.argv else []))
+        print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files (distinct),"
+              f" {direct} of them from train.py", *(names if "-v" in sys.argv else []))

@@ -1,0 +1,70 @@
+"""What the tests of the house read: the documents, their tables and code blocks, the sources."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in
+             (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
+README = DOCUMENTS["README.md"]
+FOLDERS = ("features", "plumbing", "tools")
+PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in
+           sorted([*ROOT.glob("*.py"), *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))])}
+COMMAND = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
+FILE = re.compile(r".*`(\w+\.(?:py|jsonl|txt))`.*:$")        # the last one that a paragraph names
+
+
+def table(document, header):
+    """Rows of the table whose header line begins so, as lists of cells."""
+    text = DOCUMENTS[document]
+    lines = text[text.index(header):].split("\n\n")[0].splitlines()[2:]
+    return [cells(line) for line in lines if line.startswith("|")]
+
+
+def cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def blocks(document):
+    """(the paragraph before it, its lines) of every code block: what stands indented by four
+    columns, or between ``` and ```."""
+    found, paragraph, fenced, indented, blank = [], "", False, False, True
+    for line in DOCUMENTS[document].split("\n"):
+        if line.startswith("```"):
+            fenced, indented = not fenced, False
+            if fenced:
+                found.append((paragraph, []))
+        elif fenced:
+            found[-1][1].append(line)
+        elif line.startswith("    ") and (blank or indented):
+            if not indented:
+                found.append((paragraph, []))
+            indented = True
+            found[-1][1].append(line[4:])
+        elif not line.strip() and indented:
+            found[-1][1].append("")
+        elif line.strip():
+            paragraph = f"{paragraph} {line}" if not blank else line
+            indented = False
+        blank = not line.strip()
+    return found
+
+
+def pieces(document):
+    """The document as ("file", name, text) and ("command", line, "") in its order. A block behind
+    the name of a file (`mine.py`:) is that file; lines that begin with a program are commands;
+    other blocks (formulas, rules, quotes) are left out."""
+    found = []
+    for before, lines in blocks(document):
+        lines = "\n".join(lines).rstrip().replace("\\\n", "").split("\n")
+        start = next((i for i, line in enumerate(lines) if COMMAND.match(line)), len(lines))
+        name = FILE.match(before)
+        if name and "".join(lines[:start]) and not (ROOT / name[1]).exists():
+            found.append(("file", name[1], "\n".join(lines[:start]).rstrip() + "\n"))
+        found += [("command", line.split("   #")[0].strip(), "") for line in lines[start:]
+                  if COMMAND.match(line)]
+    return found
+
+
+COMMANDS = [(document, line) for document in DOCUMENTS for kind, line, _ in pieces(document)
+            if kind == "command"]
