@@ -8,7 +8,6 @@ arithmetic sees it. `head in bfloat16`: the LM head's product under autocast too
 rollout.head_of kept it in float32.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from unittest.mock import patch
@@ -23,7 +22,7 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
-from timing import RESULTS, table, write_json  # noqa: E402
+from timing import command_line, publish, table  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's band of log s
@@ -103,16 +102,10 @@ def texts(found):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="answers of 4 tokens")
-    parser.add_argument("--json", default=RESULTS / "bfloat16.json", help="where the numbers go")
-    args = parser.parse_args(argv)
+    args = command_line(__doc__, "bfloat16.json", "answers of 4 tokens").parse_args(argv)
     flags = f"--model_name_or_path {SMOLLM2} --dataset_name none --device cpu"
     model, tokenizer = load_policy(parse(flags.split()), None, torch.device("cpu"))
-    found = {"noise": noise(model, tokenizer, 4 if args.quick else 64)}
-    found["texts"] = texts(found)
-    write_json(args.json, found)
-    print(*found["texts"].values(), sep="\n")
+    publish(args.json, {"noise": noise(model, tokenizer, 4 if args.quick else 64)}, texts)
 
 
 if __name__ == "__main__":

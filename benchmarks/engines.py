@@ -9,7 +9,6 @@ differences  the largest difference between the log-probs that vLLM recorded and
 speed        tokens per processor second of one thread, beside the built-in sampler
 """
 
-import argparse
 import os
 import sys
 import time
@@ -30,7 +29,7 @@ from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed.fast import FastSampler  # noqa: E402
 from rollout import response_logp  # noqa: E402
-from timing import RESULTS, in_turns, spread, timed, write_json  # noqa: E402
+from timing import command_line, in_turns, publish, spread, timed  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 CASES = {  # policy: (rate of the updates, prompts, tokens of a response)
@@ -121,14 +120,9 @@ def texts(found):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--json", default=RESULTS / "engines.json", help="where the numbers go")
-    args = parser.parse_args(argv)
-    found = {"differences": {name: differences(name) for name in CASES},
-             "speed": {name: speed(name) for name in SPEED}}
-    found["texts"] = texts(found)
-    write_json(args.json, found)
-    print(*found["texts"].values(), sep="\n")
+    args = command_line(__doc__, "engines.json").parse_args(argv)
+    publish(args.json, {"differences": {name: differences(name) for name in CASES},
+                        "speed": {name: speed(name) for name in SPEED}}, texts)
     vllm.close_engine()
 
 

@@ -23,34 +23,28 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from engines import rates  # noqa: E402
 from losses import policy_loss  # noqa: E402
-from memory import random_rollout  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
-from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
-from plumbing.engines.samplers import make_sampler, sampling_copy  # noqa: E402
+from plumbing.engines.samplers import make_sampler  # noqa: E402
 from plumbing.engines.vllm import close_engine  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.speed.fast import response_logp, sample  # noqa: E402
-from timing import (RESULTS, in_turns, measure_limit, peak_bytes, spread, timed, wait,  # noqa: E402
-                    write_json)
+from plumbing.speed.fast import response_logp  # noqa: E402
+from shapes import SHAPES, random_model, random_rollout  # noqa: E402
+from timing import (command_line, in_turns, measure_limit, peak_bytes, spread,  # noqa: E402
+                    timed, wait, write_json)
 
 SIZES = {False: (4, 8, 512, 512), True: (2, 2, 16, 16)}  # prompts, responses, tokens of both; --cpu
-SHAPE = dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14, num_key_value_heads=2,
-             intermediate_size=4864, vocab_size=151936)
-SMALL = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-             intermediate_size=128, vocab_size=512)
+SHAPE = SHAPES["Qwen/Qwen2.5-0.5B"]
+SMALL = ("qwen2", 64, 2, 4, 2, 128, 512)
 RUN = f"--config {ROOT}/recipes/gsm8k-80gb.yaml"
 SMALL_RUN = ("--device cpu --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
              "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
@@ -68,15 +62,10 @@ class Bench:
         self.end = time.perf_counter() + limit
         self.device = torch.device("cpu" if cpu else "cuda")
         self.Q, self.G, self.P, self.T = SIZES[cpu]
-        config = AutoConfig.for_model("qwen2", **(SMALL if cpu else SHAPE),
-                                      tie_word_embeddings=True)
-        torch.manual_seed(0)
-        self.model = AutoModelForCausalLM.from_config(config).float().to(self.device).eval()
+        shape = SMALL if cpu else SHAPE
+        self.model = random_model(*shape).float().to(self.device).eval()
         self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.rollout = random_rollout(config.vocab_size, self.Q, self.G, self.P, self.T)
-        for name, value in vars(self.rollout).items():
-            if isinstance(value, torch.Tensor):
-                setattr(self.rollout, name, value.to(self.device))
+        self.rollout = random_rollout(shape[6], self.Q, self.G, self.P, self.T, device=self.device)
 
     def clock(self):
         wait(self.device)
@@ -125,22 +114,6 @@ def limits(bench):
             "bytes_per_second": 2 * a.nbytes / bench.seconds(lambda: copied.copy_(a))["min"]}
 
 
-def decode(bench):
-    """Tokens per second of sampling, and the limit that reading all weights at every token step
-    sets."""
-    tokenizer = builtin_tokenizer()
-    model = sampling_copy(bench.model, "bfloat16")
-    prompts = [[3] * (bench.P - 1) + [i % 10] for i in range(bench.Q)]
-    model.generation_config.eos_token_id = None
-    tokenizer.eos_token = None  # no token ends an answer: every row is T long
-    tokenizer.pad_token_id = 0
-    work = lambda: sample(model, tokenizer, prompts, bench.G, bench.T)
-    rows = bench.Q * bench.G
-    bound = limits(bench)["bytes_per_second"] / (2 * bench.parameters) * rows
-    return {"bound_by_weights": bound,
-            "tokens_per_second": rows * bench.T / bench.seconds(work, 1)["min"]}
-
-
 def one_update(bench, optimizer):
     with torch.autocast(bench.device.type, torch.bfloat16):
         logp = response_logp(bench.model, bench.rollout, entropy=False).logp
@@ -161,53 +134,12 @@ def update(bench):
             "share_of_limit": flops / seconds["min"] / limits(bench)["flops_per_second"]}
 
 
-@torch.no_grad()
-def noise(bench):
-    """How far log-probs and log s deviate from float32's, for each arithmetic. GSPO's clip range is
-    3e-4."""
-    exact = response_logp(bench.model, bench.rollout, entropy=False).logp
-    found = {}
-    for dtype in (torch.bfloat16, torch.float16):
-        with torch.autocast(bench.device.type, dtype):
-            error = response_logp(bench.model, bench.rollout, entropy=False).logp - exact
-        found[str(dtype)[6:]] = {"log_prob": error.std().item(),
-                                 "log_s": error.mean(-1).pow(2).mean().sqrt().item()}
-    return found
-
-
-def syncs(bench):
-    """How often the host waits for the device in an update and in sampling, and the lines that
-    cause it."""
-    if bench.cpu:
-        return {"skipped": "a CPU never waits; tests/speed/test_gpu.py counts on a pretended GPU"}
-    optimizer = torch.optim.SGD(bench.model.parameters(), 0.0)
-    prompts = [[3] * bench.P] * bench.Q
-    work = {"update": lambda: one_update(bench, optimizer),
-            "sampling": lambda: sample(bench.model, builtin_tokenizer(), prompts, bench.G, bench.T)}
-    found = {}
-    for name, once in work.items():
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            torch.cuda.set_sync_debug_mode("warn")
-            once()
-            torch.cuda.set_sync_debug_mode("default")
-        lines = Counter(f"{Path(w.filename).name}:{w.lineno}" for w in seen)
-        found[name] = {"times": lines.total(), "lines": dict(lines.most_common(8))}
-    return found
-
-
 def versus_trl(bench):
     if bench.cpu:
         return {"skipped": "python benchmarks/versus_trl.py measures it on a CPU"}
     if not importlib.util.find_spec("trl"):
         return {"skipped": "TRL is not installed: pip install trl==1.16.0"}
-    return bench.run(ROOT / "benchmarks/versus_trl.py", "--quick")[-4000:]
-
-
-def tests(bench):
-    """The last line that pytest prints for the tests that need a GPU."""
-    file = ROOT / "tests/speed/test_gpu.py"
-    return bench.run("-m", "pytest", "-q", "-m", "gpu", file).splitlines()[-1]
+    return bench.run(ROOT / "benchmarks/versus_trl.py")[-4000:]
 
 
 def run(bench):
@@ -250,15 +182,13 @@ def samplers(bench):
     return found
 
 
-PARTS = {"device": device, "limits": limits, "decode": decode, "update": update, "noise": noise,
-         "syncs": syncs, "versus_trl": versus_trl, "tests": tests, "run": run, "pairs": pairs,
-         "samplers": samplers}  # last: vLLM may keep memory of the device
+PARTS = {"device": device, "limits": limits, "update": update, "versus_trl": versus_trl, "run": run,
+         "pairs": pairs, "samplers": samplers}  # last: vLLM may keep memory of the device
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    parser = command_line(__doc__, "gpu.json")
     parser.add_argument("--cpu", action="store_true", help="on a CPU, in small shapes")
-    parser.add_argument("--json", default=RESULTS / "gpu.json", help="where the numbers go")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--run", nargs=argparse.REMAINDER, help="flags of train.py, at the end")

@@ -9,37 +9,18 @@ head in chunks of rows, which the backward pass recomputes. `at once`: the same 
 in one tensor. benchmarks/simulate.py counts the memory of whole models on a GPU.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from plumbing.speed.fast import response_logp  # noqa: E402
-from rollout import Rollout  # noqa: E402
-from timing import MB, RESULTS, peak_bytes, table, write_json  # noqa: E402
+from shapes import random_model, random_rollout  # noqa: E402
+from timing import MB, command_line, peak_bytes, publish, table  # noqa: E402
 
 VOCABULARY = 151936
-
-
-def random_model(kind, D, L, H, H_kv, ffn, V, **more):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(
-        kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
-        head_dim=D // H, intermediate_size=ffn, vocab_size=V, tie_word_embeddings=False, **more))
-
-
-def random_rollout(V, prompts, group, P, T):
-    generator = torch.Generator().manual_seed(0)
-    ids = lambda *shape: torch.randint(0, V, shape, generator=generator)
-    B = prompts * group
-    seen = torch.ones(prompts, P, dtype=torch.bool)
-    mask = torch.ones(B, T, dtype=torch.bool)
-    return Rollout(ids(prompts, P), seen, ids(B, T), mask, torch.zeros(B, T),
-                   torch.zeros(B, dtype=torch.bool), [""] * B, group)
 
 
 def passes(logp_of, model):
@@ -72,7 +53,7 @@ def vocabulary(lengths):
                                        labels=labels, fused_lm_head=True).log_probs
         found[str(T)] = {}
         for name, logp_of in sides.items():
-            model = random_model("qwen2", 64, 1, 4, 4, 128, VOCABULARY)
+            model = random_model("qwen2", 64, 1, 4, 4, 128, VOCABULARY, tied=False)
             if name == "trl":                                # as GRPOTrainer sets it up
                 add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
             found[str(T)][name] = passes(logp_of, model)
@@ -89,15 +70,9 @@ def texts(found):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="only the shortest response")
-    parser.add_argument("--json", default=RESULTS / "memory.json",
-                        help="where the numbers go (default: %(default)s)")
-    args = parser.parse_args(argv)
-    found = {"vocabulary": vocabulary((256,) if args.quick else (256, 1024, 4096))}
-    found["texts"] = texts(found)
-    write_json(args.json, found)
-    print(found["texts"]["memory"])
+    args = command_line(__doc__, "memory.json", "only the shortest response").parse_args(argv)
+    lengths = (256,) if args.quick else (256, 1024, 4096)
+    publish(args.json, {"vocabulary": vocabulary(lengths)}, texts)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 
 A run's figure is that of its update: prompts of --max_prompt_length tokens, answers of
 --max_completion_length, weights and optimizer included, without the allocator's rounding and
-cuBLAS's workspaces; leave a tenth of the GPU free. SHAPES has the models. Two micro-batches make
+cuBLAS's workspaces; leave a tenth of the GPU free. shapes.py has the models. Two micro-batches make
 the step, as gradients of the first are there during the second. Not simulated: sampling, which
 needs less, 4 bit, vLLM.
 """
@@ -18,23 +18,15 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/gpu")]
 from pretend_device import gpu  # noqa: E402  before torch
 
 import torch  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from losses import policy_loss  # noqa: E402
 from plumbing.model.actor import make_scorer  # noqa: E402
 from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.model.halves import halve_matrices, halves  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from rollout import Rollout  # noqa: E402
-from timing import RESULTS, table, write_json  # noqa: E402
+from shapes import SHAPES, random_model, random_rollout  # noqa: E402
+from timing import RESULTS, publish, table  # noqa: E402
 
-# what a model's name begins with: (model type, hidden, layers, heads, key-value heads,
-# feed-forward, vocabulary)
-SHAPES = {"HuggingFaceTB/SmolLM2-135M": ("llama", 576, 30, 9, 3, 1536, 49152),
-          "Qwen/Qwen2.5-0.5B": ("qwen2", 896, 24, 14, 2, 4864, 151936),
-          "Qwen/Qwen3-0.6B": ("qwen3", 1024, 28, 16, 8, 3072, 151936),
-          "Qwen/Qwen2.5-1.5B": ("qwen2", 1536, 28, 12, 2, 8960, 151936),
-          "Qwen/Qwen2.5-3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
 ROWS = ("--dataset_name x --max_prompt_length 512 --max_completion_length 512 --prompts_per_step 8 "
         "--micro_batch_size 8")
 WAYS = {"bfloat16": "--bf16 true", "float32": "--bf16 false",
@@ -43,25 +35,22 @@ WAYS = {"bfloat16": "--bf16 true", "float32": "--bf16 false",
         "bfloat16, `--use_peft`": "--bf16 true --use_peft"}
 
 
-def config_of(name, layers=None):
-    """The transformers config of a model of SHAPES, with fewer layers if asked. Raises ValueError
-    for another model."""
-    kind, D, L, H, H_kv, F, V = next(
-        (shape for start, shape in SHAPES.items() if name.startswith(start)), [None] * 7)
-    if kind is None:
-        raise ValueError(f"--model_name_or_path {name}: not among {', '.join(SHAPES)}; add its "
-                         "shape to SHAPES of benchmarks/simulate.py")
-    return AutoConfig.for_model(
-        kind, hidden_size=D, num_hidden_layers=layers or L, num_attention_heads=H,
-        num_key_value_heads=H_kv, head_dim=128 if kind == "qwen3" else D // H,
-        intermediate_size=F, vocab_size=V, tie_word_embeddings=True, max_position_embeddings=4096)
+def shape_of(name):
+    """The shape of a model whose name begins with one of SHAPES. Raises ValueError for another."""
+    for start, shape in SHAPES.items():
+        if name.startswith(start):
+            return shape
+    raise ValueError(f"--model_name_or_path {name}: not among {', '.join(SHAPES)}; add its shape "
+                     "to SHAPES of benchmarks/shapes.py")
 
 
 def simulated(flags, layers=None):
-    """Peak bytes of an update of a run of train.py with these flags, one string."""
+    """Peak bytes of an update of a run of train.py with these flags, one string. layers: fewer than
+    the model has."""
     settings = parse(flags.split())
+    kind, D, L, *rest = shape_of(settings.model_name_or_path)
     with torch.device("meta"):
-        policy = AutoModelForCausalLM.from_config(config_of(settings.model_name_or_path, layers))
+        policy = random_model(kind, D, layers or L, *rest)
     policy.tie_weights()
     if settings.use_peft:
         policy = add_adapters(policy.float(), settings).to_empty(device="meta")
@@ -71,7 +60,9 @@ def simulated(flags, layers=None):
     rows = settings.prompts_per_step // settings.steps_per_generation * G
     before = gpu.now
     with gpu:
-        batch = rollout(settings, min(settings.micro_batch_size or rows, rows), G)
+        rows = min(settings.micro_batch_size or rows, rows)
+        batch = random_rollout(100, -(-rows // G), min(G, rows), settings.max_prompt_length,
+                               settings.max_completion_length, unseen=7, device="cuda:0")
         actor = make_scorer(settings, policy.to("cuda:0").eval())
         trained = [p for p in actor.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
@@ -88,18 +79,6 @@ def simulated(flags, layers=None):
     peak = max(gpu.peak["update"], gpu.peak["step"]) - before
     gpu.reset()
     return peak
-
-
-def rollout(settings, rows, G):
-    """Responses of full length to prompts of which one is shorter, on the device."""
-    Q = -(-rows // G)
-    P, T = settings.max_prompt_length, settings.max_completion_length
-    seen = torch.ones(Q, P, dtype=torch.bool)
-    seen[0, :7] = False
-    ids = torch.randint(5, 100, (rows, T))
-    tensors = (torch.randint(5, 100, seen.shape), seen, ids, ids > 0, torch.zeros(ids.shape),
-               torch.zeros(rows, dtype=torch.bool))
-    return Rollout(*(x.to("cuda:0") for x in tensors), [""] * rows, min(G, rows))
 
 
 def texts(found):
@@ -119,7 +98,7 @@ def main(argv):
             way: simulated(f"--model_name_or_path {name} {ROWS} {flags}")
             for way, flags in WAYS.items()}
         print(name, found["peaks"][name], flush=True)
-    write_json(RESULTS / "simulated.json", found | {"texts": texts(found)})
+    publish(RESULTS / "simulated.json", found, texts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the benchmarks share: one way of timing, peaks of memory, a machine's limit, results.
+"""What the benchmarks share: one way of timing, peaks of memory, a machine's limit, their files.
 
 Sides take turns within a round, so that other work on the machine meets all of them; round 0 warms
 up and is not counted. The minimum and the median of a side are kept, and of two sides the quotient
@@ -6,6 +6,7 @@ within each round. A file of results/ holds what was measured and, under "texts"
 figures that the documents show of it, as markdown by name.
 """
 
+import argparse
 import json
 import os
 import time
@@ -96,6 +97,24 @@ def table(head, *rows):
     return "\n" + "".join("| " + " | ".join(map(str, cells)) + " |\n" for cells in lines)
 
 
+def command_line(doc, file, quick=None):
+    """The parser of a benchmark with this docstring that writes this file of results/. quick: what
+    --quick does, where there is one."""
+    parser = argparse.ArgumentParser(description=doc.split("\n\n")[0], allow_abbrev=False)
+    if quick:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--json", type=Path, default=RESULTS / file,
+                        help="where the numbers go (default: %(default)s)")
+    return parser
+
+
 def write_json(path, found):
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(found, indent=1) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def publish(path, found, texts):
+    """Write what was measured with its texts, and print these."""
+    found["texts"] = texts(found)
+    write_json(path, found)
+    print(*found["texts"].values(), sep="\n")

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer and this project on the same work: seconds, memory, share of the limit.
 
     pip install trl==1.16.0
-    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py     # --quick: smaller batches, one minute
+    OMP_NUM_THREADS=2 python benchmarks/versus_trl.py     # --cases tiny_moe: one minute
 
 Both sides run in this process, in turns, on the same weights, prompts, number of completions and
 new tokens, optimizer steps, loss (GSPO), dtype and threads. TRL's side is its own generation,
@@ -15,7 +15,6 @@ arithmetic that does the work: the prefix shared by all prompts once, each promp
 and the LM head only on response positions.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -24,13 +23,15 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import Mock, patch
 
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer
 from transformers.utils import logging
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +49,8 @@ from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
-from timing import (MB, RESULTS, in_turns, measure_limit, peak_bytes,  # noqa: E402
+from shapes import SHAPES, random_model  # noqa: E402
+from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
                     quotients, rounded, spread, table, wait, write_json)
 from tools import trl as trl_settings  # noqa: E402
 from tools.export import keys_of  # noqa: E402
@@ -58,25 +60,37 @@ FORCED = "forced length"     # name of the task whose responses all have the lar
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 ends_of = rollout.end_tokens
 
-#  name: (title, model, prompts, prompt tokens, G, new tokens, updates, rounds, flags of train.py)
-CPU_CASES = {
-    "tiny_moe": ("tiny MoE, 256 × 24 tokens, log-probs recomputed",
-                 "tiny_moe", 32, None, 8, 24, 4, 10, ""),
-    "tiny_moe_sampler": ("tiny MoE, 256 × 24, log-probs of sampling reused",
-                         "tiny_moe", 32, None, 8, 24, 4, 10, "--old_logp sampler"),
-    "default_run": ("the default run, responses end by themselves",
-                    "cold_start", 32, None, 8, None, 4, 16, ""),
-    "tiny_moe_long": ("tiny MoE, 256 × 128", "tiny_moe", 32, None, 8, 128, 4, 4, ""),
-    "tiny_dense": ("tiny dense, 256 × 24", "tiny_dense", 32, None, 8, 24, 4, 8, ""),
-    "smollm2_max": ("SmolLM2-135M, 4-shot `max`, 64 answers", "smollm2", 8, "max", 8, 5, 2, 2, ""),
-    "smollm2": ("SmolLM2-135M, 64 + 64 tokens, G 8", "smollm2", 4, 64, 8, 64, 2, 2, ""),
-}
-CUDA_CASES = {
-    "tiny_moe": ("tiny MoE, 2,048 × 64", "tiny_moe", 256, None, 8, 64, 4, 10, ""),
-    "0.5b": ("0.5B, 512 × (512 + 512)", "0.5b", 64, 512, 8, 512, 4, 3,
-             "--bf16 true --micro_batch_size 16"),
-    "1.5b": ("1.5B, 512 × (512 + 512)", "1.5b", 64, 512, 8, 512, 4, 3,
-             "--bf16 true --micro_batch_size 8"),
+
+
+class Case(NamedTuple):
+    """The same work for both sides. The flags are those of train.py, beside its defaults."""
+    title: str
+    model: str = "tiny_moe"
+    rounds: int = 10
+    tokens: int | None = 24              # of every response; None: they end by themselves
+    prompt: int | str | None = None      # its tokens, "max", or None: the built-in task's
+    flags: str = ""
+    device: str = "cpu"
+    one_off: int = 0                     # rounds without each technique of ours, 0: not tried
+
+
+PAPER_SIZE = "--prompts_per_step 64 --bf16 true --micro_batch_size"
+CASES = {
+    "tiny_moe": Case("tiny MoE, 256 × 24 tokens, log-probs recomputed"),
+    "tiny_moe_sampler": Case("tiny MoE, 256 × 24, log-probs of sampling reused",
+                             flags="--old_logp sampler"),
+    "default_run": Case("the default run, responses end by themselves", "cold_start", 16, None,
+                        one_off=6),
+    "tiny_moe_long": Case("tiny MoE, 256 × 128", rounds=4, tokens=128),
+    "tiny_dense": Case("tiny dense, 256 × 24", "tiny_dense", 8),
+    "smollm2_max": Case("SmolLM2-135M, 4-shot `max`, 64 answers", "smollm2", 2, 5, "max",
+                        "--prompts_per_step 8 --steps_per_generation 2", one_off=2),
+    "smollm2": Case("SmolLM2-135M, 64 + 64 tokens, G 8", "smollm2", 2, 64, 64,
+                    "--prompts_per_step 4 --steps_per_generation 2"),
+    "tiny_moe_many": Case("tiny MoE, 2,048 × 64", tokens=64, flags="--prompts_per_step 256",
+                          device="cuda"),
+    **{size: Case(f"Qwen2.5-{size}, 512 × (512 + 512)", f"Qwen/Qwen2.5-{size}", 3, 512, 512,
+                  f"{PAPER_SIZE} {rows}", "cuda") for size, rows in (("0.5B", 16), ("1.5B", 8))},
 }
 
 
@@ -163,21 +177,15 @@ class Trl:
 
 def make_model(kind, folder, settings, tokenizer):
     """Write a model with random weights to `folder`, as an ordinary checkpoint."""
-    torch.manual_seed(0)
     ends = dict(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     if kind == "tiny_moe":
+        torch.manual_seed(0)
         model = TinyMoE(tiny_config(settings, tokenizer))
     elif kind == "tiny_dense":                               # transformers' own code on both sides
-        model = Qwen3ForCausalLM(
-            Qwen3Config(vocab_size=len(tokenizer), hidden_size=96, num_hidden_layers=4,
-                        num_attention_heads=4, num_key_value_heads=4, head_dim=24,
-                        intermediate_size=192, tie_word_embeddings=False, bos_token_id=None,
-                        **ends))
-    else:                                                    # the shapes of Qwen2.5 0.5B and 1.5B
-        D, L, H, F = {"0.5b": (896, 24, 14, 4864), "1.5b": (1536, 28, 12, 8960)}[kind]
-        model = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=151936, hidden_size=D, num_hidden_layers=L, num_attention_heads=H,
-            intermediate_size=F, num_key_value_heads=2, tie_word_embeddings=True, **ends))
+        model = random_model("qwen3", 96, 4, 4, 4, 192, len(tokenizer), tied=False,
+                             bos_token_id=None, **ends)
+    else:
+        model = random_model(*SHAPES[kind], **ends)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -204,33 +212,33 @@ def forced_task(prompt_tokens, count, length):
                 sizes=(len(problems),), max_completion_length=length)
 
 
-def prepare(case, device, quick=False):
-    """-> (settings of train.py, task, checkpoint folder, rounds) of a case."""
-    _, kind, prompts, prompt_tokens, G, T, updates, rounds, flags = case
-    if quick:
-        prompts = max(updates, prompts // 4)
-        T = T and min(T, 24)
-        rounds = min(rounds, 3)
-    flags = (f"--device {device.type} --prompts_per_step {prompts} --num_generations {G} "
-             f"--steps_per_generation {updates} {flags}").split()
-    flags += ["--max_completion_length", str(T)] if T else []
-    folder = SMOLLM2 if kind == "smollm2" else tempfile.mkdtemp()
-    if kind not in ("tiny_moe", "tiny_dense", "cold_start"):
+def prepare(case):
+    """-> (settings of train.py, task, checkpoint folder) of a case."""
+    flags = ["--device", case.device, *case.flags.split()]
+    folder = SMOLLM2 if case.model == "smollm2" else tempfile.mkdtemp()
+    if case.model == "smollm2" or case.model in SHAPES:
         flags += ["--model_name_or_path", folder, "--no_chat_template", "--learning_rate", "1e-5"]
-    settings = parse(flags)
-    task = forced_task(prompt_tokens, prompts, T) if T else tasks.from_arguments(settings)
-    if kind == "cold_start":
-        for part in cold_start(settings, task, device):
+    if case.tokens:
+        settings = parse([*flags, "--max_completion_length", str(case.tokens)])
+        task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)
+    else:
+        settings = parse(flags)
+        task = tasks.from_arguments(settings)
+    if case.model == "cold_start":
+        for part in cold_start(settings, task, torch.device(case.device)):
             part.save_pretrained(folder)
-    elif kind != "smollm2":
-        make_model(kind, folder, settings, running_sum.builtin_tokenizer())
-    return settings, task, folder, rounds
+    elif case.model != "smollm2":
+        make_model(case.model, folder, settings, running_sum.builtin_tokenizer())
+    return settings, task, folder
 
 
-def run_case(case, device, quick, limit):
-    """Measure both sides in turns -> (the record of the case, our side)."""
+def run_case(case):
+    """The record of a case: both sides measured in turns."""
+    device = torch.device(case.device)
+    limit = measure_limit(device)
     rollout.end_tokens = ends_of                             # preparing evaluates a cold start
-    settings, task, folder, rounds = prepare(case, device, quick)
+    settings, task, folder = prepare(case)
+    rounds = case.rounds
     if not natural(task):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     sides = {"trl": Trl(settings, task, folder, device),
@@ -245,18 +253,17 @@ def run_case(case, device, quick, limit):
               for name in sides}
     record["ratio"] = quotients(seconds["trl"], seconds["ours"])
     record["work"] = {
-        "prompts": settings.prompts_per_step, "group": settings.num_generations,
-        "new_tokens": task.max_completion_length, "updates": settings.steps_per_generation,
-        "rounds": rounds, "old_logp": settings.old_logp, "natural_end": natural(task),
-        "threads": torch.get_num_threads(), "time": time.strftime("%Y-%m-%d %H:%M"),
-        "quick": quick}
+        "rounds": rounds, "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "time": time.strftime("%Y-%m-%d %H:%M")}
     if not natural(task):
         flop = least_flop(settings, task, sides["ours"])
         record["gflop"] = rounded(flop / 1e9)
         record["limit_gflops"] = rounded(limit / 1e9)
         for name in sides:
             record[name]["share_of_limit"] = rounded(flop / median_of(record, name) / limit)
-    return record, sides["ours"]
+    if case.one_off:
+        record["one_off"] = contributions(sides["ours"], case.one_off)
+    return record
 
 
 def median_of(record, side):
@@ -329,7 +336,7 @@ def contributions(ours, rounds):
 
 def texts(found):
     """The tables of docs/speed.md and the figures of README."""
-    records = {name: found["cpu"][name] for name in CPU_CASES if name in found["cpu"]}
+    records = {name: found["cpu"][name] for name in CASES if name in found["cpu"]}
     rows = []
     limits = []
     for name, r in records.items():
@@ -339,7 +346,7 @@ def texts(found):
             share = " / ".join(f"{r[side]['share_of_limit']:.0%}" for side in ("trl", "ours"))
             limits.append(r["limit_gflops"])
         seconds = [f"{median_of(r, side):.2f}" for side in ("trl", "ours")]
-        rows.append((CPU_CASES[name][0], *seconds,
+        rows.append((CASES[name].title, *seconds,
                      f"**{ratio['median']:.2f}** [{ratio['min']:.2f}, {ratio['max']:.2f}]",
                      f"{r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f}", share))
     text = {"speed": table(("same work, same process, in turns", "TRL s", "ours s",
@@ -353,60 +360,35 @@ def texts(found):
     off = {name: r["one_off"] for name, r in records.items() if "one_off" in r}
     text["speed_one_off"] = table(
         ("one technique off: seconds relative to all on",
-         *(CPU_CASES[name][0].split(", ")[0] for name in off)),
+         *(CASES[name].title.split(", ")[0] for name in off)),
         *((technique, *(f"{ratios[technique]:.2f}" for ratios in off.values()))
           for technique in next(iter(off.values()), {})))
     return text
 
 
-def save(path, device, records):
-    """Add the cases measured so far to the file; other cases in it stay."""
-    found = json.loads(path.read_text()) if path.is_file() else {"cpu": {}, "cuda": {}}
-    machine = {"threads": torch.get_num_threads(), "torch": torch.__version__,
-               "time": time.strftime("%Y-%m-%d %H:%M")}
-    found[device.type] |= records | {"machine": machine}
-    if device.type == "cpu":
-        found["texts"] = texts(found)
-    write_json(path, found)
-
-
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true",
-                        help="smaller batches and three rounds: a look, not a measurement")
-    parser.add_argument("--cases", nargs="+", help="only these cases")
-    parser.add_argument("--device", choices=("cpu", "cuda"),
-                        default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", default=RESULTS / "versus_trl.json",
-                        help="where the numbers go (default: %(default)s)")
+    parser = command_line(__doc__, "versus_trl.json")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--cases", nargs="+", help="only these",
+                        default=[name for name, case in CASES.items() if case.device == here])
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning)
-    try:
-        import trl
-    except ImportError:
+    if not find_spec("trl"):
         parser.exit(2, "versus_trl.py: TRL is not installed: pip install trl==1.16.0\n")
-    device = torch.device(args.device)
-    cases = CPU_CASES if args.device == "cpu" else CUDA_CASES
-    unknown = set(args.cases or ()) - set(cases)
-    if unknown:
-        parser.exit(2, f"versus_trl.py: --cases {', '.join(sorted(unknown))} unknown here; "
-                       f"known: {', '.join(cases)}\n")
-    limit = measure_limit(device)
-    print(f"TRL {trl.__version__} and ours, {device}, {torch.get_num_threads()} thread(s), limit "
-          f"{limit / 1e9:.0f} GFLOP/s; seconds of a rollout batch")
-    records = {}
-    for name in args.cases or cases:
-        if cases[name][1] == "smollm2" and not Path(SMOLLM2).is_dir():
+    if unknown := set(args.cases) - set(CASES):
+        parser.exit(2, f"versus_trl.py: --cases {', '.join(unknown)} unknown; known: "
+                       f"{', '.join(CASES)}\n")
+    file = args.json
+    found = json.loads(file.read_text()) if file.is_file() else {"cpu": {}, "cuda": {}}
+    for name in args.cases:
+        case = CASES[name]
+        if case.model == "smollm2" and not Path(SMOLLM2).is_dir():
             print(f"{name}: left out: python tests/make_smollm2.py makes its checkpoint")
             continue
-        records[name], ours = run_case(cases[name], device, args.quick, limit)
-        if name in ("default_run", "smollm2_max"):
-            rounds = 2 if args.quick or name == "smollm2_max" else 6
-            records[name]["one_off"] = contributions(ours, rounds)
-        print(f"{name}: {json.dumps(records[name])}", flush=True)
-        save(Path(args.json), device, records)
-    print(f"numbers: {args.json}")
+        found[case.device][name] = run_case(case)            # other cases in the file stay
+        print(f"{name}: {json.dumps(found[case.device][name])}", flush=True)
+        write_json(file, found | {"texts": texts(found)})
 
 
 if __name__ == "__main__":

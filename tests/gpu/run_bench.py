@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1]), str(HERE.parents[1] / "benchmarks")]
 from pretend_device import gpu  # noqa: E402  before torch
 
-PARTS = ("device", "limits", "decode", "update", "noise", "syncs")
+PARTS = ("device", "limits", "update")
 
 
 def bench():
@@ -28,7 +28,6 @@ def bench():
     module.SIZES = {False: (2, 2, 16, 16)}
     measure = module.measure_limit
     module.measure_limit = lambda device, n: measure(device, 256)
-    module.torch.cuda.set_sync_debug_mode = lambda mode: None
     return module
 
 

@@ -138,9 +138,8 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     started(HERE.parent / "benchmarks/gpu.py", "--cpu", "--json", file, "--limit", "150",
             folder=tmp_path)
     found = json.loads(file.read_text())
-    assert " failed" not in found.pop("tests")               # a line of pytest's
     skipped = {name for name, part in found.items() if "skipped" in part}
-    assert skipped == {"syncs", "versus_trl"}, found
+    assert skipped == {"versus_trl"}, found
     assert not [part for part in found.values() if "error" in part], found
     assert found["run"]["fast"]["seconds_update"]["min"] > 0 and "--plain" in found["run"]
     pairs = found["pairs"]
@@ -150,11 +149,11 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
         assert both[0]["pass_at_1_before"] == both[1]["pass_at_1_before"]
         assert both[0]["steps"] == both[1]["steps"]
     assert found["samplers"]["built-in"] > 0
-    assert found["decode"]["tokens_per_second"] > 0 and found["noise"]["bfloat16"]["log_s"] > 0
+    assert found["update"]["seconds"]["min"] > 0
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_the_gpu_benchmark_ends_on_a_pretended_gpu(tmp_path):
     found = json.loads(started(HERE / "gpu/run_bench.py", folder=tmp_path).splitlines()[-1])
-    assert len(found) == 6 and not [part for part in found.values() if "error" in part], found
+    assert len(found) == 3 and not [part for part in found.values() if "error" in part], found
