@@ -71,6 +71,20 @@ def reuse(curves):
     style.save(figure, ROOT / "docs/figures/reuse.png")
 
 
+def variance(points):
+    """Var[log s] / Var[log w] against 1/L. points: {model: [(1/L, factor)]}. The line: 1/L, as for
+    tokens that move independently of each other."""
+    figure, axes = style.panels(1, 1, width=6.2)
+    for colour, (model, pairs) in zip(style.COLOURS, points.items()):
+        axes.plot(*zip(*pairs), "o", color=colour, markersize=3, label=model)
+    ends = [x for pairs in points.values() for x, _ in pairs]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.BLACK, linewidth=.8)
+    axes.set(xscale="log", yscale="log")
+    style.label(axes, "", "1 / L", "Var[log s] / Var[log w]")
+    axes.legend(fontsize=8)
+    style.save(figure, ROOT / "docs/figures/variance.png")
+
+
 # ---------------------------------------------------------------------------------- of objectives
 
 def zoom(name):

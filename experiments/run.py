@@ -24,6 +24,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import signal
 import statistics
@@ -127,28 +128,37 @@ def missing(question, runs):
                if "refused" in run}
     known = cache(lambda arm, wanted: cells_of(question, runs, arm, wanted))
     for part in question.plan:
-        kinds = {kind(c) for arm in part.arms for wanted in part.cells for c in known(arm, wanted)}
+        places = [(arm, cell) for wanted in part.cells.split(", ")
+                  for arm in part.arms or question.arms for cell in known(arm, wanted)]
+        kinds = {kind(cell) for _, cell in places}
         usable = [s for s in part.starts if not any((k, s) in refused for k in kinds)]
         for seed in usable[:part.count]:
-            for wanted in part.cells:
-                for arm in part.arms:
-                    for cell in known(arm, wanted):
-                        if seed not in runs.get((arm, cell), ()):
-                            yield arm, cell, seed
+            for arm, cell in places:
+                if seed not in runs.get((arm, cell), ()):
+                    yield arm, cell, seed
+
+
+def choices(question):
+    """The (part, arm, "best μ4") of a plan whose cell is chosen."""
+    return [(part, arm, wanted) for part in question.plan for arm in part.arms or question.arms
+            for wanted in part.cells.split(", ") if wanted.startswith("best")]
+
+
+def progress(question, runs):
+    """(runs made, runs missing, how many of these wait for a choice)."""
+    waiting = sum(part.count or len(part.starts) for part, arm, wanted in choices(question)
+                  if not cells_of(question, runs, arm, wanted))
+    return sum(map(len, runs.values())), len(list(missing(question, runs))) + waiting, waiting
 
 
 def forecast(name, question, runs):
     """What a question still lacks, as a sentence."""
-    known = len(list(missing(question, runs)))
-    later = sum(part.count or len(part.starts) for part in question.plan for wanted in part.cells
-                for arm in part.arms if wanted.startswith("best")
-                and not cells_of(question, runs, arm, wanted))
-    made = [run for of in runs.values() for run in of.values()]
-    took = [run["seconds"] for run in made if run["seconds"]]
+    made, lacking, waiting = progress(question, runs)
+    took = [run["seconds"] for of in runs.values() for run in of.values() if run["seconds"]]
     each = statistics.median(took) if took else question.seconds
-    return (f"{name}: {len(made)} runs made, {known + later} missing ({later} of them wait for a "
-            f"choice), about {(known + later) * each / 3600:.1f} hours on one core at {each:.0f} s "
-            f"a run{'' if took else ' (a guess)'}, and half a minute for each new cold start")
+    return (f"{name}: {made} runs made, {lacking} missing ({waiting} of them wait for a choice), "
+            f"about {lacking * each / 3600:.1f} hours on one core at {each:.0f} s a run"
+            f"{'' if took else ' (a guess)'}, and half a minute for each new cold start")
 
 
 # -------------------------------------------------------------------------------------- one run
@@ -168,9 +178,9 @@ def circumstances():
     import transformers
     git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True,
                                         text=True).stdout.strip()
-    cpu = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-           if line.startswith("model name")] if Path("/proc/cpuinfo").is_file() else []
-    return dict(machine=f"{cpu[0] if cpu else platform.processor()}, "
+    about = Path("/proc/cpuinfo")
+    cpu = re.search(r"model name\s*: (.*)", about.read_text()) if about.is_file() else None
+    return dict(machine=f"{cpu[1] if cpu else platform.processor()}, "
                         f"{torch.get_num_threads()} thread(s)",
                 versions=f"Python {platform.python_version()}, torch {torch.__version__}, "
                          f"transformers {transformers.__version__}",
@@ -329,12 +339,12 @@ def mixed(question, runs):
 
 
 def judge_rule(question, runs, rule):
-    """dict(mean, low, high, starts, verdict, p) of a rule; mean is None without a run."""
+    """dict(mean, low, high, starts, verdict, p) of a rule, or None without a run."""
     gap = list(contrast(question, runs, rule.of, rule.starts or question.starts).values())
-    if not gap:
-        return dict(mean=None, starts="0", verdict="not run", p=None)
     if rule.less:
         return beyond(gap, list(contrast(question, runs, rule.less, rule.less_starts).values()))
+    if not gap:
+        return None
     bounds = [rule.held, rule.refuted]
     back = float
     if rule.factor:
@@ -350,7 +360,7 @@ def judge_rule(question, runs, rule):
 def beyond(gap, other):
     """The same for a mean minus that of an independent sample, by Welch's t, above 0 or below."""
     if min(len(gap), len(other)) < 2:
-        return dict(mean=None, starts="0", verdict="not run", p=None)
+        return None
     low, high = stats.ttest_ind(gap, other, equal_var=False).confidence_interval(.95)
     starts = f"{len(gap)} and {len(other)}"
     answer = (intervals.HELD if low > 0 else intervals.REFUTED if high < 0
@@ -360,14 +370,24 @@ def beyond(gap, other):
 
 
 def judged(question, runs):
-    """({rule: dict}, the verdict of the question)."""
+    """({rule: dict}, the verdict of the question). A rule without a number is not run or, where
+    the question has runs, not finished: its mean is None."""
     found = {name: judge_rule(question, runs, rule) for name, rule in question.rules.items()}
-    answers = [found[name]["verdict"] for name in question.decides]
+    if None in found.values():
+        made, lacking, _ = progress(question, runs)
+        none = f"not finished: {made} of {made + lacking} runs" if made else "not run"
+        none = dict(mean=None, starts="0", verdict=intervals.Verdict(none), p=None)
+        found = {name: number or none for name, number in found.items()}
+    deciding = [found[name] for name in question.decides]
+    answers = [number["verdict"] for number in deciding]
     if not answers:
         return found, intervals.Verdict("reported only")
+    for number in deciding:
+        if number["mean"] is None:
+            return found, number["verdict"]
     if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
         return found, intervals.Verdict(f"depends on {question.depends}")
-    return found, intervals.all_of([intervals.Verdict(a, getattr(a, "p", None)) for a in answers])
+    return found, intervals.all_of(answers)
 
 
 def entered(question, runs):
@@ -445,9 +465,7 @@ def summary():
 
 def chosen_by(question):
     """The (arm, group) whose cell a question chooses."""
-    return dict.fromkeys((arm, wanted.partition(" ")[2]) for part in question.plan
-                         for arm in part.arms for wanted in part.cells
-                         if wanted.startswith("best"))
+    return dict.fromkeys((arm, wanted.partition(" ")[2]) for _, arm, wanted in choices(question))
 
 
 def words_of(rule):
@@ -477,7 +495,8 @@ def outside(bounds):
 def report(name, question, runs):
     found, verdict = judged(question, runs)
     print(f"{question.claim}   ({question.source})\n  {verdict.upper()}\n  regime    "
-          f"{question.regime}\n  reported  {question.reported}\n  {question.notes}")
+          f"{question.regime}\n  reported  {question.reported}\n  "
+          f"{' '.join(question.notes.split())}")
     for arm, group in chosen_by(question):
         if cell := best(question, runs, arm, group):
             print(f"  chosen    {arm}: {cell}")
@@ -497,6 +516,27 @@ def curves(question, runs):
     return found
 
 
+def factors():
+    """{model: [(1/L, Var[log s] / Var[log w])]}: of a model taught little at each length, of runs
+    of the default task and of the pretrained model."""
+    figures_of = lambda name: [run["figures"] for of in read(name).values() for run in of.values()]
+    found = {"width 64, by length": [(1 / length, factor) for of in figures_of("variance")
+                                     for length, factor in zip(of["lengths"], of["factors"])]}
+    for name, model in (("reuse", "default task, a run"), ("counting", "SmolLM2 counts, a run")):
+        found[model] = [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
+                        for of in figures_of(name)]
+    return {model: points for model, points in found.items() if points}
+
+
+def draw(name, question, runs):
+    if name in pictures.SHOWN:
+        pictures.forest(name, question, judged(question, runs)[0])
+    if name == "reuse" and (of_batches := curves(question, runs)):
+        pictures.reuse(of_batches)
+    if name == "variance":
+        pictures.variance(factors())
+
+
 def shown(number, form):
     if number["mean"] is None:
         return ""
@@ -511,7 +551,6 @@ def main(argv=None):
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUESTIONS)}")
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
     parser.add_argument("--only", metavar="ARM[@CELL]", help="only runs of this arm (and cell)")
-    parser.add_argument("--starts", type=int, nargs="*", help="only runs of these cold starts")
     parser.add_argument("--folder", default="experiments/results", help="where NAME.jsonl is")
     parser.add_argument("--judge", action="store_true", help="make no runs")
     options = parser.parse_args(argv)
@@ -528,10 +567,8 @@ def main(argv=None):
             report(name, question, runs)
         else:
             print(f"    {question.claim}: {judged(question, runs)[1]}")
-        if name in pictures.SHOWN and not options.judge:
-            pictures.forest(name, question, judged(question, runs)[0])
-        if name == "reuse" and not options.judge and (of_batches := curves(question, runs)):
-            pictures.reuse(of_batches)
+        if not options.judge:
+            draw(name, question, runs)
     if options.folder == "experiments/results" and not options.judge:
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
         (ROOT / "experiments/results/numbers.json").write_text(text + "\n")
@@ -548,8 +585,7 @@ def make_all(name, question, options):
     while made < options.most:
         runs = read(name, options.folder)
         wanted = (one for one in itertools.chain(missing(question, runs), mixed(question, runs))
-                  if options.only in (None, one[0], f"{one[0]}@{one[1]}")
-                  and (not options.starts or one[2] in options.starts))
+                  if options.only in (None, one[0], f"{one[0]}@{one[1]}"))
         one = next(wanted, None)
         if one is None:
             break

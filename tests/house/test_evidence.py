@@ -79,11 +79,12 @@ def test_every_run_that_a_plan_asks_for_is_a_command(name):
         assert words.startswith(("--device cpu --seed 0", "python experiments/measures.py"))
     for part in question.plan:
         assert set(part.arms) <= set(question.arms), part.arms
-        known = set(question.ladder(part.arms[0]) | question.further)
-        for wanted in part.cells:
+        arm = [*part.arms, *question.arms][0]
+        known = set(question.ladder(arm) | question.further)
+        for wanted in part.cells.split(", "):
             word, _, group = wanted.partition(" ")
             chosen = word in ("all", "best", "edge")
-            cells = run.group_of(question, part.arms[0], group) if chosen else [wanted]
+            cells = run.group_of(question, arm, group) if chosen else [wanted]
             assert cells and set(cells) <= known, wanted
     assert set(question.decides) <= set(question.rules)
 
@@ -151,12 +152,10 @@ def index(lines):
 
 STARTS, BOTH = range(10, 14), ("A", "B")
 ASKED = Question(
-    claim="B is ahead", source="ours", reported="–", regime="tiny", flags="",
-    arms=dict.fromkeys(BOTH, ""), cells=rates(1e-4, 2e-4), further=rates(5e-5, 4e-4),
-    choose=range(2), choices=2, starts=STARTS,
-    plan=(Part(BOTH, ("all",), range(2)), Part(BOTH, ("edge",), range(2)),
-          Part(BOTH, ("best",), STARTS)),
-    rules={"ahead": Rule("B@best - A@best", least=4)}, decides=("ahead",))
+    claim="B is ahead", regime="tiny", arms=dict.fromkeys(BOTH, ""), cells=rates(1e-4, 2e-4),
+    further=rates(5e-5, 4e-4), choose=range(2), choices=2, starts=STARTS,
+    parts=(Part("all", range(2)), Part("edge", range(2)), Part("best", STARTS)),
+    rules={"ahead": Rule("B@best - A@best", least=4)})
 BEST = (("A", "0.0004"), ("B", "0.0001"))                    # A's after the grid was extended
 CHOSEN = [made(arm, cell, seed, after) for (arm, cell, after), seed in product((
     ("A", "0.0001", .5), ("A", "0.0002", .6), ("A", "0.0004", .7),
@@ -185,6 +184,13 @@ def test_differences_are_paired_by_start_within_one_machine_and_commit():
     assert sorted(run.mixed(ASKED, runs)) == [(*place, 10) for place in BEST], "no other start"
 
 
+def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
+    found, verdict = run.judged(ASKED, index(CHOSEN[1:]))
+    assert verdict == found["ahead"]["verdict"] == "not finished: 11 of 20 runs"
+    assert found["ahead"]["mean"] is None and run.judged(ASKED, {})[1] == "not run"
+    assert run.judged(ASKED, index(CHOSEN))[1] == "not finished: 12 of 20 runs"
+
+
 def test_a_member_made_elsewhere_has_no_rank():
     ends = {"A": .5, "B": .6, "C": .7}
     league = replace(ASKED, arms=dict.fromkeys(ends, ""), further={}, starts=STARTS)
@@ -199,7 +205,7 @@ def test_a_member_made_elsewhere_has_no_rank():
 
 def test_a_refused_start_is_recorded_and_the_next_takes_its_place():
     cells = {"48 layers 0.1": "", "4 layers 0.1": ""}
-    asked = replace(ASKED, plan=(Part(BOTH, ("48 layers 0.1",), range(5), 2),), cells=cells)
+    asked = replace(ASKED, parts=(Part("48 layers 0.1", range(5), count=2),), cells=cells)
     refused = [dict(arm="A", cell=cell, seed=seed, refused="cold start", seconds=1.)
                for seed, cell in enumerate(cells)]
     starts = [seed for _, _, seed in run.missing(asked, index(refused))]
@@ -218,7 +224,7 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
     first = file.read_text().splitlines()
     assert [json.loads(line)["arm"] for line in first] == ["A", "A", "B"]
     file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n')      # one deleted, one cut off
-    run.main("tiny --only A@0.0001 --starts 0 --folder here".split())
+    run.main("tiny --only A@0.0001 --most 1 --folder here".split())
     then, again = (json.loads(line) for line in (first[0], file.read_text().splitlines()[-1]))
     for line in (then, again):
         del line["figures"]["batch_seconds"], line["figures"]["seconds"], line["seconds"]
