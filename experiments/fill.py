@@ -13,6 +13,7 @@ Names come from experiments/results/numbers.json, which experiments/run.py write
                                     ends above its start
     table learning                  the rules of a question with their intervals and verdicts
     verdicts, league, member grpo   the two tables of docs/evidence.md, the mean of a member
+    uses, figure reuse              how often an arm may use a batch; a picture, once it is drawn
 
 A test checks that the pages are what this writes.
 """
@@ -22,12 +23,13 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import mode
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from questions import QUESTIONS                                                      # noqa: E402
+from questions import EQUAL, FIRST, QUESTIONS, REUSED                               # noqa: E402
 
 MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)
 
@@ -67,6 +69,9 @@ def texts():
         names[f"runs {question}"] = f"{found['made'][question]:,}"
         if QUESTIONS[question].decides:
             names[f"table {question}"] = rules(question, found["numbers"])
+    names |= {"uses": uses(found), "reuse": reuse(found["numbers"])}
+    picture = "![reward of a batch by samples and by steps](figures/reuse.png)"
+    names["figure reuse"] = picture * (ROOT / "docs/figures/reuse.png").is_file()
     for kind in ("chosen", "survived"):
         names |= {f"{kind} {key}": rate(cell) for key, cell in found[kind].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
@@ -114,20 +119,67 @@ def verdicts(found):
 
 
 def rules(name, numbers):
-    """The rules of a question that have runs, in the unit of the first that decides."""
+    """The rules of a question that have runs, in the unit of the first that decides; starts where
+    they are not those of the head. What arms lose at several doses is a table of its own."""
+    question = QUESTIONS[name]
+    unit = question.rules[question.decides[0]].form
+    shown = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
+             if numbers[f"{name}: {rule}"]["mean"] is not None and words.form == unit}
+    if not shown:
+        return ""
+    usual = mode(number["starts"] for number in shown.values())
+    lost = {re.fullmatch("lost by (.+) at (.+)", rule): number for rule, number in shown.items()}
+    lost = {match.groups(): interval(number, unit) for match, number in lost.items() if match}
+    rows = [(rule + f" ({number['starts']} starts)" * (number["starts"] != usual),
+             interval(number, unit), in_a_word(number, question.rules[rule].nothing))
+            for rule, number in shown.items() if not rule.startswith("lost by ")]
+    text = table((f"`{name}`, {usual} starts", "mean [95 %]", "verdict"), *rows)
+    doses = dict.fromkeys(dose for _, dose in lost)
+    losses = [(arm, *(lost.get((arm, dose), "–") for dose in doses))
+              for arm in dict.fromkeys(arm for arm, _ in lost)]
+    return text + table(("lost", *doses), *losses) * bool(lost)
+
+
+def uses(found):
+    """How often each arm is shown to gain from using a batch, of 1, 2 and 4 times, at equal
+    samples."""
+    numbers = {(arm, mu): found["numbers"][f"reuse: {arm} gains from μ = {mu}, equal samples"]
+               for arm in FIRST for mu in (4, 2)}
+    if all(number["mean"] is None for number in numbers.values()):
+        return found["verdicts"]["reuse"]["verdict"]
+    said = []
+    for arm in FIRST:
+        gains = [mu for mu in (4, 2) if numbers[arm, mu]["verdict"] == "held"]
+        number = numbers[arm, gains[0] if gains else 4]
+        word = f"{gains[0]} times" if gains else in_a_word(number, EQUAL)
+        size = "" if number["mean"] is None else f" ({interval(number, '{:+.3f}')})"
+        said.append(f"{arm} {word}{size}")
+    return ", ".join(said)
+
+
+def reuse(numbers):
+    """What each arm gains from μ uses of a batch, and from which μ on its clip acts."""
+    columns = ("{} gains from μ = 2, equal samples", "{} gains from μ = 4, equal samples",
+               "{} gains from μ = 4, equal optimizer steps", "{} minus GRPO grows from μ = 1 to 4")
     rows = []
-    unit = QUESTIONS[name].rules[QUESTIONS[name].decides[0]].form
-    for rule, words in QUESTIONS[name].rules.items():
-        number = numbers[f"{name}: {rule}"]
-        if number["mean"] is not None and words.form == unit:
-            rows.append((rule, interval(number, words.form), number["starts"],
-                         in_a_word(number, words.nothing)))
-    return table((f"`{name}`", "mean [95 %]", "starts", "verdict"), *rows)
+    for arm in REUSED:
+        of = [numbers.get(f"reuse: {words.format(arm)}") for words in columns]
+        cells = [f"{interval(number, '{:+.3f}')} {in_a_word(number, EQUAL)}"
+                 if number and number["mean"] is not None else "–" for number in of]
+        acts = [f"μ = {mu}" for mu in (1, 2, 4)
+                if numbers[f"reuse: the clip of {arm} acts at μ = {mu}"]["verdict"] == "held"]
+        if set(cells) != {"–"}:
+            rows.append((arm, *cells, [*acts, "not shown"][0]))
+    head = ("`reuse`", "μ = 2, equal samples", "μ = 4", "μ = 4, equal steps",
+            "minus GRPO, from μ = 1 to 4", "its clip acts from")
+    return table(head, *rows) if rows else ""
 
 
 def in_a_word(number, nothing):
     """A verdict without its starts; "equal" for an interval within ±nothing, and "–" for a number
     that was reported beside the rules."""
+    if number["mean"] is None:
+        return "not yet run"
     word = number["verdict"].partition(" ")[0]
     if word in ("refuted", "reported") and -nothing <= number["low"] <= number["high"] <= nothing:
         return "equal"
@@ -135,26 +187,14 @@ def in_a_word(number, nothing):
 
 
 def league(rows):
-    flags = lambda row: re.sub(r" --learning_rate \S+", "", row["flags"]).strip()
+    """Members with the clip range that was chosen for them, where it is not the published one."""
     rank = lambda row: "{} [{}, {}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
-    shown = [(rank(row), f"`{flags(row)}`", rate(row["cell"]),
-              "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"]), in_ranges(row["near"]) or "–",
-              f"{row['to_goal']:,.0f}" if row["to_goal"] else "–", f"{row['samples']:,.0f}")
-             for row in rows]
-    return table(("rank [95 %]", "flags", "rate", "pass@1 [95 %]", "not told apart from",
-                  "samples to 0.9", "in all"), *shown)
-
-
-def in_ranges(places):
-    """Whole numbers as text, runs of three and more as a range: [1, 3, 4, 5, 7] as 1, 3–5, 7."""
-    parts = []
-    for place in sorted(places):
-        if parts and parts[-1][-1] == place - 1:
-            parts[-1].append(place)
-        else:
-            parts.append([place])
-    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 2 else ", ".join(map(str, part))
-                     for part in parts)
+    band = lambda row: ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
+    shown = [(rank(row), f"`{row['member']}` {band(row)}".strip(), rate(row["cell"]),
+              "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"]),
+              f"{row['to_goal']:,.0f}" if row["to_goal"] else "–") for row in rows]
+    return table(("rank [95 %]", "member, clip range", "rate", "pass@1 [95 %]", "samples to 0.9"),
+                 *shown)
 
 
 def fill(text, names):

@@ -64,7 +64,7 @@ class Part:
 @dataclass(frozen=True, kw_only=True)
 class Question:
     claim: str
-    source: str = "ours, no paper"
+    source: str = "ours"
     reported: str = "no figure"
     regime: str
     flags: str = ""                  # of every run
@@ -146,7 +146,7 @@ LEARNING = Question(
     source="GSPO §5.1 and figure 1", reported="higher reward at the same compute (curves only)",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
     arms=known(*MOE)
-         | {"GSPO no clip": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99"}  # no s gets there
+         | {"GSPO no clip": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99"}   # never acts
          | known("GMPO", "CISPO", "DPPO"),
     cells=rates(*MAP_RATES, groups=PLACES), groups={"rough": ROUGH}, choose=OLD_CHOOSE,
     starts=range(4, 12),
@@ -597,7 +597,7 @@ COUNTING = Question(
 
 # -------------------------------------------------------------------------------- PPO, fairly
 
-HEADS = {f"w{w} λ{lam}": f"--critic_warmup {w} --lam {lam}"  # flags that train.py is to get
+HEADS = {f"w{w} λ{lam}": "--{} {} --{} {}".format("critic_warmup", w, "lam", lam)  # still to come
          for w in (0, 2, 5) for lam in (.95, 1)}
 NO_CRITIC = {"no critic": ""}
 PLAIN_ARMS = ("GRPO", "REINFORCE++")
