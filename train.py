@@ -60,7 +60,7 @@ from plumbing.loop.extras import make_extras
 from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
-from plumbing.run import checkpoints, folder as run, memory, screen
+from plumbing.run import checkpoints, dry_run, folder as run, memory, screen
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
 from plumbing.speed.rollouts import cut_routes, join_scores
@@ -482,6 +482,8 @@ def run_on(device, settings, task):
         screen.say(checkpoints.plan(settings, learner, saved))
         if device.type == "cuda":
             memory.try_longest(learner, task)
+        if settings.dry_run:
+            return dry_run.tell(settings, learner, task, train, held_out, began)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
         screen.say(run.begin_run(settings, folder, task))

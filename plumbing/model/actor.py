@@ -69,13 +69,19 @@ def make_scorer(args, policy, more=False):
 def checkpoint_layers(policy):
     """Turn on gradient checkpointing -> the modules that recompute in backward while they are in
     training mode."""
-    policy.activation_checkpointing_enable()
+    checkpoint_activations(policy)
     layers = [m for m in policy.modules() if getattr(m, "gradient_checkpointing", False)]
     for layer in layers:
         for name, value in list(vars(layer).items()):
             if "dropout" in name and isinstance(value, float):
                 setattr(layer, name, 0.0)  # some layers call dropout as a function, not a module
     return layers
+
+
+def checkpoint_activations(policy):
+    """Turn on transformers' gradient checkpointing, which has another name before 5.23."""
+    enable = getattr(policy, "activation_checkpointing_enable", None)
+    (enable or policy.gradient_checkpointing_enable)()
 
 
 def trained_policy(args, task, device, folder=None):

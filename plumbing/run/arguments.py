@@ -298,6 +298,8 @@ class Core:
     config: str | None = flag(None, "YAML file of flags by their own names, for example one of "
                               "recipes/, or the config.json of a run; the command line wins",
                               unset="none", section="the run")
+    dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
+                                "time that the run needs; no run folder is made", without="resume")
     output_dir: str | None = flag(None, "run folder",
                                   unset="runs/<algorithm>, numbered if it exists")
     overwrite_output_dir: bool = flag(False, "replace the run in --output_dir",
@@ -540,7 +542,8 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"config", "resume", "overwrite_output_dir", "output_dir", "trust_run_code"}
+OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
+             "trust_run_code"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {f.name for f in fields(Settings) if f.metadata.get("free")}
 

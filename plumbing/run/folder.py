@@ -36,7 +36,11 @@ LOCK = ".lock"
 @contextmanager
 def run_folder(args):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
-    block fails before the first rollout batch is complete, so that the next run gets its name."""
+    block fails before the first rollout batch is complete, so that the next run gets its name.
+    With --dry_run only the name of the folder, which is not made."""
+    if args.dry_run:
+        yield checked_name(args)
+        return
     folder = processes.on_first(lambda: open_run(args))
     locks = []
     try:
@@ -67,18 +71,32 @@ def stopped(args, folder):
 
 def open_run(args):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
-    Raises ValueError if the folder holds anything that must not be replaced, or if a checkpoint to
-    start from does not exist."""
+    Raises ValueError as checked_name does."""
+    folder = checked_name(args)
+    while args.output_dir is None:
+        with suppress(FileExistsError):                  # another run may take the name first
+            folder.mkdir(parents=True)
+            return folder
+        folder = free_name(args)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def free_name(args):
+    """The first of runs/<algorithm>, runs/<algorithm>-2 … that does not exist."""
+    names = (f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+    return next(folder for folder in map(Path, names) if not folder.exists())
+
+
+def checked_name(args):
+    """The name of the run's folder; nothing is made. Raises ValueError if the folder holds anything
+    that must not be replaced, or if a checkpoint to start from does not exist."""
     for name in () if args.resume else ("model_name_or_path", "teacher_model_name_or_path"):
         source = getattr(args, name)
         if source and (words := not_there(source)):
             raise ValueError(f"--{name} {source}: {words}")
     if args.output_dir is None:
-        for n in itertools.count(1):
-            folder = Path(f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else ""))
-            with suppress(FileExistsError):                  # another run may take the name first
-                folder.mkdir(parents=True)
-                return folder
+        return free_name(args)
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
@@ -91,7 +109,6 @@ def open_run(args):
                          "give its values as flags, or start a new run")
     if contents(folder) and not args.resume:
         check_replaceable(args, folder, before, changes)
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

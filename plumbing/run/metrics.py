@@ -24,6 +24,9 @@ from routes import flip_rate, router_shift
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
 MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
+# What helps a policy whose responses are all wrong.
+NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in parts, or a few "
+               "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
 
 
 class Clock:
@@ -281,7 +284,7 @@ class Recorder:
         if step == 1 and self.clips_s and (note := noise_note(args, record["log_s_noise"])):
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
-            print(equal_note(firsts[0], record["reward_std"]), flush=True)
+            print(equal_note(firsts[0], record), flush=True)
 
     def band_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the
@@ -342,14 +345,16 @@ def no_signal(args, record, advantages):
     return bool((advantages == 0).all()) or reads and record["reward_std"] == 0
 
 
-def equal_note(first, reward_std):
-    """The note after MAX_EQUAL_STEPS batches without a signal. first: a line of samples.jsonl."""
-    where = "" if reward_std == 0 else " within every group"
+def equal_note(first, record):
+    """The note after MAX_EQUAL_STEPS batches without a signal. first: a sample of the last of them;
+    record: its line of metrics.jsonl."""
+    where = "" if record["reward_std"] == 0 else " within every group"
     prompt, response = (first[name].strip() for name in ("prompt", "response"))
+    helps = "Are the problems too easy?" if record["pass_rate"] else NEVER_RIGHT
     return (f"note: in the last {MAX_EQUAL_STEPS} batches all rewards were equal{where}, so "
             f"nothing is learned; the first response of this batch, with reward "
             f"{first['reward']:g}: {prompt[-100:]!r} -> {response[:200]!r}; does the verifier read "
-            "such responses, and are the problems neither too hard nor too easy?")
+            f"such responses? {helps}")
 
 
 def line(record, steps, seconds_left, best_pass_rate):

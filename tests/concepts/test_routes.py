@@ -18,6 +18,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 import models
 import rollout as plain
 from losses import policy_loss
+from plumbing.model.actor import checkpoint_activations
 from plumbing.run.metrics import route_bytes
 from plumbing.speed import fast
 from plumbing.speed.rollouts import (FastRollout, cat_routes, cut_routes, response_routes,
@@ -90,7 +91,7 @@ def checkpointed(model):
     for on in (False, True):
         model.train().zero_grad()
         if on:
-            model.activation_checkpointing_enable()
+            checkpoint_activations(model)
         yield model
 
 
@@ -170,7 +171,7 @@ def test_backward_outside_the_block_is_refused_only_with_gradient_checkpointing(
     with replay_routes(model, routes):
         loss = model(**inputs).logits.sum()
     loss.backward()
-    model.activation_checkpointing_enable()
+    checkpoint_activations(model)
     with pytest.raises(ValueError, match="call it inside the block"):
         with replay_routes(model, routes):
             model(**inputs).logits.sum()
@@ -505,7 +506,7 @@ def test_routes_that_are_never_used_or_too_few_are_refused():
         with torch.no_grad(), replay_routes(model, two):
             for _ in range(3):
                 model(**inputs)
-    model.train().activation_checkpointing_enable()
+    checkpoint_activations(model.train())
     with pytest.raises(ValueError, match="with gradient checkpointing, record one"):
         with replay_routes(model, two):
             sum(model(**inputs).logits.sum() for _ in range(2)).backward()

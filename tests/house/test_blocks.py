@@ -48,6 +48,7 @@ REASONS = {
     "python benchmarks/": "minutes, or a GPU",
     "python eval.py claims": "tests/house/test_evidence.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
+    "recipes/supervised.py": "tests/run/test_never_right.py runs it",
     "tensorboard --logdir": "a server",
     "--sampler vllm": "an environment of its own: tests/engines",
     "export JAIL": "a sandbox: tests/data/test_documented.py",

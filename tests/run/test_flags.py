@@ -191,6 +191,7 @@ EFFECTS = {
     "optim": (FLAT, None, "adamw_8bit", Seen.weights),
 
     "config": (ONE, None, "settings.yaml", last("grad_norm")),
+    "dry_run": (ONE, None, "true", lambda seen: seen.files),
     "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
     "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
     "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),

@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import rollout as plain
 from models import SIZES, gradient, own_logp, own_scores
+from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
 from plumbing.speed.caches import has_plain_cache
 from plumbing.speed.fast import (distinct, groups_per_row, packed_hidden, response_logp,
@@ -67,7 +68,7 @@ def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
     monkeypatch.setattr(fast, "MAX_PACKED", packed)
     model = make(kind)
     if checkpointing:
-        model.train().activation_checkpointing_enable()
+        checkpoint_activations(model.train())
     scores = module.response_logp(model, rollout, temperature, entropy_grad=True, **options)
     found = torch.stack([scores.logp, scores.entropy])
     assert torch.allclose(found, want, atol=1e-5)

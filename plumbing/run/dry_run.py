@@ -1,0 +1,115 @@
+"""--dry_run: what a run would do, need and take, tried within minutes; no run folder is made.
+
+What is measured is the run itself: its first rollout batch, an evaluation of a few held-out
+prompts, and the longest update that can occur. A cold start that is missing is made and kept in
+its usual cache, from which the run will read it.
+"""
+
+import resource
+import sys
+import time
+from dataclasses import replace
+
+import torch
+
+from plumbing.data.task import shown
+from plumbing.run import memory, screen
+from plumbing.run.metrics import NEVER_RIGHT, rollout_metrics
+
+EVALUATED = 64      # held-out prompts, at most
+
+
+def tell(settings, learner, task, train, held_out, began):
+    """Print prompt, response, memory and time of the run. train, held_out: those of train.py and
+    eval.py; began: when the script began, by time.perf_counter."""
+    loaded = time.perf_counter()
+    few = replace(settings, eval_prompts=min(settings.eval_prompts, EVALUATED))
+    scores = held_out(few, learner.actor, learner.tokenizer, task)
+    evaluated = time.perf_counter()
+    first = FirstBatch()
+    train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
+    trained = time.perf_counter()
+    screen.say(transcript(first.batch, learner.tokenizer, task))
+    if scores:
+        screen.say(f"{few.eval_prompts} held-out prompts before training: {screen.scores(scores)}")
+    screen.say(peak_memory(learner, task))
+    screen.say(duration(settings, loaded - began, trained - evaluated,
+                        (evaluated - loaded) * settings.eval_prompts / few.eval_prompts))
+    screen.say("dry run: no folder was made; leave out --dry_run to train")
+
+
+class FirstBatch:
+    """Takes the place of Recorder and Saver: keeps the batch, writes nothing."""
+
+    step = 0
+
+    def begin(self):
+        pass
+
+    def lap(self, name):
+        pass
+
+    def count_bad(self, step, skipped, mini):
+        pass
+
+    def log(self, step, batch, mini, new, updates, held):
+        self.batch = batch
+
+    def mark(self, step):
+        return False
+
+    def save(self):
+        pass
+
+
+def transcript(batch, tokenizer, task):
+    """A prompt of the batch as the policy reads it, the first response with its reward, and the
+    pass rate of the batch."""
+    rollout = batch.rollout
+    problem = batch.problems[0]
+    ids = rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()
+    parts = dict(zip(task.part_names, batch.parts[0].tolist()))
+    named = ", ".join(f"{name} {value:g}" for name, value in parts.items())
+    record = rollout_metrics(batch, task)
+    length = int(rollout.mask[0].sum())
+    cut = ", cut off at --max_completion_length" if rollout.truncated[0] else ""
+    lines = [shown(tokenizer, ids).replace("first prompt", "prompt", 1),
+             f"response, {length} tokens{cut}: {rollout.texts[0]!r}",
+             f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
+             + (f" ({named})" if len(parts) > 1 else ""),
+             f"first batch: pass rate {record['pass_rate']:.3f}, dead groups "
+             f"{record['dead_groups']:.0%}, mean length {record['length']:.1f}, truncated "
+             f"{record['truncated']:.0%}"]
+    if record["pass_rate"] == 0:
+        lines.append(f"note: {NEVER_RIGHT}")
+    return "\n".join(lines)
+
+
+def peak_memory(learner, task):
+    """The line about the memory that the longest update took. A GPU has tried it already."""
+    rows = learner.rows_per_pass()
+    longest = f"{rows} responses of {task.max_completion_length} tokens in a pass"
+    if learner.policy.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2 ** 30
+        return f"peak memory of the longest update, {longest}: {peak:.1f} GiB allocated"
+    memory.try_longest(learner, task)
+    unit = 1 if sys.platform == "darwin" else 1024           # of ru_maxrss, in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2 ** 30
+    return f"peak memory of the longest update, {longest}: {peak:.1f} GiB resident"
+
+
+def duration(settings, start, batch, evaluation):
+    """The line about the seconds of the whole run, from those of its start, of a rollout batch and
+    of an evaluation."""
+    evaluations = 2 + ((settings.steps - 1) // settings.eval_steps if settings.eval_steps else 0)
+    evaluations *= settings.eval_samples > 0
+    total = start + settings.steps * batch + evaluations * evaluation
+    return (f"the whole run takes about {spoken(total)}: {spoken(start)} to start, {settings.steps}"
+            f" batches of {spoken(batch)}, {evaluations} evaluations of {spoken(evaluation)}")
+
+
+def spoken(seconds):
+    """Seconds as text: 0.7 s, 42 s, 3 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

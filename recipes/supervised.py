@@ -1,0 +1,56 @@
+"""A few supervised steps on the right answers, for a model that is never right: RL needs a start.
+
+    python recipes/supervised.py FLAGS OF TRAIN.PY --output_dir DIR
+    python train.py FLAGS OF TRAIN.PY --model_name_or_path DIR
+
+The prompts are those of the run. Of the flags that say how to train, --steps, --prompts_per_step,
+--learning_rate and --seed count. Needs pip install accelerate.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import torch
+from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
+
+from plumbing.data import tasks
+from plumbing.model.policy import load_policy
+from plumbing.parallel.devices import kind_of
+from plumbing.run.arguments import parse
+from plumbing.run.errors import errors_in_one_line
+
+
+def rows(settings, task, tokenizer):
+    """[{"input_ids", "labels"}]: each prompt as the policy reads it, and its right answer, which
+    alone is in the loss."""
+    end = settings.stop[0] if settings.stop else tokenizer.eos_token
+    prompts = task.encode(tokenizer, task.train, settings.chat_template, settings.max_prompt_length)
+    answers = [tokenizer(problem.answer + end, add_special_tokens=False)["input_ids"]
+               for problem in task.train]
+    return [{"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
+            for prompt, answer in zip(prompts, answers)]
+
+
+def main(argv):
+    with errors_in_one_line(argv):
+        settings = parse(argv)
+        task = tasks.of_run(settings)
+        policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)))
+        task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length)
+        options = TrainingArguments(
+            settings.output_dir, max_steps=settings.steps, seed=settings.seed,
+            per_device_train_batch_size=settings.prompts_per_step,
+            learning_rate=settings.learning_rate, save_strategy="no", report_to="none",
+            logging_steps=10, use_cpu=policy.device.type == "cpu")
+        trainer = Trainer(policy, options, train_dataset=rows(settings, task, tokenizer),
+                          data_collator=DataCollatorForSeq2Seq(tokenizer))
+        trainer.train()
+        trainer.save_model(settings.output_dir)
+        tokenizer.save_pretrained(settings.output_dir)
+        print(f"python train.py … --model_name_or_path {settings.output_dir}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

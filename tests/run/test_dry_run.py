@@ -1,0 +1,110 @@
+"""--dry_run: the first batch of the run itself, its memory and its time; no folder is made.
+python -m pytest tests/run/test_dry_run.py"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import train
+from plumbing.run import dry_run
+from plumbing.run.arguments import parse
+from tiny_run import flags, jsonl
+
+ROOT = Path(__file__).parents[2]
+
+
+def tree():
+    return {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path.is_file()}
+
+
+def dry(capsys, *words):
+    """What a dry run says; it leaves every file as it was, and makes none."""
+    before = tree()
+    capsys.readouterr()
+    train.main([*words, "--dry_run"])
+    assert tree() == before
+    return capsys.readouterr().out
+
+
+def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
+    words = flags("--steps", "3", "--eval_samples", "2", "--eval_prompts", "3", "--eval_steps", "1")
+    said = dry(capsys, *words)
+    assert not Path("runs/gspo").exists() and "metrics are written to runs/gspo/" in said
+    first, *_ = run("--steps 3 --eval_samples 2 --eval_prompts 3 --eval_steps 1")
+    sample, _ = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])["samples"]
+    assert f"prompt, 4 tokens: {sample['prompt']!r}\n" in said
+    assert f" tokens: {sample['response']!r}\n" in said
+    assert f"reward {sample['reward']:g}\n" in said
+    assert (f"first batch: pass rate {first['pass_rate']:.3f}, dead groups "
+            f"{first['dead_groups']:.0%}, mean length {first['length']:.1f}, ") in said
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert f"3 held-out prompts before training: held-out pass@1 {summary['pass_at_1_before']:.3f}"\
+        in said
+    memory = re.search(r"8 responses of 5 tokens in a pass: ([\d.]+) GiB resident", said)
+    assert 0.1 < float(memory[1]) < 8
+    assert re.search(r"about [\d.]+ s: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations", said)
+
+
+def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
+        workplace, cold_start, capsys):
+    Path("mine.py").write_text("def reward(response, answer):\n"
+                               "    return {'right': response == answer, 'any': .25}\n")
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 8) for b in (1, 2)]
+    Path("a.yaml").write_text(
+        f"model_name_or_path: {next(cold_start.iterdir())}\n"
+        f"dataset_name: {jsonl('rows.jsonl', rows)}\n"
+        "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
+        "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")
+    said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")
+    assert re.search(r"\nprompt, 6 tokens: '0\+\d\+\d='\nresponse, \d tokens", said)
+    assert re.search(r"; reward 0.25 \(right 0, any 0.25\)\n", said)
+    assert "pass rate 0.000" in said and "note: No response is right; what helps:" in said
+    assert "0 evaluations of" in said and "held-out prompts before training" not in said
+
+
+def test_a_dry_run_refuses_what_the_run_would(refused, run):
+    said = refused("--dry_run --model_name_or_path nowhere/at/all")
+    assert "--model_name_or_path nowhere/at/all: " in said
+    assert "cannot be combined with --resume" in refused("--dry_run --resume --output_dir run")
+    run()
+    assert "--output_dir run holds a run" in refused("--dry_run --output_dir run")
+
+
+def test_a_gpu_says_what_was_allocated(monkeypatch):
+    """There the longest update was tried before, as in every run."""
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2 ** 30)
+    learner = SimpleNamespace(rows_per_pass=lambda: 8, settings=None,
+                              policy=SimpleNamespace(device=torch.device("cuda")))
+    task = SimpleNamespace(max_completion_length=5)
+    assert dry_run.peak_memory(learner, task) == (
+        "peak memory of the longest update, 8 responses of 5 tokens in a pass: 3.0 GiB allocated")
+
+
+def test_the_whole_run_is_its_start_its_batches_and_its_evaluations():
+    def time_of(line):
+        return dry_run.duration(parse(line.split()), 10, 2, 5)
+    assert time_of("--steps 20").startswith("the whole run takes about 60 s: 10 s to start, 20 ")
+    assert "about 105 s:" in time_of("--steps 20 --eval_steps 2 --eval_samples 1")
+    assert "about 50 s:" in time_of("--steps 20 --eval_samples 0")
+    assert "about 34 min: 10 s" in time_of("--steps 1000") and "2.8 h" in time_of("--steps 5000")
+
+
+@pytest.mark.checkpoint
+def test_a_dry_run_of_the_recipe_with_a_real_checkpoint(tmp_path, monkeypatch, capsys):
+    from make_max_data import make_max_data
+    from make_smollm2 import FOLDER, make_smollm2
+    model = make_smollm2(str(ROOT / FOLDER))
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    make_max_data("data")
+    shutil.copy(ROOT / "recipes/laptop-smollm2.yaml", "recipe.yaml")
+    said = dry(capsys, "--config", "recipe.yaml", "--model_name_or_path", model, "--device", "cpu",
+               "--prompts_per_step", "4", "--eval_prompts", "8")
+    assert re.search(r"\nprompt, \d+ tokens: 'max\(15,62\)=62\\n.*'\nresponse, \d token", said)
+    assert "8 responses of 5 tokens in a pass: " in said
+    assert re.search(r"about \d+ (s|min): .* 20 batches of [\d.]+ s, 2 evaluations of", said)

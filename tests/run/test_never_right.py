@@ -1,0 +1,78 @@
+"""A policy that is never right is told what helps, and a few supervised steps do.
+python -m pytest tests/run/test_never_right.py"""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import eval
+from plumbing.data import tasks
+from plumbing.run.arguments import parse
+from plumbing.run.metrics import NEVER_RIGHT
+from tiny_run import jsonl
+
+ROOT = Path(__file__).parents[2]
+NOTES = (f"--config {ROOT}/recipes/laptop-notes.yaml --verifier {ROOT}/recipes/notes.py:reward "
+         "--system_prompt 'Write JSON.'")
+
+
+def test_three_batches_without_a_right_response_say_what_helps(run, judge, capsys):
+    judge(lambda *_: 0)
+    run("--steps 3")
+    assert NEVER_RIGHT in capsys.readouterr().out
+    page, _, section = NEVER_RIGHT.rpartition("(")[2].rstrip(")").partition("#")
+    assert f"## {section.replace('-', ' ').capitalize()}\n" in (ROOT / page).read_text()
+
+
+def test_right_responses_alone_are_said_to_be_too_easy(run, judge, capsys):
+    judge(lambda *_: 1)
+    run("--steps 3")
+    said = capsys.readouterr().out
+    assert "Are the problems too easy?" in said and NEVER_RIGHT not in said
+
+
+def test_supervised_steps_read_the_prompts_of_the_run(workplace, cold_start):
+    """Prompts with their template, the answer and what ends a response in the loss, alone."""
+    from recipes import supervised
+    model = next(cold_start.iterdir())
+    jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)])
+    settings = parse(shlex.split(f"--model_name_or_path {model} --dataset_name rows.jsonl "
+                                 "--verifier exact --prompt_template '0+{prompt}' --stop ,"))
+    task = tasks.of_run(settings)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for row, problem in zip(supervised.rows(settings, task, tokenizer), task.train, strict=True):
+        labels = [label for label in row["labels"] if label != -100]
+        assert tokenizer.decode(row["input_ids"]) == f"0+{problem.prompt}{problem.answer},"
+        assert tokenizer.decode(labels) == f"{problem.answer},"
+        assert row["input_ids"][-len(labels):] == labels
+
+
+@pytest.mark.checkpoint
+def test_twenty_supervised_steps_end_the_zeros(tmp_path, monkeypatch):
+    pytest.importorskip("accelerate")
+    from make_smollm2 import FOLDER, make_smollm2
+    model = make_smollm2(str(ROOT / FOLDER))
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, ROOT / "recipes/notes.py"], check=True)
+    supervised = shlex.split(f"{ROOT}/recipes/supervised.py {NOTES} --model_name_or_path {model} "
+                             "--steps 20 --prompts_per_step 8 --learning_rate 5e-5 --device cpu "
+                             "--output_dir taught")
+    subprocess.run([sys.executable, *supervised], check=True)
+    rates = [right(folder) for folder in (model, "taught")]
+    assert rates[0] == 0 and rates[1] > 0.5
+
+
+def right(folder):
+    """The share of right responses to 16 held-out notes."""
+    settings = parse(shlex.split(f"{NOTES} --model_name_or_path {folder} --device cpu "
+                                 "--eval_prompts 16"))
+    task = tasks.of_run(settings)
+    policy, tokenizer = eval.load_policy(settings, task, torch.device("cpu"), folder)
+    sampler = eval.evaluation_sampler(settings, policy, tokenizer, task)
+    answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)
+    return answers["pass_at_1"][0]
