@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from documents import DOCUMENTS, PROGRAM, README, ROOT
 from tiny_run import SMALL, TINY, metrics
 from trace_batch import trace

@@ -24,7 +24,7 @@ from plumbing.engines.samplers import sampling_copy
 from plumbing.model.adapters import add_adapters, merged, named_adapters
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
-from tiny_run import differences, flags, jsonl, metrics
+from tiny_run import differences, flags, jsonl
 
 peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])

@@ -178,8 +178,8 @@ def test_gspo_trains_on_word_problems_through_the_chat_template(gsm8k_run):
     assert [m["step"] for m in found] == [1, 2] and any(m["grad_norm"] > 0 for m in found)
     assert all(abs(m["loss"]) < 1 and m["mismatch_kl"] < 1e-5 for m in found)
     for line in (folder / "samples.jsonl").read_text().splitlines():
-        for sample in json.loads(line)["samples"]:
-            assert sample["response"] and "<|im_" not in sample["response"]
+        for one in json.loads(line)["samples"]:
+            assert one["response"] and "<|im_" not in one["response"]
 
 
 def test_the_saved_checkpoint_loads_in_plain_transformers_and_generates(

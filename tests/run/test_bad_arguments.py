@@ -336,8 +336,8 @@ def test_hub_id_that_cannot_be_had(refused, monkeypatch):
 def test_a_dense_model(refused):
     """Where routers are needed, and without one of its weights."""
     models.saved("model", num_hidden_layers=1)
-    for flags in ("--algorithm rspo", "--routing_replay old", "--router_aux_loss_coef 0.1"):
-        said = refused(f"--model_name_or_path model --output_dir run {flags}")
+    for line in ("--algorithm rspo", "--routing_replay old", "--router_aux_loss_coef 0.1"):
+        said = refused(f"--model_name_or_path model --output_dir run {line}")
         assert "is dense" in said
     without_a_weight(Path("model"))
     said = refused("--model_name_or_path ./model --output_dir run")

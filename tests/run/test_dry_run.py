@@ -47,7 +47,8 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
         in said
     memory = re.search(r"8 responses of 5 tokens in a pass: ([\d.]+) GiB resident", said)
     assert 0.1 < float(memory[1]) < 8
-    assert re.search(r"about [\d.]+ s: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations", said)
+    assert re.search(r"about [\d.]+ s: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations of",
+                     said)
 
 
 def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(

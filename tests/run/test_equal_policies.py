@@ -119,9 +119,9 @@ def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
     runs = [flags if "--teacher_update_rate" in flags else f"{flags} --beta 0.1" for flags in runs]
     done = [(flags, run(f"{flags} {STILL}")) for flags in runs[FIRST.count(flag):]]
     assert any(seen.code == 0 for _, seen in done), [seen.out[-300:] for _, seen in done]
-    for flags, seen in done:
+    for line, seen in done:
         if seen.code == 0:                                   # some values end a run, as they should
-            args = parse([*tiny_for(flags), *flags.split(), *STILL.split()])
+            args = parse([*tiny_for(line), *line.split(), *STILL.split()])
             check(seen.metrics, args)
 
 

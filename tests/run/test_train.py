@@ -260,10 +260,10 @@ def test_gradient_checkpointing_keeps_dropout_off(monkeypatch):
                          attention_dropout=0.5)
     part = sample(policy, builtin_tokenizer(), ["1+2=", "3+4+5="], 2, 6)
     calls, grads = counted_layers(monkeypatch, modeling_opt.OPTAttention), []
-    for flags, count in (([], 2), (["--gradient_checkpointing"], 4)):
+    for words, count in (([], 2), (["--gradient_checkpointing"], 4)):
         policy.zero_grad()
         calls[0] = 0
-        Actor(policy, train.parse(["--plain", *flags]))(part).logp.sum().backward()
+        Actor(policy, train.parse(["--plain", *words]))(part).logp.sum().backward()
         assert calls == [count]
         grads.append(torch.cat([p.grad.flatten() for p in policy.parameters()
                                 if p.grad is not None]))
