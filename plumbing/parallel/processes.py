@@ -13,6 +13,7 @@ import copy
 import io
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from plumbing.parallel import devices
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some weights
 
 
 def start(args):
@@ -156,7 +158,10 @@ def whole_state(actor, optimizer, shard):
 def load_state(actor, optimizer, state, shard):
     """The reverse of whole_state."""
     if shard:
-        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=WHOLE)
+        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=PART)
+        for name, p in actor.named_parameters():             # which torch fills in
+            if name not in state["optimizer"]["state"]:
+                optimizer.state.pop(p, None)
     else:
         optimizer.load_state_dict(state["optimizer"])
     options = StateDictOptions(full_state_dict=True, strict=False)
