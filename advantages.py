@@ -160,9 +160,9 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     return advantages, advantages + values
 
 
-def gae_advantages(rewards, values, mask):
+def gae_advantages(rewards, values, mask, lam=0.95):
     """The advantages of gae, [B, T], without the returns."""
-    return gae(rewards, values, mask)[0]                                         # [B, T]
+    return gae(rewards, values, mask, lam=lam)[0]                                # [B, T]
 
 
 # --------------------------------------------------------------------------------- the table
@@ -186,6 +186,7 @@ INPUTS = {  # what the function of an advantage may read
     "beta": "--beta, as for kl",
     "values": "[B, T] the critic's estimates; a run that reads them trains a critic, on the "
               "returns of gae(rewards, values, mask), whatever the function makes of advantages",
+    "lam": "--lam, the λ of GAE; for an advantage that reads values",
     "teacher_logp": "[B, T] log π_T of a teacher",
     "blamed": "[B, T] bool, the tokens from the first wrong step on (the built-in task knows it)",
 }
@@ -199,7 +200,7 @@ ADVANTAGES = {
                                      ("rewards", "mask", "kl", "beta")),
     "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token",
                                               ("rewards", "mask", "group_size")),
-    "gae": Advantage(gae_advantages, "token", ("rewards", "values", "mask")),
+    "gae": Advantage(gae_advantages, "token", ("rewards", "values", "mask", "lam")),
     "token_credit": Advantage(token_credit, "token", ("rewards", "group_size", "scale", "blamed")),
     "distillation": Advantage(distillation, "token", ("teacher_logp", "old_logp", "mask")),
 }

@@ -597,7 +597,7 @@ COUNTING = Question(
 
 # -------------------------------------------------------------------------------- PPO, fairly
 
-HEADS = {f"w{w} λ{lam}": "--{} {} --{} {}".format("critic_warmup", w, "lam", lam)  # still to come
+HEADS = {f"w{w} λ{lam}": f"--critic_warmup {w} --lam {lam}"
          for w in (0, 2, 5) for lam in (.95, 1)}
 NO_CRITIC = {"no critic": ""}
 PLAIN_ARMS = ("GRPO", "REINFORCE++")

@@ -2,16 +2,33 @@
 
 It is there wherever the --advantage reads "values": `gae`, or a row of one's own. advantages.py has
 the head (ValueHead), GAE and the clipped loss (value_loss).
+
+--critic_warmup gives it a head start, because advantages are no better than its values: the policy
+stays as it is, and so do AdamW's moments of it. One optimizer trains both: its rate is
+--learning_rate in the head start; warm-up and schedule begin after it, and end with the run. verl's
+critic has an optimizer of its own, and its trainer.critic_warmup counts one batch more.
 """
 
+from dataclasses import dataclass
+
 from advantages import ADVANTAGES, ValueHead, gae, value_loss
-from features.feature import Feature, refuse
+from features.feature import Feature, flag, refuse
 
 COEF = 0.5        # weight of the critic's loss, as in PPO2 and TRL's PPO
 
 
+@dataclass(frozen=True)
+class Flags:
+    lam: float = flag(0.95, "λ of GAE, in the advantages and in the critic's targets; 1: the "
+                            "return minus the value", at_least=0, at_most=1, section="the critic")
+    critic_warmup: int = flag(
+        0, "number of rollout batches at the beginning that train the critic alone, at the peak "
+           "learning rate; its schedule begins after them", at_least=0)
+
+
 class Critic(Feature):
-    gives = ("values",)
+    flags = Flags
+    gives = ("values", "lam")
     adds_gradient = True
     needs_actor = True
 
@@ -22,7 +39,14 @@ class Critic(Feature):
     @classmethod
     def check(cls, settings):
         if not cls.on(settings):
+            for name in ("lam", "critic_warmup"):
+                if getattr(settings, name) != getattr(Flags, name):
+                    refuse(settings, name, "needs a critic: --algorithm ppo, --advantage gae, or "
+                           "another advantage that reads values")
             return
+        if settings.critic_warmup >= settings.steps:
+            refuse(settings, "critic_warmup", f"leaves none of the --steps {settings.steps} to the "
+                   "policy")
         if settings.old_logp == "sampler":
             refuse(settings, "old_logp", f"cannot be combined with --advantage {settings.advantage}"
                    ": the critic's old values come from the pass that recomputes log-probs")
@@ -31,17 +55,38 @@ class Critic(Feature):
                 refuse(settings, name, f"cannot be combined with --advantage {settings.advantage}: "
                        "the critic's targets are computed from the advantages")
 
+    @classmethod
+    def trl(cls, settings):
+        return "critic"
+
+    @classmethod
+    def verl(cls, settings):
+        return ("critic that shares the policy's layers (of its own critic the keys would be "
+                f"algorithm.lam={settings.lam} "
+                f"trainer.critic_warmup={settings.critic_warmup and settings.critic_warmup + 1})")
+
     def __init__(self, run):
         policy = run.actor.policy
         run.actor.critic = ValueHead(policy.config.hidden_size).to(policy.device)
+        self.lam = run.settings.lam
+        self.head_start = run.settings.critic_warmup
 
     def before_updates(self, learner, batch, old):
         batch.more["values"] = old.values                                           # [B, T]
+        batch.more["lam"] = self.lam
+        steps = self.head_start * learner.settings.updates_per_batch
+        while batch.step > self.head_start and learner.schedule.last_epoch < steps:
+            learner.schedule.step()                          # of updates that were skipped
 
     def in_loss(self, part, new, mini):
         mask = part.rollout.mask                                                    # [B, T]
         values = part.more["values"]                                                # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        _, returns = gae(part.rewards, values, mask)                                # [B, T]
+        _, returns = gae(part.rewards, values, mask, lam=self.lam)                  # [B, T]
         loss = value_loss(new.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}
+
+    def before_step(self, learner, mini):
+        if mini.step <= self.head_start:
+            for p in learner.policy.parameters():
+                p.grad = None                                # AdamW skips it: no decay, no moments

@@ -95,6 +95,9 @@ REFUSED = {
     "--advantage token_credit": "gspo … gspo_token",
     "--advantage gae": "gspo … gspo_token",
     "--kl_estimator k2": "--kl_estimator k2 needs --beta",
+    "--lam 0.9": "--lam 0.9 needs a critic: --algorithm ppo",
+    "--algorithm reinforce_plus_plus --critic_warmup 1": "--critic_warmup 1 needs a critic",
+    "--algorithm ppo --critic_warmup 2 --steps 2": "--critic_warmup 2 leaves none of the --steps 2",
     "--algorithm grpo --distillation_coef 1":
         "--distillation_coef 1.0 needs --teacher_model_name_or_path or --self_distillation",
     # -------------------------------------------------------------------------- the rewards

@@ -125,6 +125,8 @@ EFFECTS = {
     "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
     "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
                                     lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
+    "lam": (f"{ONE} --algorithm ppo", None, "0.5", last("grad_norm")),
+    "critic_warmup": (f"{ONE} --algorithm ppo --steps 2", None, "1", last("grad_norm")),
     "top_p": (ONE, None, "0.5", last("entropy")),
     "top_k": (ONE, None, "2", last("entropy")),
     "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),

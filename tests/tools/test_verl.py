@@ -23,7 +23,7 @@ import torch
 import yaml
 
 import train
-from advantages import group_advantages, leave_one_out, reinforce_plus_plus
+from advantages import gae, group_advantages, leave_one_out, reinforce_plus_plus, whiten
 from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
 from plumbing.loop.batches import keep_signal
 from features.mismatch import mismatch_correction
@@ -447,3 +447,17 @@ def test_advantages_equal_verls_but_for_the_unbiased_deviation(verl, printed, ad
     torch.testing.assert_close(ours[advantage](), theirs, rtol=1e-5, atol=1e-6)
     exact = advantage == "leave_one_out" or scale == "none"
     assert exact != any("G - 1" in line or "unbiased" in line for line in comments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
+def test_gae_is_verls_which_whitens_the_advantages(verl, lam):
+    values, mask = torch.randn(B, T, generator=torch.Generator().manual_seed(0)), make_batch()[-1]
+    mask = mask & (torch.arange(T) % 5 != 2)                 # what a tool inserted
+    rewards = torch.randn(mask.shape).double() * mask                               # [B, T]
+    advantages, returns = gae(rewards, values.double(), mask, lam=lam)
+    theirs, targets = verl.core.compute_gae_advantage_return(
+        rewards, values.double(), mask.double(), 1.0, lam)
+    torch.testing.assert_close(returns[mask], targets[mask])
+    unbiased = (1 - 1 / mask.sum()).sqrt()
+    torch.testing.assert_close(whiten(advantages, mask)[mask] * unbiased, theirs[mask])
