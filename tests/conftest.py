@@ -8,31 +8,33 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")                # the tensors are tiny; scripts that tests start, too
-os.environ.setdefault("HF_HUB_OFFLINE", "1")                 # no test waits for the hub: a missing checkpoint fails at once
+os.environ.setdefault("OMP_NUM_THREADS", "1")    # tensors are tiny; scripts that tests start, too
+os.environ.setdefault("HF_HUB_OFFLINE", "1")     # a missing checkpoint fails at once, without a hub
 
 import pytest  # noqa: E402
 
 from tiny_run import TINY, flags, metrics  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
-os.fsync = lambda number: None                               # no test pulls the plug: it would only wait for the disk
+os.fsync = lambda number: None                   # no test pulls the plug: it would only wait
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """The whole suite on two cores, where pytest-xdist is installed; what is named on the command line, in one process.
-    A worker, and what a test starts, asks for no workers of its own."""
+    """The whole suite on two cores, where pytest-xdist is installed; what is named on the command
+    line, in one process. A worker, and what a test starts, asks for no workers of its own."""
     options, inside = config.option, "PYTEST_XDIST_WORKER" in os.environ
-    named = options.file_or_dir or options.keyword or options.collectonly or options.usepdb or options.capture == "no"
-    if config.pluginmanager.has_plugin("xdist") and options.numprocesses is None and not named and not inside:
+    named = (options.file_or_dir or options.keyword or options.collectonly or options.usepdb
+             or options.capture == "no")
+    able = config.pluginmanager.has_plugin("xdist") and options.numprocesses is None
+    if able and not named and not inside:
         options.numprocesses, options.dist = min(2, os.cpu_count()), "worksteal"
 
 
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory):
-    """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds. From then on the
-    built-in task of some size is made once too: that is a quarter of such a run."""
+    """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds.
+    From then on the built-in task of some size is made once too: a quarter of such a run."""
     from plumbing.data import running_sum, tasks
     from plumbing.model import cold_start
     import train
@@ -40,20 +42,21 @@ def cold_start(tmp_path_factory):
 
     def sums(*args, **kwargs):
         task = made(*args, **kwargs)
-        return replace(task, train=list(task.train), test=list(task.test), notes=list(task.notes), ids={})
+        return replace(task, train=list(task.train), test=list(task.test), notes=list(task.notes),
+                       ids={})
     home = tmp_path_factory.mktemp("cold_start")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "running_sum", sums)
         with patch.context() as here:
             here.chdir(home)
-            here.setattr(cold_start, "MUST_PASS", 0.0)           # the few held-out sums there are say little
+            here.setattr(cold_start, "MUST_PASS", 0.0)       # the few held-out sums say little
             train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
         yield home / "runs" / "cold_start"
 
 
 @pytest.fixture(scope="session")
 def whole(cold_start, tmp_path_factory):
-    """whole(*flags): the folder of a run of four batches that nothing interrupted, made once for all tests."""
+    """whole(*flags): the folder of a run of four batches that nothing interrupted, made once."""
     import train
 
     @functools.cache
@@ -76,7 +79,7 @@ def workplace(cold_start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
-    os.chdir(ROOT)                                           # pyproject.toml: pytest deletes the folder of a test that passed
+    os.chdir(ROOT)                               # pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -138,3 +141,53 @@ def judge(monkeypatch):
                 rule(next(count), task.verify(response, problem), problem)))
         monkeypatch.setattr(train.tasks, "running_sum", judged)
     return use
+
+
+class Killed(BaseException):
+    """What stands in for SIGKILL inside one process: nothing in train.py catches it."""
+
+
+@pytest.fixture
+def killed(run):
+    """killed(3, "--steps 4") is a run that the power leaves just after the metrics of batch 3."""
+    from plumbing.run import checkpoints
+
+    def start(step, line, **options):
+        append = checkpoints.append
+
+        def appending(path, record):
+            append(path, record)
+            if path.name == "metrics.jsonl" and record["step"] == step:
+                raise Killed
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints, "append", appending)
+            run(line, **options)
+    return start
+
+
+@pytest.fixture
+def first(monkeypatch):
+    """first(train, "update", act): act(...) is called before each train.update(...) from now on."""
+    def patch(owner, name, act):
+        call = getattr(owner, name)
+
+        def both(*args, **options):
+            act(*args, **options)
+            return call(*args, **options)
+        monkeypatch.setattr(owner, name, both)
+    return patch
+
+
+@pytest.fixture
+def then(monkeypatch):
+    """then(train, "update", act): act(result, ...) is called after each train.update(...). What it
+    returns, unless it is None, takes the place of the result."""
+    def patch(owner, name, act):
+        call = getattr(owner, name)
+
+        def both(*args, **options):
+            result = call(*args, **options)
+            changed = act(result, *args, **options)
+            return result if changed is None else changed
+        monkeypatch.setattr(owner, name, both)
+    return patch

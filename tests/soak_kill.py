@@ -1,9 +1,11 @@
-"""Kills real runs with SIGKILL at random moments, resumes each, and compares it to the last bit with a run that was left alone.
+"""Kills real runs with SIGKILL at random moments, resumes each, and compares it to the last bit
+with a run that was left alone.
 
     python tests/soak_kill.py --kills 20
 
-Every run is a process of its own (a fork of this one, which has imported all that takes seconds to import). Half of the moments are spread
-over the whole run, the other half over the phases of writing a checkpoint, a small part of the time and the part where it matters.
+Every run is a process of its own (a fork of this one, which has imported all that takes seconds to
+import). Half of the moments are spread over the whole run, the other half over the phases of
+writing a checkpoint, a small part of the time and the part where it matters.
 """
 
 import argparse
@@ -17,7 +19,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent), str(Path(__file__).resolve().parent)]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import torch  # noqa: E402
 
@@ -29,9 +32,16 @@ from tiny_run import TINY, differences  # noqa: E402
 
 STEPS = 8
 RUN = [*TINY, "--steps", str(STEPS), "--save_steps", "2"]
-PHASES = ["starting", "between", "rollout", "log-probs", "update", "writing the model", "writing state.pt", "flushing to disk", "renaming, pruning"]
+PHASES = ["starting", "between", "rollout", "log-probs", "update", "writing the model",
+          "writing state.pt", "flushing to disk", "renaming, pruning"]
 WRITING = range(PHASES.index("writing the model"), len(PHASES))
-shared = mmap.mmap(-1, 2)        # the phase that the child is in, and the last batch whose checkpoint it has finished writing
+# the phase that the child is in, and the last batch whose checkpoint it has finished writing
+shared = mmap.mmap(-1, 2)
+MARKED = ((train, "train", "between"), (train, "collect", "rollout"),
+          (train.Learner, "score", "log-probs"), (train, "update", "update"),
+          (checkpoint, "save", "renaming, pruning"),
+          (TinyMoE, "save_pretrained", "writing the model"), (torch, "save", "writing state.pt"),
+          (checkpoint, "sync", "flushing to disk"))
 
 
 def marked(owner, name, phase):
@@ -54,7 +64,8 @@ def start(argv, log):
     number = os.fork()
     if number == 0:
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(out, 1), os.dup2(out, 2)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
         code = 1
         try:
             train.main(argv)
@@ -70,15 +81,19 @@ def start(argv, log):
 def finish(argv, log):
     _, status = os.waitpid(start(argv, log), 0)
     if status:
-        raise SystemExit(f"the run ended with {os.waitstatus_to_exitcode(status)}:\n{Path(log).read_text()}")
+        code = os.waitstatus_to_exitcode(status)
+        raise SystemExit(f"the run ended with {code}:\n{Path(log).read_text()}")
 
 
 def kill(argv, log, rng, seconds, while_writing):
-    """Start a run and kill it at a random moment: (phase, last batch whose checkpoint was finished), or None if it was faster."""
-    number, which, phase, began = start(argv, log), rng.randrange(STEPS // 2), rng.choice(WRITING), None
+    """Start a run and kill it at a random moment: (phase, last batch whose checkpoint was
+    finished), or None if it was faster."""
+    number, began = start(argv, log), None
+    which, phase = rng.randrange(STEPS // 2), rng.choice(WRITING)
     delay = rng.uniform(0, 0.002 if while_writing else seconds)
     while os.waitpid(number, os.WNOHANG) == (0, 0):
-        due = shared[0] == phase and shared[1] >= 2 * which if while_writing else shared[0] != 0
+        written = shared[0] == phase and shared[1] >= 2 * which
+        due = written if while_writing else shared[0] != 0
         began = began or (due and time.perf_counter())
         if began and time.perf_counter() - began >= delay:
             os.kill(number, signal.SIGKILL)
@@ -94,32 +109,32 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     cold_start.MUST_PASS = 0.0
-    for owner, name, phase in ((train, "train", "between"), (train, "collect", "rollout"), (train.Learner, "score", "log-probs"), (train, "update", "update"),
-                               (checkpoint, "save", "renaming, pruning"), (TinyMoE, "save_pretrained", "writing the model"),
-                               (torch, "save", "writing state.pt"), (checkpoint, "sync", "flushing to disk")):
+    for owner, name, phase in MARKED:
         marked(owner, name, phase)
     rng, equal, moments = random.Random(args.seed), 0, Counter()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        finish([*TINY, "--steps", "1", "--output_dir", "cold_start"], "cold_start.log")        # the cold start, once
+        finish([*TINY, "--steps", "1", "--output_dir", "cold_start"], "cold_start.log")     # once
         began = time.perf_counter()
         finish([*RUN, "--output_dir", "whole"], "whole.log")
         seconds, n = time.perf_counter() - began, 0
         while n < args.kills:
             run, log = f"killed-{n + 1}", f"killed-{n + 1}.log"
             killed = kill([*RUN, "--output_dir", run], log, rng, seconds, while_writing=n % 2 == 1)
-            if killed is None:                               # it had ended before the moment came: draw another
+            if killed is None:                               # it ended before the moment came
                 os.rename(run, f"finished-{time.monotonic_ns()}")
                 continue
             n, (phase, saved) = n + 1, killed
-            left = [int(f.name[5:]) for f in Path(run, "checkpoints").glob("step_*")] if Path(run, "checkpoints").is_dir() else []
+            left = sorted(int(f.name[5:]) for f in Path(run).glob("checkpoints/step_*"))
             finish([*RUN, "--output_dir", run, "--resume"], log)
             found = differences("whole", run, STEPS)
             if max(left, default=0) < saved:
                 found.append(f"the checkpoint of batch {saved} is gone")
             equal, moments[phase] = equal + (not found), moments[phase] + 1
-            print(f"kill {n:2}: {phase:20} checkpoints then {str(sorted(left)):8} resumed: {'bit-equal' if not found else found}", flush=True)
-        print(f"\n{equal} of {args.kills} killed runs bit-equal after --resume; killed while " + ", ".join(f"{p} {c}" for p, c in moments.most_common()))
+            print(f"kill {n:2}: {phase:20} checkpoints then {str(left):8} resumed: "
+                  f"{found or 'bit-equal'}", flush=True)
+        print(f"\n{equal} of {args.kills} killed runs bit-equal after --resume; killed while "
+              + ", ".join(f"{phase} {count}" for phase, count in moments.most_common()))
     raise SystemExit(equal != args.kills)
 
 

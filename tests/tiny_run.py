@@ -34,30 +34,44 @@ def jsonl(path, rows):
 def metrics(run):
     """The lines of metrics.jsonl, without what a clock says."""
     clocks = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")
-    return [{k: v for k, v in json.loads(line).items() if k not in clocks} for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in line.items() if key not in clocks} for line in lines]
+
+
+def state(run, step):
+    """What the checkpoint of a batch holds besides the weights."""
+    return torch.load(Path(run) / f"checkpoints/step_{step}/state.pt", weights_only=True)
 
 
 def unequal(a, b, where=""):
-    """Where two nests of dicts, lists, tensors, numbers and text differ, to the last bit: a list of places."""
+    """Where two nests of dicts, lists, tensors, numbers and text differ, to the last bit."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return [] if a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) else [where]
+        return [] if a.dtype == b.dtype and torch.equal(a, b) else [where]
     if isinstance(a, dict) and isinstance(b, dict):
-        return [f"{where}: keys"] if a.keys() != b.keys() else [d for k in a for d in unequal(a[k], b[k], f"{where}/{k}")]
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return [f"{where}: length"] if len(a) != len(b) else [d for i, (x, y) in enumerate(zip(a, b)) for d in unequal(x, y, f"{where}/{i}")]
-    return [] if a == b or a != a and b != b else [f"{where}: {a!r} and {b!r}"]
+        places = [(key, a[key], b[key]) for key in a.keys() & b.keys()]
+        same = a.keys() == b.keys()
+    elif isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        places = [(i, x, y) for i, (x, y) in enumerate(zip(a, b))]
+        same = len(a) == len(b)
+    else:
+        return [] if a == b or a != a and b != b else [f"{where}: {a!r} and {b!r}"]
+    found = [place for key, x, y in places for place in unequal(x, y, f"{where}/{key}")]
+    return found if same else [f"{where}: keys or length"]
 
 
-def differences(one, other, step, weights="model.safetensors"):
-    """What differs between two finished runs: weights file, state file, metrics, samples; also a step twice or missing."""
-    found, folders = [], [Path(run) / "checkpoints" / f"step_{step}" for run in (one, other)]
-    if len({(folder / weights).read_bytes() for folder in folders}) != 1:
-        found.append(weights)
-    found += unequal(*(torch.load(folder / "state.pt", weights_only=True) for folder in folders), "state.pt")
+def differences(one, other, step):
+    """What differs between two finished runs: weights, state file, metrics, samples; also a step
+    twice or missing."""
+    def bytes_of(run, *names):
+        return {(file.name, file.read_bytes()) for name in names for file in Path(run).glob(name)}
+    found = unequal(state(one, step), state(other, step), "state.pt")
     found += unequal(metrics(one), metrics(other), "metrics.jsonl")
-    if len({(Path(run) / "samples.jsonl").read_bytes() for run in (one, other)}) != 1:
-        found.append("samples.jsonl")
+    names = f"checkpoints/step_{step}/*.safetensors", "samples.jsonl"
+    kept = bytes_of(one, *names)
+    if len(kept) < 2 or kept != bytes_of(other, *names):
+        found.append("weights or samples.jsonl")
     for run in (one, other):
-        if [record["step"] for record in metrics(run)] != list(range(1, step + 1)):
-            found.append(f"steps of {run}/metrics.jsonl: {[record['step'] for record in metrics(run)]}")
+        steps = [record["step"] for record in metrics(run)]
+        if steps != list(range(1, step + 1)):
+            found.append(f"steps of {run}/metrics.jsonl: {steps}")
     return found

@@ -27,7 +27,6 @@ from plumbing.data.task import Task
 from plumbing.data.tasks import load_task
 from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.parallel import processes
-from plumbing.run import checkpoints
 from rollout import Rollout
 from tiny_run import SMALL, TRAIN, differences, jsonl, metrics
 
@@ -265,26 +264,14 @@ def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(judged, monkeypa
     assert len(seen) == calls and apart["reward"] == summed["reward"]
 
 
-def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, monkeypatch, capfd):
+def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, killed, capfd):
     source = ("def reward(response, answer):\n    right = {'right': response == answer}\n"
               "    return right | {'form': 1} if len(response) % 2 else right\n")
     line = "--steps 3 --save_steps 1 "
-    whole = judged(source, line, folder="whole")
-    append = checkpoints.append
-
-    class Killed(BaseException):
-        pass
-
-    def fail(path, record):
-        append(path, record)
-        if path.name == "metrics.jsonl" and record["step"] == 2:
-            raise Killed
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoints, "append", fail)
-        judged(source, line, folder="resumed")
-    judged(source, line + "--resume", folder="resumed")
-    counts = [record["verifier_errors"] for record in whole]
-    assert 0 < counts[0] < counts[1] < counts[2] and differences("whole", "resumed", 3) == []
+    counts = [record["verifier_errors"] for record in judged(source, line, folder="whole")]
+    killed(2, DATA + line)
+    run(DATA + line + "--resume")
+    assert 0 < counts[0] < counts[1] < counts[2] and differences("whole", "run", 3) == []
     err = capfd.readouterr().err
     warnings = [line for line in err.splitlines() if "warning: verifier" in line]
     assert len(warnings) == 3

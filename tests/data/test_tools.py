@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from losses import policy_loss
 from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.tool import Tool
-from plumbing.loop.extras import shaped
+from features.lengths import Lengths
 from plumbing.model import cold_start as cold
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import token_record
@@ -144,6 +145,10 @@ def test_a_row_of_the_policys_own_and_one_of_the_tools_are_scored_apart():
     close(fast.response_logp(make(), rollout).logp, plain_logp(make(), rollout).logp)
 
 
+LONG = Lengths(SimpleNamespace(settings=parse(["--overlong_cache", "0.3"]),
+                               task=SimpleNamespace(max_completion_length=14)))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(seed):
     """Tools that insert stop strings, end-of-sequence tokens, too much: the text goes on past a
@@ -160,7 +165,7 @@ def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(se
         rollout = sample(model, LETTERS, PROMPTS, 6, 14, uniforms=uniforms, stop=("+", "9"),
                          tool=roughly())
         texts.append(rollout.texts)
-        penalty = shaped(parse(["--overlong_cache", "0.3"]), torch.zeros(12, 1), rollout, 14)[:, 1]
+        penalty = LONG.penalty(rollout)                                             # [B]
         for row, text in enumerate(rollout.texts):
             length, cut = length_of(rollout, row), bool(rollout.truncated[row])
             own = rollout.mask[row]

@@ -2,6 +2,7 @@
 hidden in a checkpoint, a collapse. Full disks and errors: tests/run/test_resume.py.
 python -m pytest tests/run/test_faults.py"""
 
+import itertools
 import json
 import os
 import shutil
@@ -21,15 +22,11 @@ from tiny_run import metrics
 NAN = float("nan")
 
 
-def spoil(monkeypatch, which, how=lambda loss: loss * NAN):
+def spoil(then, which, how=lambda loss: loss * NAN):
     """Make the loss of the optimizer steps numbered `which`, from 1 on, go wrong."""
-    count, loss = [0], train.policy_loss
-
-    def spoilt(*args, **kwargs):
-        count[0] += 1
-        value, stats = loss(*args, **kwargs)
-        return (how(value) if count[0] in which else value), stats
-    monkeypatch.setattr(train, "policy_loss", spoilt)
+    count = itertools.count(1)
+    then(train, "policy_loss", lambda result, *_, **__:
+         (how(result[0]), result[1]) if next(count) in which else None)
 
 
 @pytest.mark.parametrize("how", [
@@ -37,16 +34,11 @@ def spoil(monkeypatch, which, how=lambda loss: loss * NAN):
     lambda loss: loss.detach() * 0 + NAN + loss * 0],
     ids=["nan gradient", "infinite gradient", "nan loss"])
 def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(
-        how, run, monkeypatch, capsys):
+        how, run, then, capsys):
     weights = []
-    update = train.update
-
-    def watching(args, learner, mini):
-        done = update(args, learner, mini)
-        weights.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
-        return done
-    monkeypatch.setattr(train, "update", watching)
-    spoil(monkeypatch, {3}, how)                             # the first mini-batch of batch 2
+    then(train, "update", lambda stats, args, learner, mini: weights.append(
+        torch.cat([p.detach().flatten() for p in learner.policy.parameters()])))
+    spoil(then, {3}, how)                                    # the first mini-batch of batch 2
     records = run("--steps 3 --warmup_steps 0 --lr_scheduler_type constant_with_warmup")
     assert torch.equal(weights[1], weights[2]) and not torch.equal(weights[2], weights[3])
     assert all(w.isfinite().all() for w in weights)
@@ -57,8 +49,8 @@ def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(
     assert batch["response_ids"].shape == batch["old_logp"].shape == batch["mask"].shape
 
 
-def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(run, monkeypatch):
-    spoil(monkeypatch, {1, 2, 5, 6, 7, 8})                   # two in a row: on; three: stop
+def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(run, then):
+    spoil(then, {1, 2, 5, 6, 7, 8})                   # two in a row: on; three: stop
     with pytest.raises(SystemExit) as stop:
         run("--steps 4 --save_steps 1")
     message = str(stop.value.code)

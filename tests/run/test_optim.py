@@ -1,7 +1,6 @@
 """--optim: AdamW of torch and of bitsandbytes. python -m pytest tests/run/test_optim.py"""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ import torch
 import train
 from plumbing.run import checks
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences
+from tiny_run import differences, state
 
-WIDE = [*TINY, "--hidden_size", "96", "--steps", "3", "--save_steps", "1", "--learning_rate", "0.01"]
+WIDE = "--hidden_size 96 --steps 3 --save_steps 1 --learning_rate 0.01"
 
 
 def dtypes(state):
@@ -21,23 +20,18 @@ def dtypes(state):
     return {str(state.dtype)} if isinstance(state, torch.Tensor) else set()
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_8bit"])
-def test_a_run_resumes_to_the_last_bit_and_is_no_other_optimizers(optim, workplace):
-    """Matrices of at least 4,096 numbers have moments in 8 bits."""
-    if optim == "adamw_8bit":
-        pytest.importorskip("bitsandbytes")
-    run = [*WIDE, "--optim", optim, "--output_dir"]
-    train.main([*run, "whole"])
-    state = torch.load("whole/checkpoints/step_3/state.pt", weights_only=True)
-    assert ("torch.uint8" in dtypes(state["optimizer"])) == (optim == "adamw_8bit")
-    train.main([*run, "parts"])
-    shutil.rmtree("parts/checkpoints/step_3")
-    train.main([*run, "parts", "--resume"])
-    assert differences("whole", "parts", 3) == []
-    if optim == "adamw_8bit":
-        train.main([*WIDE, "--output_dir", "other"])
-        files = [Path(name, "checkpoints/step_3/model.safetensors") for name in ("whole", "other")]
-        assert len({file.read_bytes() for file in files}) == 2
+def test_a_run_with_moments_in_8_bits_resumes_exactly_and_is_no_other_optimizers(run):
+    """Matrices of at least 4,096 numbers have them. torch's: tests/run/test_resume.py."""
+    pytest.importorskip("bitsandbytes")
+    run(f"{WIDE} --optim adamw_8bit", folder="whole")
+    shutil.copytree("whole", "run")
+    shutil.rmtree("run/checkpoints/step_3")
+    run("--resume")
+    assert differences("whole", "run", 3) == []
+    run(WIDE, folder="other")
+    assert differences("whole", "other", 3) != []
+    found = [dtypes(state(folder, 3)["optimizer"]) for folder in ("whole", "other")]
+    assert ["torch.uint8" in each for each in found] == [True, False]
 
 
 @pytest.mark.parametrize("optim, name", [
@@ -60,11 +54,7 @@ def test_every_name_is_its_class_with_the_settings_of_the_run(optim, name, monke
     ("--optim adamw_8bit --shard", "--optim adamw_8bit cannot be combined with --shard"),
     ("--optim sgd", "--optim sgd is unknown"),
     ("--optim adamw_8bit", "pip install bitsandbytes")])
-def test_what_cannot_be_is_refused(flags, words, workplace, monkeypatch, capsys):
+def test_what_cannot_be_is_refused(flags, words, refused, monkeypatch):
     there = None if "pip" in words else "there"
     monkeypatch.setattr(checks, "find_spec", lambda name: there)
-    with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *flags.split(), "--output_dir", "run"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and words in error and error.count("\n") == 1
-    assert not Path("run").exists()
+    assert words in refused(flags)

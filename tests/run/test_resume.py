@@ -3,6 +3,7 @@ metrics, to the last bit. It may be stopped by a kill (tests/soak_kill.py uses a
 signal, a full disk or an error. python -m pytest tests/run/test_resume.py"""
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -12,7 +13,9 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -20,46 +23,7 @@ import torch
 
 import train
 from plumbing.run import checkpoints, folder
-from tiny_run import differences, flags, metrics
-
-
-class Killed(BaseException):
-    """What stands in for SIGKILL inside one process: nothing in train.py catches it."""
-
-
-@pytest.fixture
-def at(monkeypatch):
-    """at(3, act) calls act() just after the metrics of batch 3 are written."""
-    append = checkpoints.append
-
-    def watch(step, act):
-        def appending(path, record):
-            append(path, record)
-            if path.name == "metrics.jsonl" and record["step"] == step:
-                act()
-        monkeypatch.setattr(checkpoints, "append", appending)
-    return watch
-
-
-@pytest.fixture
-def killed(run, at, monkeypatch):
-    """killed(3, "--steps 4") is a run that the power leaves after batch 3."""
-    def die():
-        raise Killed
-
-    def start(step, line):
-        at(step, die)
-        with pytest.raises(Killed):
-            run(line)
-        monkeypatch.undo()
-        os.chdir(run.place)
-    return start
-
-
-@pytest.fixture
-def run(run, workplace):
-    run.place = workplace                                    # undone patches leave it
-    return run
+from tiny_run import differences, flags, metrics, state
 
 
 @pytest.fixture
@@ -71,26 +35,26 @@ def as_whole(run, whole):
     return resume
 
 
-def state(step):
-    return torch.load(f"run/checkpoints/step_{step}/state.pt", weights_only=True)
-
-
 # what has a state
-STATES = ["", "--algorithm ppo"]
+STATES = ["", "--algorithm ppo", "--top_p 0.9", "--optim adamw_torch",
+          "--fp16 --sampler_dtype float32", "--mask_truncated_completions --overlong_cache 0.5"]
 MORE_STATES = [
     "--algorithm srpo --stage2_step 2 --prompts_per_step 8 --num_generations 2", "--beta 0.1",
     "--algorithm grpo --distillation_coef 0.5 --self_distillation answer", "--algorithm dapo",
     "--num_iterations 3", "--lr_scheduler_type linear", "--shard true",
     "--sampler_dtype bfloat16 --mismatch token_truncate --mismatch_mask token",
-    "--eval_samples 1 --eval_prompts 4 --eval_steps 2",
+    "--eval_samples 1 --eval_prompts 4 --eval_steps 2", "--use_peft", "--optim adamw_8bit",
     "--temperature 0.9 --stop ,, --algorithm sapo --reduction token-mean "
     "--objective_constants tau_negative=1.1"]
+PACKAGES = {"--use_peft": "peft", "--optim adamw_8bit": "bitsandbytes"}
 
 
 @pytest.mark.parametrize("more", [
     *STATES, *(pytest.param(more, marks=pytest.mark.slow) for more in MORE_STATES)])
 def test_resumed_run_equals_uninterrupted(more, killed, as_whole):
     """Killed one batch after the checkpoint of batch 2."""
+    if more in PACKAGES:
+        pytest.importorskip(PACKAGES[more])
     line = f"--steps 4 --save_steps 2 {more}"
     killed(3, line)
     before = json.loads(Path("run/config.json").read_text())
@@ -102,9 +66,9 @@ def test_resumed_run_equals_uninterrupted(more, killed, as_whole):
     assert after["given"] == before["given"]
     assert after["arguments"] == before["arguments"] | {"resume": True}
     if "srpo" in more:                                      # the test sees what it is about
-        stream = state(4)["stream"]
+        stream = state("run", 4)["stream"]
         assert stream["stage"] == 2 and stream["epoch"] > 0 and stream["solved"]
-    assert bool(state(4)["critic"]) == ("ppo" in more)
+    assert bool(state("run", 4)["critic"]) == ("ppo" in more)
 
 
 def test_resumes_from_any_batch_and_any_number_of_times(killed, as_whole):
@@ -137,26 +101,16 @@ def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, cap
     assert not partial.exists()
 
 
-def test_python_numpy_and_torch_random_states_are_resumed(run, at, monkeypatch):
+def test_python_numpy_and_torch_random_states_are_resumed(run, killed, first):
     """A user's verifier may draw from any of them."""
     draws = []
-    collect = train.collect
-
-    def drawing(*args):
-        draws.append((random.random(), numpy.random.rand(), torch.rand(1).item()))
-        return collect(*args)
-
-    def die():
-        raise Killed
-    monkeypatch.setattr(train, "collect", drawing)
+    first(train, "collect", lambda *_: draws.append(
+        (random.random(), numpy.random.rand(), torch.rand(1).item())))
     run("--steps 4", folder="whole")
-    whole, draws[:] = list(draws), []
-    at(3, die)
-    with pytest.raises(Killed):
-        run("--steps 4 --save_steps 2")
-    at(3, lambda: None)
+    killed(3, "--steps 4 --save_steps 2")
     run("--resume")
-    assert draws == [*whole[:3], *whole[2:]]                 # batch 3 twice, with the same numbers
+    whole, resumed = draws[:4], draws[4:]
+    assert resumed == [*whole[:3], *whole[2:]]               # batch 3 twice, with the same numbers
 
 
 # ------------------------------------------------------------------------------- more steps
@@ -175,17 +129,13 @@ def test_a_finished_run_goes_on_for_more_steps(run, whole, capsys):
 @pytest.mark.parametrize("kind, share", [
     ("cosine", lambda x: (1 + math.cos(math.pi * x)) / 2), ("linear", lambda x: 1 - x)])
 def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps_and_says_so(
-        kind, share, run, monkeypatch, capsys):
+        kind, share, run, first, capsys):
     """Two batches of two updates, then two more: updates 5 to 8 have the rates of a run of 8."""
     run(f"--lr_scheduler_type {kind} --warmup_steps 0 --learning_rate 0.001 --steps 2")
-    assert state(2)["optimizer"]["param_groups"][0]["lr"] == 0, "the schedule had ended"
+    assert state("run", 2)["optimizer"]["param_groups"][0]["lr"] == 0, "the schedule had ended"
     rates = []
-    update = train.update
-
-    def noting(args, learner, mini):
-        rates.append(learner.optimizer.param_groups[0]["lr"])
-        return update(args, learner, mini)
-    monkeypatch.setattr(train, "update", noting)
+    first(train, "update", lambda args, learner, mini: rates.append(
+        learner.optimizer.param_groups[0]["lr"]))
     run("--resume --steps 4")
     want = [0.001 * share(step / 8) for step in range(4, 8)]
     assert rates == pytest.approx(want)
@@ -273,26 +223,19 @@ def test_a_run_of_an_older_version_is_resumed_with_its_flags_typed_again(config,
 # ------------------------------------------------------------------------------- signals
 
 @pytest.fixture
-def signalled(run, monkeypatch):
+def signalled(run, first, monkeypatch):
     """signalled(line, 2, number, …) is a run in which signals come while batch 2 is sampled, all
     at once or seconds=5 apart: its exit code."""
-    collect = train.collect
+    due = {}
+    first(train, "collect", lambda *args: [os.kill(os.getpid(), number)
+                                           for number in due.pop(args[-1], ())])
 
     def start(line, step, *numbers, seconds=0):
+        due[step] = numbers
         ticks = iter(range(0, 1000 * seconds, seconds or 1))
-
-        class Clock:
-            monotonic = staticmethod(lambda: next(ticks))
-
-        def interrupting(*args):
-            if args[-1] == step:
-                for number in numbers:
-                    os.kill(os.getpid(), number)
-            return collect(*args)
+        clock = SimpleNamespace(monotonic=lambda: next(ticks))
         with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-            patch.setattr(train, "collect", interrupting)
-            if seconds:
-                patch.setattr(checkpoints, "time", Clock)
+            patch.setattr(checkpoints, "time", clock if seconds else time)
             run(line)
         return stop.value.code
     return start
@@ -330,10 +273,8 @@ def test_second_ctrl_c_before_a_checkpoint_promises_no_resume(step, kept, signal
                                       "checkpoint; nothing can be resumed\n")
 
 
-def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(run, monkeypatch, capfd):
-    def interrupted(*args):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(train.tasks, "of_run", interrupted)
+def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(run, first, capfd):
+    first(train.tasks, "of_run", raising(KeyboardInterrupt()))
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == 130
@@ -343,16 +284,15 @@ def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(run, monkeypa
 
 # ------------------------------------------------------------------- no space, no permission
 
-def full_disk(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "No space left on device")
+def raising(fault):
+    def act(*args, **kwargs):
+        raise fault
+    return act
 
 
-def broken_zip(*args, **kwargs):                             # what torch.save says then
-    raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
-
-
-def no_permission(a, b):
-    raise PermissionError(errno.EACCES, "Permission denied", str(b))
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BROKEN_ZIP = RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0")
+NO_PERMISSION = PermissionError(errno.EACCES, "Permission denied", "run")
 
 
 def half_of_the_weights():
@@ -366,29 +306,26 @@ LAST = "run/checkpoints/step_3 (the last complete checkpoint is step_2) could no
 
 
 @pytest.mark.parametrize("where, fault, words", [
-    ((torch, "save"), broken_zip, [LAST, "inline_container"]),
-    ((os, "rename"), no_permission, [LAST, "Permission denied"]),
-    ((os, "fsync"), full_disk, ["run/checkpoints/step_3", "No space left"]),
-    ((checkpoints, "open"), full_disk, ["run/metrics.jsonl could not be written", "No space"]),
-    (None, half_of_the_weights, [LAST, "too large"])])
+    ((torch, "save"), BROKEN_ZIP, [LAST, "inline_container"]),
+    ((os, "rename"), NO_PERMISSION, [LAST, "Permission denied"]),
+    ((os, "fsync"), FULL, ["run/checkpoints/step_3", "No space left"]),
+    ((checkpoints, "open"), FULL, ["run/metrics.jsonl could not be written", "No space"]),
+    (None, None, [LAST, "too large"])])
 def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, run, as_whole,
                                                      monkeypatch):
+    """From the metrics of batch 3 on, for real in the middle of the weights if `where` is None."""
     append = checkpoints.append
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def breaking(path, record):
-        if where and record["step"] == 3:
-            monkeypatch.setattr(*where, fault, raising=False)
-        append(path, record)
-        if not where and record["step"] == 3:
-            fault()
-    monkeypatch.setattr(checkpoints, "append", breaking)
-    try:
+    with monkeypatch.context() as patch:
+        def breaking(path, record):
+            if where and record["step"] == 3:
+                patch.setattr(*where, raising(fault), raising=False)
+            append(path, record)
+            if not where and record["step"] == 3:
+                half_of_the_weights()
+        patch.setattr(checkpoints, "append", breaking)
         err = run.refused("--steps 4 --save_steps 1 --output_dir run", begun=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        monkeypatch.undo()
-    os.chdir(run.place)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert all(word in err for word in [*words, "MB are free there)"]), err
     assert sorted(os.listdir("run/checkpoints")) == ["step_1", "step_2"]
     as_whole()
@@ -396,68 +333,56 @@ def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, run, a
 
 # ------------------------------------------------------------------------ an error saves first
 
-def failing(patch, step, fault, owner, name):
-    """owner.name raises `fault` in batch `step`."""
-    now, collect, call = [0], train.collect, getattr(owner, name)
+@pytest.fixture
+def failing(first):
+    """failing(3, fault, owner, "name"): owner.name raises the fault, once, in batch 3."""
+    now, due = [], {}
+    first(train, "collect", lambda *args: now.append(args[-1]))
 
-    def counting(*args):
-        now[0] = args[-1]
-        return collect(*args)
-
-    def breaking(*args, **options):
-        if now[0] == step:
-            raise fault
-        return call(*args, **options)
-    patch.setattr(train, "collect", counting)
-    patch.setattr(owner, name, breaking)
+    def start(step, fault, owner, name):
+        def act(*args, **options):
+            if now and now[-1] in due:
+                raise due.pop(now[-1])
+        due[step] = fault
+        first(owner, name, act)
+    return start
 
 
 @pytest.mark.parametrize("owner, name, fault", [
     (train.Learner, "score", ValueError("bad")), (train, "reward", OSError("gone")),
     (train, "estimate_advantages", RuntimeError("bug")),
     (train, "update", torch.OutOfMemoryError("no memory"))])
-def test_an_error_after_the_first_batch_saves_it_first(owner, name, fault, run, as_whole,
+def test_an_error_after_the_first_batch_saves_it_first(owner, name, fault, run, as_whole, failing,
                                                        monkeypatch, capsys):
     """No --save_steps: without that the batches before the error would be lost."""
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "mem_get_info", lambda: (0, 8 * 10 ** 9))
-        failing(patch, 3, fault, owner, name)
-        with pytest.raises((SystemExit, RuntimeError)):
-            run("--steps 4")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 8 * 10 ** 9))
+    failing(3, fault, owner, name)
+    with pytest.raises((SystemExit, RuntimeError)):
+        run("--steps 4")
     assert ("error in batch 3; run/checkpoints/step_2 was saved; --resume continues from it"
             in capsys.readouterr().out)
     assert os.listdir("run/checkpoints") == ["step_2"]
     as_whole()
 
 
-def test_an_error_between_two_updates_says_what_the_checkpoint_holds(run, monkeypatch):
-    update, calls = train.update, []
-
-    def breaking(*args):
-        calls.append(args)
-        if len(calls) == 4:
-            raise ValueError("bad")
-        return update(*args)
-    monkeypatch.setattr(train, "update", breaking)
+def test_an_error_between_two_updates_says_what_the_checkpoint_holds(run, first):
+    calls = itertools.count(1)
+    bad = raising(ValueError("bad"))
+    first(train, "update", lambda *args: next(calls) == 4 and bad())
     err = run.refused("--steps 3 --output_dir run", begun=True)
     assert err == "train.py: bad\n" and os.listdir("run/checkpoints") == ["step_1"]
-    monkeypatch.setattr(train, "update", update)
     assert [record["step"] for record in run("--resume")] == [1, 2, 3]
 
 
-def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(run, monkeypatch):
-    with monkeypatch.context() as patch:
-        failing(patch, 1, ValueError("bad"), train.Learner, "score")
-        run.refused("--steps 2 --output_dir run")
-    assert not Path("run").exists()
-    score = train.Learner.score
+def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(run, first, failing):
+    failing(1, ValueError("bad"), train.Learner, "score")
+    run.refused("--steps 2 --output_dir run")
 
-    def ruining(learner, *rest, **options):
+    def ruin(learner, *rest, **options):
         if Path("ruined/metrics.jsonl").exists():
             next(learner.policy.parameters()).data.fill_(float("nan"))
             raise ValueError("bad")
-        return score(learner, *rest, **options)
-    monkeypatch.setattr(train.Learner, "score", ruining)
+    first(train.Learner, "score", ruin)
     run.refused("--steps 2 --output_dir ruined", begun=True)
     assert not Path("ruined/checkpoints").exists()
 
@@ -465,12 +390,11 @@ def test_an_error_in_the_first_batch_and_ruined_weights_save_nothing(run, monkey
 @pytest.mark.parametrize("error", [
     ValueError("wrong"), RuntimeError("a bug"), KeyboardInterrupt()],
     ids=lambda error: type(error).__name__)
-def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, run, monkeypatch):
-    for step, argv in ((1, flags("--steps", "2")), (2, ["--resume", "--output_dir", "runs/gspo"])):
-        with monkeypatch.context() as patch, pytest.raises(BaseException) as stop:
-            failing(patch, step, error, train.Learner, "score")
+def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, run, failing):
+    for step, argv in ((1, flags()), (2, ["--resume", "--output_dir", "runs/gspo"])):
+        failing(step, error, train.Learner, "score")
+        with pytest.raises((SystemExit, type(error))):
             train.main([*argv, "--steps", "2"])
-        assert isinstance(stop.value, (SystemExit, type(error)))
         if step == 1:
             assert not Path("runs/gspo").exists()
             train.main(flags("--steps", "1"))
@@ -488,19 +412,13 @@ def test_old_checkpoints_are_pruned(keep, left, run, monkeypatch):
     assert [step for step, _ in checkpoints.whole(Path("run"))] == left
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_is_named(run, monkeypatch):
+def test_a_checkpoint_is_on_the_disk_before_it_is_named(run, first):
     """The order of system calls that makes a power cut harmless: every file is synced, the
     rename, the folder is synced."""
-    calls, rename = [], os.rename
-
-    def fsync(number):
-        calls.append(os.path.basename(os.readlink(f"/proc/self/fd/{number}")))
-
-    def renaming(a, b):
-        calls.append(f"rename {Path(b).name}")
-        rename(a, b)
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "rename", renaming)
+    calls = []
+    first(os, "rename", lambda a, b: calls.append(f"rename {Path(b).name}"))
+    first(os, "fsync", lambda number: calls.append(
+        os.path.basename(os.readlink(f"/proc/self/fd/{number}"))))
     run()
     begun, named = calls.index("metrics.jsonl"), calls.index("rename step_1")
     assert {"metrics.jsonl", "samples.jsonl", "config.json", "model.safetensors",
@@ -511,17 +429,12 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_named(run, monkeypatch):
 # ------------------------------------------------------------------- one folder, one process
 
 @pytest.mark.parametrize("more", ["--resume", "--overwrite_output_dir", ""])
-def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, run, whole, monkeypatch):
-    collect, lines = train.collect, []
-
-    def while_sampling(*args):
-        if not lines:
-            lines.append("")
-            lines[0] = run.refused(f"--steps 4 --output_dir run {more}")
-        return collect(*args)
-    monkeypatch.setattr(train, "collect", while_sampling)
+def test_a_second_run_in_the_folder_of_one_at_work_is_refused(more, run, whole, first):
+    said = []
+    first(train, "collect", lambda *args: args[-1] == 2 and said.append(
+        run.refused(f"--steps 4 --output_dir run {more}")))
     run("--steps 4")
-    assert "run" in lines[0] and ("another process is using" in lines[0] or not more)
+    assert "run" in said[0] and ("another process is using" in said[0] or not more)
     assert differences(whole(), "run", 4) == []
 
 

@@ -9,24 +9,20 @@ import torch
 import train
 
 
-def test_every_use_has_all_prompts_in_a_new_order_and_the_first_old_log_probs(run, monkeypatch):
+def test_every_use_has_all_prompts_in_a_new_order_and_the_first_old_log_probs(
+        run, first):
     """Two batches of two mini-batches, each used three times; the schedule counts every use."""
     uses = []
-    update = train.update
-
-    def recording(settings, learner, mini):
-        uses.append(mini)
-        return update(settings, learner, mini)
-    monkeypatch.setattr(train, "update", recording)
+    first(train, "update", lambda settings, learner, mini: uses.append(mini))
     records = run("--steps 2 --num_iterations 3 --warmup_steps 0")
     assert len(uses) == 2 * 3 * 2                            # batches, uses, mini-batches
     batches = [[[problem.prompt for mini in uses[start:start + 2] for problem in mini.problems]
                 for start in range(first, first + 6, 2)] for first in (0, 6)]
     assert all(sorted(order) == sorted(orders[0]) for orders in batches for order in orders)
     assert any(order != orders[0] for orders in batches for order in orders)
-    first, again = ({tuple(row.tolist()) for mini in uses[start:start + 2] for row in mini.old_logp}
+    once, again = ({tuple(row.tolist()) for mini in uses[start:start + 2] for row in mini.old_logp}
                     for start in (0, 4))
-    assert first == again
+    assert once == again
     state = torch.load("run/checkpoints/step_2/state.pt", weights_only=True)
     assert state["schedule"]["last_epoch"] == 12
     assert records[-1]["lr"] == pytest.approx(0, abs=1e-12)

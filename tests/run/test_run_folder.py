@@ -49,26 +49,6 @@ def data(workplace, cold_start):
     return f"--model_name_or_path {model} --dataset_name rows.jsonl --max_completion_length 4"
 
 
-class Killed(BaseException):
-    """What stands in for SIGKILL inside one process."""
-
-
-@pytest.fixture
-def killed(run):
-    """killed(3, "--steps 4") is a run that the power leaves after batch 3."""
-    def start(step, line):
-        append = checkpoints.append
-
-        def fail(path, record):
-            append(path, record)
-            if path.name == "metrics.jsonl" and record["step"] == step:
-                raise Killed
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(checkpoints, "append", fail)
-            run(line)
-    return start
-
-
 def files():
     return {path: path.read_bytes() for path in Path("run").rglob("*")
             if path.is_file() and path.name != ".lock"}
@@ -241,17 +221,11 @@ def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
     assert "--trust_run_code" in err
 
 
-def test_code_that_is_typed_again_or_trusted_is_run(data, run, monkeypatch, capsys):
+def test_code_that_is_typed_again_or_trusted_is_run(data, run, first, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n")
-    collect = train.collect
-
-    def interrupting(*args):
-        if args[-1] == 1:
-            signal.raise_signal(signal.SIGINT)
-        return collect(*args)
+    first(train, "collect", lambda *args: args[-1] == 1 and signal.raise_signal(signal.SIGINT))
     verifier = "--verifier mine.py:reward exact"
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(train, "collect", interrupting)
+    with pytest.raises(SystemExit):
         run(f"{data} --save_steps 1 --steps 2 {verifier}")
     typed = f"{RESUME} {verifier}"
     assert f"python train.py {typed} continues" in capsys.readouterr().out

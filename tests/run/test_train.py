@@ -117,14 +117,11 @@ def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
     assert Path("run/checkpoints/step_2").is_dir()
 
 
-def test_dynamic_sampling_logs_what_was_sampled(run, monkeypatch):
+def test_dynamic_sampling_logs_what_was_sampled(run, first):
     """The pass rate of the groups that were kept alone says nothing about the policy."""
-    rounds, keep = [], train.batches.keep_signal
-
-    def noted(found, *rest, **options):
-        rounds[:] = found
-        return keep(found, *rest, **options)
-    monkeypatch.setattr(train.batches, "keep_signal", noted)
+    rounds = []
+    first(train.batches, "keep_signal",
+          lambda found, *_, **__: rounds.__setitem__(slice(None), found))
     record, = run("--algorithm dapo --num_generations 2 --overlong_cache 0.5")
     rewards = torch.cat([parts[:, 0] for _, _, parts in rounds]).view(-1, 2)          # [groups, 2]
     lengths = [sum(row) for rollout, _, _ in rounds for row in rollout.mask.tolist()]
@@ -145,13 +142,8 @@ def test_dynamic_sampling_logs_what_was_sampled(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tokens_per_second_leaves_out_evaluations(run, monkeypatch):
-    evaluate = train.held_out
-
-    def slowly(*args):
-        time.sleep(1)
-        return evaluate(*args)
-    monkeypatch.setattr(train, "held_out", slowly)
+def test_tokens_per_second_leaves_out_evaluations(run, first):
+    first(train, "held_out", lambda *_: time.sleep(1))
     run("--steps 2 --eval_steps 1 --eval_samples 1 --eval_prompts 2")
     record = lines("run/metrics.jsonl")[0]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
