@@ -1,13 +1,13 @@
 """One GPU, measured in at most an hour: one command that leaves its numbers whatever happens.
 
-    python benchmarks/gpu.py                         # -> results/gpu.json; --cpu: in small shapes
+    python benchmarks/gpu.py                         # -> results/gpu.json; --cpu: a small run
     python benchmarks/gpu.py --only pairs --limit 28800 --run FLAGS OF TRAIN.PY
 
 Every part runs by itself; what fails is written down with its error, what cannot be measured here
-as skipped and why, and the next part begins. Most parts take random weights in the shape of
-Qwen2.5-0.5B, so they download nothing. The last ones are a run of train.py, --run or
-recipes/gsm8k-80gb.yaml, which needs the hub:
+as skipped and why, and the next part begins. --run, or recipes/gsm8k-80gb.yaml, which needs the
+hub, are the flags of the runs of train.py:
 
+    versus_trl beside TRL, on models with random weights: benchmarks/versus_trl.py
     run        seconds and peak memory of a batch, fast and with --plain
     pairs      GSPO and GRPO from the same seed, start and prompts, as many batches as the time
                allows: held-out pass@1 before and after
@@ -31,20 +31,13 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from engines import rates  # noqa: E402
-from losses import policy_loss  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.engines.samplers import make_sampler  # noqa: E402
 from plumbing.engines.vllm import close_engine  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
-from plumbing.speed.fast import response_logp  # noqa: E402
-from shapes import SHAPES, random_model, random_rollout  # noqa: E402
-from timing import (command_line, in_turns, measure_limit, peak_bytes, spread,  # noqa: E402
-                    timed, wait, write_json)
+from timing import command_line, spread, wait, write_json  # noqa: E402
 
-SIZES = {False: (4, 8, 512, 512), True: (2, 2, 16, 16)}  # prompts, responses, tokens of both; --cpu
-SHAPE = SHAPES["Qwen/Qwen2.5-0.5B"]
-SMALL = ("qwen2", 64, 2, 4, 2, 128, 512)
 RUN = f"--config {ROOT}/recipes/gsm8k-80gb.yaml"
 SMALL_RUN = ("--device cpu --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
              "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
@@ -54,25 +47,17 @@ PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; 
 
 
 class Bench:
-    """The model and the batch sizes that all parts of the benchmark measure."""
+    """The device, the flags of its runs, and the time that is left."""
 
     def __init__(self, cpu, run, limit):
         self.cpu = cpu
         self.run_flags = shlex.split(run or (SMALL_RUN if cpu else RUN))
         self.end = time.perf_counter() + limit
         self.device = torch.device("cpu" if cpu else "cuda")
-        self.Q, self.G, self.P, self.T = SIZES[cpu]
-        shape = SMALL if cpu else SHAPE
-        self.model = random_model(*shape).float().to(self.device).eval()
-        self.parameters = sum(p.numel() for p in self.model.parameters())
-        self.rollout = random_rollout(shape[6], self.Q, self.G, self.P, self.T, device=self.device)
 
     def clock(self):
         wait(self.device)
         return time.perf_counter()
-
-    def seconds(self, work, rounds=3):
-        return spread(in_turns({"": timed(lambda turn: work(), self.clock)}, rounds)[""])
 
     def left(self):
         """Seconds that remain of the limit."""
@@ -102,36 +87,6 @@ def device(bench):
     properties = torch.cuda.get_device_properties(0)
     return {"name": properties.name, "bytes": properties.total_memory, "torch": torch.__version__,
             "capability": list(torch.cuda.get_device_capability())}
-
-
-def limits(bench):
-    """What the device can do at most: FLOP per second of a matrix product, bytes per second of a
-    copy."""
-    n = 1024 if bench.cpu else 8192
-    a = torch.randn(n, n, device=bench.device)
-    copied = a.clone()
-    return {"flops_per_second": measure_limit(bench.device, n),
-            "bytes_per_second": 2 * a.nbytes / bench.seconds(lambda: copied.copy_(a))["min"]}
-
-
-def one_update(bench, optimizer):
-    with torch.autocast(bench.device.type, torch.bfloat16):
-        logp = response_logp(bench.model, bench.rollout, entropy=False).logp
-    advantages = torch.ones(len(logp), device=bench.device)
-    policy_loss("gspo", logp, logp.detach(), advantages, bench.rollout.mask)[0].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def update(bench):
-    """Seconds of an update, its share of the device's FLOP limit, and the memory that it adds to
-    weights, gradients and AdamW's moments."""
-    optimizer = torch.optim.AdamW(bench.model.parameters(), lr=1e-9, fused=True)
-    seconds = bench.seconds(lambda: one_update(bench, optimizer))
-    flops = 6 * bench.parameters * bench.Q * (bench.P + bench.G * bench.T)
-    return {"seconds": seconds,
-            "peak_bytes": peak_bytes(lambda: one_update(bench, optimizer), bench.device),
-            "share_of_limit": flops / seconds["min"] / limits(bench)["flops_per_second"]}
 
 
 def versus_trl(bench):
@@ -182,13 +137,13 @@ def samplers(bench):
     return found
 
 
-PARTS = {"device": device, "limits": limits, "update": update, "versus_trl": versus_trl, "run": run,
-         "pairs": pairs, "samplers": samplers}  # last: vLLM may keep memory of the device
+PARTS = {"device": device, "versus_trl": versus_trl, "run": run, "pairs": pairs,
+         "samplers": samplers}           # last: vLLM may keep memory of the device
 
 
 def main(argv=None):
     parser = command_line(__doc__, "gpu.json")
-    parser.add_argument("--cpu", action="store_true", help="on a CPU, in small shapes")
+    parser.add_argument("--cpu", action="store_true", help="on a CPU, a small run")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
     parser.add_argument("--run", nargs=argparse.REMAINDER, help="flags of train.py, at the end")

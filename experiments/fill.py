@@ -33,17 +33,6 @@ from questions import EQUAL, FIRST, QUESTIONS, REUSED                           
 
 MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)
 
-SHORT = {   # names of figures that stand in a sentence
-    **{f"default_{what}": f"mean default: {what}" for what in ("before", "after", "greedy",
-                                                                "seconds")},
-    **{f"smollm2_{what}": f"mean smollm2: {what}" for what in ("before", "after", "seconds")},
-    "lora_after": "mean smollm2: LoRA after", "lora_mb": "mean smollm2: LoRA memory",
-    "full_mb": "mean smollm2: memory", "clipped_gspo": "mean clipped: GSPO's share",
-    "clipped_grpo": "mean clipped: GRPO's share",
-    "outside": "mean bounded: s leaves the band in less than 1 % of answers",
-    "identity_float32": "mean identity: in float32",
-    "identity_float64": "mean identity: in float64"}
-
 
 def pages():
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -78,7 +67,7 @@ def texts():
         content = json.loads(file.read_text())
         names |= content.get("texts", {}) if isinstance(content, dict) else {}
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
-    return names | {short: names[name] for short, name in SHORT.items()} | {"bands": f"{ratio:.0f}"}
+    return names | {"bands": f"{ratio:.0f}"}
 
 
 def interval(number, form):
@@ -170,7 +159,9 @@ def reuse(numbers):
                 if numbers[f"reuse: the clip of {arm} acts at μ = {mu}"]["verdict"] == "held"]
         if set(cells) != {"–"}:
             rows.append((arm, *cells, [*acts, "not shown"][0]))
-    head = ("`reuse`", "μ = 2, equal samples", "μ = 4", "μ = 4, equal steps",
+    starts = max((numbers[f"reuse: {arm} gains from μ = 4, equal samples"]["starts"]
+                  for arm in REUSED), key=int)
+    head = (f"`reuse`, {starts} starts", "μ = 2, equal samples", "μ = 4", "μ = 4, equal steps",
             "minus GRPO, from μ = 1 to 4", "its clip acts from")
     return table(head, *rows) if rows else ""
 

@@ -20,6 +20,7 @@ import math
 import sys
 from functools import lru_cache
 from pathlib import Path
+from statistics import linear_regression
 
 import torch
 
@@ -211,24 +212,16 @@ def share_right(response, problem):
 
 def slope(points):
     """Least-squares slope of log y against log x: the exponent of a power law."""
-    x, y = ([math.log(v) for v in values] for values in zip(*points))
-    return (sum((a - mean(x)) * (b - mean(y)) for a, b in zip(x, y))
-            / sum((a - mean(x)) ** 2 for a in x))
+    return linear_regression(*([math.log(v) for v in values] for values in zip(*points))).slope
 
 
 def short_factor(by_length):
     """How much more often the shortest two lengths are clipped than the longest two, by the clip
     range [-3 width, 4 width] of log s that clips 15 % of all answers with A ≠ 0."""
-    def clipped(log_s, A, width):
-        return ((log_s > 4 * width) & (A > 0)) | ((log_s < -3 * width) & (A < 0))    # [B]
-    some = [(log_s[A != 0], A[A != 0]) for log_s, A in by_length]
-    together = [torch.cat(parts) for parts in zip(*some)]                            # [answers]
-    low, high = 0.0, 10.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        too_many = clipped(*together, middle).float().mean() > .15
-        low, high = (middle, high) if too_many else (low, middle)
-    share = [clipped(*one, high).float().mean().item() for one in some]
+    widths = [torch.where(A > 0, log_s / 4, -log_s / 3)[A != 0] for log_s, A in by_length]
+    widest = torch.cat(widths).sort(descending=True)[0]      # an answer is clipped by narrower ones
+    width = widest[int(.15 * len(widest))]
+    share = [(needed > width).float().mean().item() for needed in widths]
     return (share[0] + share[1]) / max(share[-2] + share[-1], 1 / 256)       # none is not 0
 
 

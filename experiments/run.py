@@ -41,7 +41,7 @@ from scipy import stats                                                         
 
 import intervals                                                                     # noqa: E402
 import pictures                                                                      # noqa: E402
-from questions import QUESTIONS                                                      # noqa: E402
+from questions import FIRST, QUESTIONS                                               # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -217,7 +217,7 @@ def make(name, question, arm, cell, seed):
 
 def figures(records, summary, asked):
     """What is kept of a run. One that train.py stopped, as its updates were not finite, counts with
-    its last pass rate. kl: of old and new policy, to second order."""
+    its last pass rate."""
     def each(name):
         return [r.get(name) for r in records]
 
@@ -233,18 +233,15 @@ def figures(records, summary, asked):
         "greedy": summary.get("greedy_after"), "seconds": summary.get("seconds"),
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
         **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
-        "stopped_at": None if summary else len(records),
         "collapsed": collapsed(each("pass_rate")),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
         "batch_samples": [(asked["prompts_per_step"] + r["discarded_groups"])
                           * asked["num_generations"] for r in records],
-        "batch_seconds": [sum(r[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
-                          for r in records],
-        "kl": median("log_w_var") / 2, "log_s_var": median("log_s_var"),
+        "log_s_var": median("log_s_var"),
         "factor_times_length": statistics.median(shares) if shares else None,
         "inverse_length": median("inverse_length"),
-        "mismatch_kl": records[0]["mismatch_kl"], "flips": median("flip_rate"),
+        "flips": median("flip_rate"),
         "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
 
 
@@ -506,9 +503,12 @@ def report(name, question, runs):
 
 
 def curves(question, runs):
-    """{(arm, group): mean pass rates of the batches} of the fresh starts at the chosen cells."""
+    """{(arm, group): mean pass rates of the batches} of the fresh starts at the chosen cells, of
+    the three arms that a picture can show."""
     found = {}
     for arm, group in chosen_by(question):
+        if arm not in FIRST:
+            continue
         cell = best(question, runs, arm, group)
         if fresh := values(runs, arm, cell, question.starts).values():
             columns = zip(*(run["figures"]["pass_rates"] for run in fresh))
