@@ -81,9 +81,9 @@ def best(question, runs, arm, group=""):
     chooser = question.rate_of.get(arm, arm)
     means = {}
     for cell in group_of(question, arm, group):
-        found = values(runs, chooser, cell, question.choose)
+        found = values(runs, chooser, cell, question.choose, question.by)
         if len(found) >= question.choices:
-            means[cell] = mean_of(found)
+            means[cell] = mean_of(found, question.by)
         elif cell not in question.further:
             return None
     return max(means, key=means.get) if means else None
