@@ -206,15 +206,12 @@ ADVANTAGES = {
 }
 
 
-def estimate_advantages(name, rewards, group_size, scale="group", *, clip=None,
-                        distillation_coef=0.0, **inputs):
+def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
 
-    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. With
-    a distillation_coef, distillation is added with this coefficient, and the result is [B, T]
-    (inputs then: mask, old_logp, teacher_logp). clip: limit all advantages to [-clip, clip], as
-    NeMo-RL and ROLL do. Raises ValueError for an unknown name, for an input that is missing, and
-    for a function that does not return what its row says."""
+    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. Raises
+    ValueError for an unknown name, for an input that is missing, and for a function that does not
+    return what its row says."""
     row = check_row(name)
     inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
     known = inspect.signature(row.function).parameters
@@ -226,12 +223,7 @@ def estimate_advantages(name, rewards, group_size, scale="group", *, clip=None,
         each = {1: "one per response", 2: "one per token"}.get(advantages.dim(), "neither")
         raise ValueError(f"advantage {name}: its row of advantages.ADVANTAGES says one advantage "
                          f"per {row.per}, but its function returns {each}: change one of the two")
-    if distillation_coef:
-        if row.per == "response":
-            advantages = advantages[:, None] * inputs["mask"]                    # [B, T]
-        advantages = advantages + distillation_coef * distillation(
-            inputs["teacher_logp"], inputs["old_logp"], inputs["mask"])          # [B, T]
-    return advantages if clip is None else advantages.clamp(-clip, clip)
+    return advantages
 
 
 def check_row(name):

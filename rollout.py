@@ -62,6 +62,12 @@ class Rollout:
         prompts = torch.arange(start // G, (stop - 1) // G + 1)                     # [q]
         return self.cut(prompts, torch.arange(start, stop), min(G, stop - start))
 
+    def after(self, prompts, tokenizer):
+        """The same responses after other prompts, given as Q lists of token ids."""
+        ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [Q, P] each
+        return Rollout(ids, mask, self.response_ids, self.mask, self.sampler_logp, self.truncated,
+                       self.texts, self.group_size, self.kept)
+
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and tool output
         included, padding not."""

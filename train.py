@@ -55,7 +55,6 @@ from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
 from plumbing.engines.vllm import close_engine
 from plumbing.loop import batches
-from plumbing.loop.distillation import check_hints, teacher_of
 from plumbing.loop.extras import make_extras
 from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
@@ -89,7 +88,8 @@ def train(settings, learner, task, recorder, saver):
             old = learner.score(rollout, replay=True, **features.old)
         batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
                       step=step)
-        inputs = extras.before_updates(learner, batch, old) if extras else {}
+        if extras:
+            extras.before_updates(learner, batch, old)
         for before_updates in features.hooks["before_updates"]:
             before_updates(learner, batch, old)
         recorder.lap("seconds_logp")
@@ -97,10 +97,11 @@ def train(settings, learner, task, recorder, saver):
         # rewards ─► advantages Â
         batch.rewards = task.total(batch.parts, G)                                  # [B]
         batch.advantages = estimate_advantages(
-            settings.advantage, batch.rewards, G, settings.scale_rewards,
-            clip=settings.advantage_clip, parts=batch.parts,
+            settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
             part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
-            **inputs, **batch.more)                                                 # [B] or [B, T]
+            **batch.more)                                                           # [B] or [B, T]
+        for change in features.hooks["advantages"]:
+            change(batch)
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
         updates = []
@@ -262,10 +263,8 @@ class Batch:
     more: dict = field(default_factory=dict)     # what features add, by name
 
     # what rarely used flags add
-    teacher_logp: torch.Tensor | None = None     # [B, T] log π_T (distillation)
     passes: Routes | None = None             # routes to force (--routing_replay)
-    free_logp: torch.Tensor | None = None    # [B, T] log π_old with the routers' own choices, and
-    free_routes: Pass | None = None          # these choices, where old_logp has forced routes
+    free_routes: Pass | None = None          # the routers' own choices, where old_logp has forced
 
     def groups(self, index):
         """The groups of the prompts in `index` [q], in that order: a mini-batch."""
@@ -343,6 +342,7 @@ class Learner:
         or, without them, the sampler's; `free` then holds the Scores without replay."""
         # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
         alike = self.settings.micro_batch_size or self.half
+        record = self.has_routes and (scorer is None or bool(routers_of(scorer.policy)))
         chunks = []
         for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
             part = rollout.rows(start, stop)
@@ -351,7 +351,7 @@ class Learner:
             with routing as options:
                 scores = (scorer or self.response_logp)(
                     part, temperature=self.settings.temperature, entropy=entropy,
-                    record=self.has_routes, **options)
+                    record=record, **options)
             chunks.append(replace(scores, hidden=None))
         chunks = [scores for process in self.gather(chunks) for scores in process]
         scores = chunks[0] if len(chunks) == 1 else join_scores(chunks)
@@ -393,7 +393,6 @@ class Learner:
 
 def make_learner(settings, task, policy, tokenizer, device):
     """The Learner of a run: everything that is fixed before the first batch."""
-    check_hints(settings, task, policy, tokenizer)
     more = any(feature.needs_actor for feature in settings.features)
     actor = make_scorer(settings, policy, more).to(device)
     run = Run(settings, task, tokenizer, device, actor)
@@ -416,9 +415,7 @@ def make_learner(settings, task, policy, tokenizer, device):
         stream=stream,
         objective=settings.row,
         features=features,
-        extras=make_extras(settings, task, policy,
-                           run.frozen() if settings.teacher_update_rate else None,
-                           teacher_of(settings, task, device, tokenizer)),
+        extras=make_extras(settings, policy),
         has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,
         exact=widest(device), rank=processes.rank(), world=processes.world())

@@ -3,7 +3,9 @@
 To remove one, delete its file, its import and its name in FEATURES. To add one, see feature.py.
 """
 
+from features.advantage_clip import AdvantageClip
 from features.critic import Critic
+from features.distillation import Distillation
 from features.entropy import Entropy
 from features.lengths import Lengths
 from features.likelihood import Likelihood
@@ -15,5 +17,5 @@ from features.token_credit import TokenCredit
 from features.trackers import Trackers
 
 # The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (Rounding, SRPO, Lengths, TokenCredit, ReferenceKL, Mismatch, Entropy, Critic,
-            Likelihood, Trackers)
+FEATURES = (Rounding, SRPO, Lengths, TokenCredit, Distillation, AdvantageClip, ReferenceKL,
+            Mismatch, Entropy, Critic, Likelihood, Trackers)

@@ -12,8 +12,8 @@ looks at another's flag, it takes getattr(settings, name, 0).
 
 from dataclasses import field
 
-HOOKS = ("sampler", "stream", "before_updates", "in_loss", "before_step", "metrics", "report",
-         "state_dict", "load_state_dict")
+HOOKS = ("sampler", "stream", "before_updates", "advantages", "in_loss", "before_step", "metrics",
+         "report", "state_dict", "load_state_dict")
 
 
 class Feature:
@@ -74,6 +74,9 @@ class Feature:
         metrics and an --advantage (by the names of `gives`) read. old: the Scores of π_old. An
         entry with a row per response is cut into mini-batches by itself; another object needs a
         method rows(index [b])."""
+
+    def advantages(self, batch):
+        """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
 
     def in_loss(self, part, new, mini):
         """{NAME_loss: term}: what is added to the loss of the micro-batch `part` of the mini-batch
@@ -141,6 +144,11 @@ def refuse(settings, name, must):
     raise ValueError(f"--{name} {text} {must}")
 
 
+def with_breaks(text):
+    """The text of a flag, in which \\n stands for a line break: a `kind`."""
+    return text.replace("\\n", "\n")
+
+
 def flag(default, help, **words):
     """A flag, which says everything about itself. words:
 
@@ -151,6 +159,8 @@ def flag(default, help, **words):
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
     free             whether it may change when a run is resumed: nothing computed depends on it
+    checkpoint       whether its value is a checkpoint, which must be there before a run begins
+    text             whether its value is a text that names no file to read
     problems         whether it decides which problems there are, so that an evaluation of the run
                      keeps it
     kind             the function that reads its text, if that is not the type

@@ -22,6 +22,12 @@ class Likelihood(Feature):
     def on(cls, settings):
         return settings.positive_example_nll_weight > 0
 
+    @classmethod
+    def trl(cls, settings):
+        return "likelihood of right responses"
+
+    verl = trl
+
     def __init__(self, run):
         self.coef = run.settings.positive_example_nll_weight
 

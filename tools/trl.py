@@ -231,8 +231,6 @@ def run(settings):
 def lacking(settings):
     """What TRL has in no configuration."""
     return ", no ".join(words for words, on in (
-        ("distillation beside another advantage (DistillationTrainer has it alone)",
-         settings.distillation_coef),
         ("dynamic sampling", settings.dynamic_sampling),
         ("routing replay", settings.routing_replay != "none")) if on) or {}
 
@@ -240,10 +238,8 @@ def lacking(settings):
 def only_here(settings):
     """What neither TRL nor verl has."""
     return ", no ".join(words for words, on in (
-        ("clip of the advantages", settings.advantage_clip is not None),
         ("log-probs renormalized over the tokens that top-p and top-k keep",
          settings.top_p < 1 or settings.top_k),
-        ("likelihood of right responses", settings.positive_example_nll_weight),
         ("load-balancing loss over responses alone", settings.router_aux_loss_coef),
     ) if on) or {"router_aux_loss_coef": 0.0}
 
@@ -266,10 +262,8 @@ SUBJECTS = {
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",
-    lacking: "distillation_coef teacher_model_name_or_path teacher_update_rate "
-             "self_distillation hint_template "
-             "dynamic_sampling routing_replay",
-    only_here: "advantage_clip top_p top_k positive_example_nll_weight router_aux_loss_coef"}
+    lacking: "dynamic_sampling routing_replay",
+    only_here: "top_p top_k router_aux_loss_coef"}
 
 
 def text(settings, keys):

@@ -296,11 +296,8 @@ def run(settings):
     return config, *notes
 
 
-def lacking(settings):
-    """What verl has in no configuration."""
-    return ", no ".join(words for words, on in (
-        ("off-policy mask", settings.off_policy_mask),
-        ("distillation beside another advantage", settings.distillation_coef)) if on) or {}
+def off_policy_mask(settings):
+    return "off-policy mask" if settings.off_policy_mask else {}
 
 
 def only_here(settings):
@@ -325,8 +322,7 @@ SUBJECTS = {
     routing_replay: "routing_replay",
     dynamic_sampling: "dynamic_sampling",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
-    lacking: "off_policy_mask distillation_coef "
-             "teacher_model_name_or_path teacher_update_rate self_distillation hint_template",
+    off_policy_mask: "off_policy_mask",
     only_here: trl.SUBJECTS[trl.only_here]}
 
 

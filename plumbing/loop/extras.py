@@ -1,7 +1,7 @@
 """Optional terms that flags add to the loop of train.py, at two places: before the updates of a
 rollout batch, and inside the loss of a micro-batch.
 
-    before_updates   --routing_replay, a teacher's log-probs
+    before_updates   --routing_replay
     inside_loss      --algorithm rspo, --router_aux_loss_coef
 
 What has moved to features/ is not here.
@@ -9,69 +9,30 @@ What has moved to features/ is not here.
 
 from contextlib import contextmanager
 
-from plumbing.loop.distillation import teacher_logp
 from plumbing.engines.replay import forced_routes
-from plumbing.model.actor import move_towards, pairs_of
 from routes import (expert_share, has_sigmoid, load_balancing_loss, replay_routes, router_shift)
 
 
-def make_extras(args, task, policy, reference=None, teacher=None):
+def make_extras(args, policy):
     """The Extras of a run, or None if none of its flags is set."""
-    rare = (args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift,
-            args.teacher_model_name_or_path, args.self_distillation)
-    return Extras(args, task, policy, reference, teacher) if any(rare) else None
+    rare = (args.routing_replay != "none", args.router_aux_loss_coef, args.router_shift)
+    return Extras(args, policy) if any(rare) else None
 
 
 class Extras:
-    """reference: a Scorer of an average of the policies so far (--teacher_update_rate); teacher:
-    one of the checkpoint of --teacher_model_name_or_path."""
-
-    def __init__(self, args, task, policy, reference, teacher=None):
+    def __init__(self, args, policy):
         self.args = args
-        self.task = task
         self.policy = policy
-        self.reference = reference
-        self.teacher = teacher
         routed = args.router_shift or args.router_aux_loss_coef > 0
         self.options = {"record": True} if routed else {}    # of the new policy's forward
 
     def before_updates(self, learner, batch, old):
-        """Set the fields of the batch that flags need. old: its Scores under π_old. Returns the
-        further arguments of advantages.estimate_advantages."""
-        args = self.args
-        if args.routing_replay != "none":
+        """Set the fields of the batch that flags need. old: its Scores under π_old."""
+        if self.args.routing_replay != "none":
             batch.passes = getattr(old, "passes", None)
         if free := getattr(old, "free", None):
-            batch.free_logp = free.logp
+            batch.more["free_logp"] = free.logp                                     # [B, T]
             batch.free_routes = free.routes
-        self.move_reference(learner, batch.step)
-        return self.of_teacher(learner, batch)
-
-    def of_teacher(self, learner, batch):
-        """The arguments of estimate_advantages for distillation; {} without a teacher."""
-        args = self.args
-        if self.teacher is None and not args.self_distillation:
-            return {}
-        teacher = self.reference if args.teacher_update_rate else self.teacher
-        batch.teacher_logp = teacher_logp(args, learner, self.task, batch, teacher)
-        return dict(teacher_logp=batch.teacher_logp, distillation_coef=args.distillation_coef)
-
-    def move_reference(self, learner, step):
-        """Before batch `step`, move the teacher of --self_distillation towards the policy."""
-        if self.args.teacher_update_rate and step > 1:
-            move_towards(self.reference, learner.policy, self.args.teacher_update_rate)
-
-    def state_dict(self, learner):
-        """What a checkpoint keeps: the weights of a reference that has moved."""
-        moves = bool(self.args.teacher_update_rate)
-        return {"reference": [old.data for old, _ in pairs_of(self.reference, learner.policy)]
-                } if moves else {}
-
-    def load_state_dict(self, learner, state):
-        """The reverse of state_dict."""
-        pairs = pairs_of(self.reference, learner.policy) if state else []
-        for (old, _), saved in zip(pairs, state.get("reference", []), strict=True):
-            old.data.copy_(saved)
 
     @contextmanager
     def forcing(self, rollout, passes=None, scorer=None):

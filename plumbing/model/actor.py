@@ -1,7 +1,7 @@
 """The trained module, policy and critic: how it is loaded and scored."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
                                      load_adapters, named_adapters)
 from plumbing.model.halves import halve_matrices, halves
-from plumbing.model.policy import load_base, load_policy
+from plumbing.model.policy import load_base, load_policy, most_tokens
 from plumbing.parallel import processes
 from plumbing.speed import fast
 from plumbing.parallel.devices import autocast
@@ -142,6 +142,22 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             policy = load_policy(self.settings, self.task, self.device)[0]
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
+
+    def another(self, flag):
+        """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
+        as load_policy does."""
+        settings = replace(self.settings, algorithm="grpo", routing_replay="none",
+                           router_aux_loss_coef=0.0, load_in_4bit=False)     # of the policy
+        try:
+            policy, tokenizer = load_policy(settings, self.task, self.device,
+                                            getattr(self.settings, flag))
+        except ValueError as error:
+            raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
+        return make_scorer(settings, policy).to(self.device).requires_grad_(False), tokenizer
+
+    def most_tokens(self):
+        """The largest number of tokens in a row that the policy can read; None: any number."""
+        return most_tokens(self.actor.policy)
 
     def pairs(self, frozen):
         """[(weight of a frozen Scorer, weight of the policy)], see pairs_of."""

@@ -24,7 +24,7 @@ import torch
 
 from advantages import ADVANTAGES
 from features import FEATURES
-from features.feature import flag
+from features.feature import flag, with_breaks
 from losses import OBJECTIVES, varied
 from plumbing.parallel import devices
 from plumbing.run.checks import (check_choice, check_combinations, check_conditions, check_values,
@@ -64,11 +64,6 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
-def with_breaks(text):
-    """The text of a flag, in which \\n stands for a line break."""
-    return text.replace("\\n", "\n")
-
-
 KEPT = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
                         "over which log-probs are renormalized"}
 OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
@@ -95,35 +90,11 @@ class Core:
                                  choices=("sequence-mean", "token-mean", "group-token-mean",
                                          "constant", "sequence-sum"))
     objective_constants: list[str] = flag([], "constants of the objective as NAME=NUMBER, for "
-                                          "example tau_negative=1.1",
+                                          "example tau_negative=1.1", text=True,
                                           unset="the values in losses.OBJECTIVES")
     advantage: str = flag("group", "how advantages are computed from rewards; token_credit "
                           "(built-in task only) is group, but tokens before the first wrong step "
                           "get no negative advantage", choices=ADVANTAGES)
-    advantage_clip: float | None = flag(None, "limit every advantage to this value, up and down",
-                                        unset="no limit", above=0)
-    teacher_model_name_or_path: str | None = flag(
-        None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
-        "must have the same tokenizer as the policy", unset="no teacher")
-    self_distillation: str | None = flag(
-        None, "use the policy itself as the teacher, which is shown this before the prompt "
-              "(--hint_template): the right answer, or a right response of the same group "
-              "(sibling; SDPO: only wrong responses of such groups are used)",
-        unset="no teacher", choices=("answer", "sibling"),
-        without={"teacher_model_name_or_path": "a run has only one teacher"})
-    teacher_update_rate: float = flag(
-        0.0, "the teacher of --self_distillation is an average of the policies so far, which moves "
-             "by this share once per rollout batch; 0: it is the policy as it is",
-        at_least=0, at_most=1, needs="self_distillation",
-        without={"beta": "a run has one moving average, and the reference policy would be this "
-                         "teacher"})
-    hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
-                              "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                              "break", kind=with_breaks, needs="self_distillation")
-    distillation_coef: float = flag(
-        0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
-             "token; 0: nothing is added", at_least=0,
-        needs="teacher_model_name_or_path|self_distillation")
     scale_rewards: str = flag("group", "divide advantages by the group's std, the batch's std, the "
                               "group's mean, or nothing",
                               choices=("group", "batch", "mean", "none"))
@@ -161,7 +132,8 @@ class Core:
                                        at_least=0)
 
     model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
-                                          "model", unset="a tiny MoE", section="the policy")
+                                          "model", unset="a tiny MoE", section="the policy",
+                                          checkpoint=True)
     hidden_size: int = flag(
         96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL)
     num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
@@ -189,7 +161,7 @@ class Core:
     lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
     lora_alpha: int = flag(
         32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
-    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter",
+    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter", text=True,
                                           unset="every linear layer",
                                           needs="use_peft")
 
@@ -205,7 +177,7 @@ class Core:
         needs={"dataset_name": "the built-in task generates its own held-out problems"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
-                              needs=OWN_DATA, problems=True)
+                              needs=OWN_DATA, problems=True, text=True)
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several verifiers are added",
                                unset="math; for reasoning_gym its own score",
@@ -226,7 +198,7 @@ class Core:
                                        unset="the prompt alone",
                                        needs=OWN_DATA)
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
-                           unset="only the end-of-sequence token", kind=with_breaks)
+                           unset="only the end-of-sequence token", kind=with_breaks, text=True)
     tool: str | None = flag(
         None, "FILE.py:FUNCTION, called with the text of the response so far after each "
               "--tool_stop; its result is inserted into the response", unset="no tool",
@@ -234,7 +206,7 @@ class Core:
         without={"sampler=vllm": "only the built-in sampler stops within a response"})
     tool_stop: str | None = flag(None, "string with which the policy calls the --tool; \\n "
                                  "stands for a line break", unset="</tool>",
-                                 kind=with_breaks,
+                                 kind=with_breaks, text=True,
                                  needs="tool")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
@@ -300,7 +272,7 @@ class Core:
                               unset="none", section="the run")
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
                                 "time that the run needs; no run folder is made", without="resume")
-    output_dir: str | None = flag(None, "run folder",
+    output_dir: str | None = flag(None, "run folder", text=True,
                                   unset="runs/<algorithm>, numbered if it exists")
     overwrite_output_dir: bool = flag(False, "replace the run in --output_dir",
                                       needs={"output_dir": "name the run"})

@@ -114,7 +114,7 @@ class Saver:
         self.marked = {"step": step, "stream": learner.stream.state_dict(),
                        "random": random_state(), "progress": dict(self.progress),
                        "schedule": learner.schedule.state_dict(), "origin": self.origin,
-                       **self.scale(), **self.of_extras()}
+                       **self.scale(), **self.of_features()}
         return self.stop()
 
     def save(self):
@@ -146,12 +146,10 @@ class Saver:
                   if name.startswith("critic.")}
         return {"optimizer": optimizer.state_dict(), "critic": critic}
 
-    def of_extras(self):
-        """The state of what rarely used flags keep from batch to batch, {} without it."""
-        learner = self.learner
-        extras = {"extras": learner.extras.state_dict(learner)} if learner.extras else {}
-        of_features = {"features": learner.features.state_dict()} if learner.features.all else {}
-        return extras | of_features
+    def of_features(self):
+        """The state of the features, {} without it."""
+        features = self.learner.features
+        return {"features": features.state_dict()} if features.all else {}
 
     def scale(self):
         """The gradient scaler's state (--fp16), {} without one."""
@@ -172,8 +170,6 @@ class Saver:
             learner.schedule.load_state_dict(state["schedule"])
             learner.stream.load_state_dict(state["stream"])
             learner.scaler.load_state_dict(state.get("scaler", {}))
-            if learner.extras:
-                learner.extras.load_state_dict(learner, state.get("extras", {}))
             learner.features.load_state_dict(state.get("features", {}))
             self.progress.update(state["progress"])
             notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings,
@@ -214,11 +210,10 @@ def plan(settings, learner, saved):
     adapters = named_adapters(policy) if hasattr(policy, "adapters") else {}
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     own = list(adapters.values() or policy.parameters())
-    kept = learner.extras.state_dict(learner) if learner.extras else {}
-    kept |= {name: of for state in learner.features.state_dict().values()
-             for name, of in state.items() if isinstance(of, list)}
+    kept = [of for state in learner.features.state_dict().values()
+            for of in state.values() if isinstance(of, list)]
     critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
-    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept.values(), [])])
+    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept, [])])
     each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
     done = checksums.step_of(saved) if saved else 0
     every = settings.save_steps

@@ -115,11 +115,6 @@ def check_combinations(args):
     G = args.num_generations
     micro = args.micro_batch_size
     minibatches = args.steps_per_generation
-    distills = "teacher_logp" in reads
-    teacher = args.teacher_model_name_or_path or args.self_distillation
-    not_used = teacher and not distills and not args.distillation_coef
-    use = "needs --advantage distillation, or --distillation_coef to be added to another advantage"
-    hints = [place for place in ("{answer}", "{prompt}") if place not in args.hint_template]
     takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data = bool(args.dataset_name)
@@ -156,17 +151,6 @@ def check_combinations(args):
          "has no effect on reasoning_gym, whose problems have no columns to choose"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
-        ("distillation_coef", args.distillation_coef and not objective.per_token,
-         f"{takes}: use --algorithm gspo_token or grpo"),
-        ("advantage", distills and not teacher,
-         "needs a teacher: --teacher_model_name_or_path or --self_distillation"),
-        ("distillation_coef", args.distillation_coef and distills,
-         "adds distillation to another --advantage; --advantage distillation has coefficient 1"),
-        ("teacher_model_name_or_path", args.teacher_model_name_or_path and not_used, use),
-        ("self_distillation", args.self_distillation and not_used, use),
-        ("self_distillation", args.self_distillation == "sibling" and G < 2,
-         "shows a right response of the same group: --num_generations must be at least 2"),
-        ("hint_template", hints, f"must contain {' and '.join(hints)}"),
         ("old_logp", sampler and args.router_shift,
          f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
          "routers' logits, which are recorded only by --old_logp recompute"),
@@ -213,8 +197,7 @@ def check_advantage(args):
     try:
         A = estimate_advantages(
             args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
-            part_weights=[1.0], mask=zeros == 0, old_logp=zeros,
-            teacher_logp=zeros, **given)
+            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, **given)
     except Exception as error:                               # whatever an own function raises
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--advantage {args.advantage} fails on three groups of {G} rewards (0 "

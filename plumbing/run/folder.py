@@ -25,9 +25,6 @@ from plumbing.run.arguments import (OF_A_CALL, Settings, as_words, changed, code
                                     flags, spelled)
 from plumbing.parallel import processes
 
-# Flags with a text of their own that names no file to read. Any other text may name one.
-TEXTS = {"output_dir", "stop", "tool_stop", "hint_template", "columns", "objective_constants",
-         "lora_target_modules"}
 LOCK = ".lock"
 
 
@@ -91,7 +88,7 @@ def free_name(args):
 def checked_name(args):
     """The name of the run's folder; nothing is made. Raises ValueError if the folder holds anything
     that must not be replaced, or if a checkpoint to start from does not exist."""
-    for name in () if args.resume else ("model_name_or_path", "teacher_model_name_or_path"):
+    for name in [f.name for f in flags() if "checkpoint" in f.metadata and not args.resume]:
         source = getattr(args, name)
         if source and (words := not_there(source)):
             raise ValueError(f"--{name} {source}: {words}")
@@ -157,13 +154,13 @@ def check_replaceable(args, folder, before, differ):
 def paths_read(args):
     """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints, the
     base models of adapters, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is
-    looked at, except TEXTS."""
+    looked at, except texts of their own."""
     if not args.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE
     for f in flags():
         value = getattr(args, f.name)
         words = value if isinstance(value, list) else [value]
-        for word in () if f.name in TEXTS or "choices" in f.metadata else words:
+        for word in () if f.metadata.keys() & {"text", "choices"} else words:
             if not isinstance(word, str):
                 continue
             for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):

@@ -15,7 +15,6 @@ import torch
 
 from advantages import ADVANTAGES, has_signal
 from losses import OBJECTIVES, STATISTICS
-from plumbing.loop.distillation import taught
 from plumbing.run import checkpoints
 from plumbing.parallel import devices
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
@@ -185,10 +184,6 @@ def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     more = {}
-    if batch.teacher_logp is not None:  # KL(π_old || teacher) per token, by the estimator k1
-        old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp
-        more["teacher_kl"] = mean_of(old_logp - batch.teacher_logp,
-                                     mask & taught(args, batch)[:, None])
     for metrics in of_features:
         more |= metrics(batch, mini, new)
     return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
@@ -254,7 +249,8 @@ class Recorder:
                               learner.features.hooks["metrics"])
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
-        equal = no_signal(args, record, batch.advantages)
+        changed = learner.features.hooks["advantages"]       # by more than rewards
+        equal = no_signal(args, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
         record |= {
@@ -338,10 +334,10 @@ def noise_note(args, noise):
                                                  "--epsilon_high)"))))
 
 
-def no_signal(args, record, advantages):
+def no_signal(args, record, advantages, changed=False):
     """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
-    the advantages are computed from are equal."""
-    reads = "rewards" in ADVANTAGES[args.advantage].reads and not args.distillation_coef
+    the advantages are computed from are equal. changed: features add something else to them."""
+    reads = "rewards" in ADVANTAGES[args.advantage].reads and not changed
     return bool((advantages == 0).all()) or reads and record["reward_std"] == 0
 
 

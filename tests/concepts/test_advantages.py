@@ -287,15 +287,6 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
         assert same == (key not in row.reads), key
 
 
-@pytest.mark.parametrize("name", [name for name in ADVANTAGES if name != "gae"])
-def test_advantage_clip_limits_every_advantage(name):
-    inputs = table_inputs()
-    want = estimate_advantages(name, **inputs).flatten().tolist()
-    limit = statistics.median(abs(x) for x in want if x)
-    got = estimate_advantages(name, clip=limit, **inputs).flatten().tolist()
-    assert got == pytest.approx([clip(x, -limit, limit) for x in want]) and got != want
-
-
 # --------------------------------------------------------------------------- critic and penalties
 
 def test_the_value_head_is_linear_and_learns_the_returns():

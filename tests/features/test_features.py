@@ -22,7 +22,9 @@ ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
     "Rounding": "--bf16", "SRPO": "--algorithm srpo --stage2_step 1",
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
-    "TokenCredit": "--algorithm grpo --advantage token_credit", "ReferenceKL": "--beta 0.1", "Mismatch": "--mismatch token_truncate",
+    "TokenCredit": "--algorithm grpo --advantage token_credit",
+    "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",
+    "AdvantageClip": "--advantage_clip 0.5", "ReferenceKL": "--beta 0.1", "Mismatch": "--mismatch token_truncate",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard"}
 NAMES = [feature.__name__ for feature in FEATURES]

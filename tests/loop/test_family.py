@@ -1,9 +1,7 @@
 """What several frameworks share: a reference that moves, responses with an outlier token, the
-likelihood of right responses, a right sibling as the hint of self-distillation. python -m pytest tests/loop/test_family.py"""
+likelihood of right responses. python -m pytest tests/loop/test_family.py"""
 
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +9,14 @@ import pytest
 import torch
 
 import train
-from advantages import distillation, whiten
+from advantages import whiten
 from features.mismatch import bounds_of
-from losses import high_entropy_mask, mismatch_mask, policy_loss
-from plumbing.data.running_sum import builtin_tokenizer, running_sum
-from plumbing.loop.distillation import teacher_logp
+from losses import high_entropy_mask, mismatch_mask
+from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import move_towards, pairs_of
 from plumbing.model.cold_start import tiny_config
 from plumbing.run.arguments import parse
 from moe import TinyMoE
-from rollout import sample
 from tiny_run import TINY, differences, metrics
 
 TINY_MODEL = ["--hidden_size", "16", "--num_hidden_layers", "1"]
@@ -83,16 +79,15 @@ def test_a_moving_reference_is_the_policy_of_the_batch_before_at_alpha_1(workpla
     assert kl[2] < half[2] < fixed[2]
 
 
-@pytest.mark.parametrize("flags", [["--beta", "0.1", "--sync_ref_model", "--ref_model_sync_steps", "1"],
-                                   ["--algorithm", "sdpo", "--num_generations", "8"]], ids=["reference", "averaged teacher"])
-def test_what_moves_is_part_of_a_checkpoint(flags, workplace):
-    flags = ["--learning_rate", "0.003", "--lr_scheduler_type", "constant_with_warmup", "--save_steps", "1", *flags]
+def test_what_moves_is_part_of_a_checkpoint(workplace):
+    flags = ["--learning_rate", "0.003", "--lr_scheduler_type", "constant_with_warmup", "--save_steps", "1",
+             "--beta", "0.1", "--sync_ref_model", "--ref_model_sync_steps", "1"]
     run("whole", "--steps", "4", *flags)
     run("parts", "--steps", "2", *flags)
     train.main([*TINY, "--steps", "4", *flags, "--output_dir", "parts", "--resume"])
     assert differences("whole", "parts", 4) == []
     state = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)
-    kept = state["features"]["ReferenceKL"]["reference"] if "--beta" in flags else state["extras"]["reference"]
+    kept = state["features"]["ReferenceKL"]["reference"]
     assert kept and all(isinstance(x, torch.Tensor) for x in kept)
 
 
@@ -147,72 +142,9 @@ def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(workplace
     assert not torch.allclose(plain, more)
 
 
-# ---------------------------------------------------------------------------------------- a right sibling as the hint
-
-@pytest.fixture
-def taught():
-    """(arguments, task, batch, learner, the rollouts that were scored): three groups of four, right [1,0,0,1], none, all."""
-    args = parse(["--algorithm", "sdpo", "--teacher_update_rate", "0", *TINY_MODEL])
-    task, tokenizer = running_sum(1, 2), builtin_tokenizer()
-    torch.manual_seed(0)
-    policy = TinyMoE(tiny_config(args, tokenizer)).eval()
-    problems = task.train[:3]
-    rollout = sample(policy, tokenizer, [p.prompt for p in problems], 4, 4)
-    parts = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1])[:, None]
-    scored, old = [], torch.full(rollout.mask.shape, -1.0)
-
-    def score(rollout, scorer=None):
-        scored.append(rollout)
-        return SimpleNamespace(logp=torch.full(rollout.mask.shape, -3.0))
-    batch = SimpleNamespace(rollout=rollout, problems=problems, parts=parts, group_size=4, old_logp=old)
-    return replace(args, max_prompt_length=64), task, batch, SimpleNamespace(tokenizer=tokenizer, score=score, policy=policy), scored
-
-
-def test_only_wrong_responses_with_a_right_sibling_are_taught(taught):
-    args, task, batch, learner, scored = taught
-    logp = teacher_logp(args, learner, task, batch, None)
-    A = distillation(logp, batch.old_logp, batch.rollout.mask)
-    assert A.ne(0).any(-1).tolist() == [False, True, True] + [False] * 9
-    shown = [learner.tokenizer.decode(ids[mask].tolist()) for ids, mask in zip(scored[0].prompt_ids, scored[0].prompt_mask)]
-    assert shown[0] == f"{batch.rollout.texts[0]} {batch.problems[0].prompt}" and shown[1] == f" {batch.problems[1].prompt}"
-    assert scored[0].response_ids.equal(batch.rollout.response_ids)
-
-
-@pytest.mark.trl
-def test_the_distillation_of_sdpo_equals_trls():
-    """TRL's own sampled-token loss and clipped weight; on the tokens of the policy itself its value and ours, and gradients."""
-    loss_utils = pytest.importorskip("trl.experimental.sdpo.loss_utils")
-    torch.manual_seed(0)
-    B, T, V = 6, 5, 7
-    ids, mask = torch.randint(V, (B, T)), torch.arange(T) < torch.tensor([5, 3, 1, 4, 2, 5])[:, None]
-    student, teacher = (torch.randn(B, T, V, dtype=torch.float64) for _ in range(2))
-    student.requires_grad_()
-    chosen = lambda logits: logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
-    for drift in (0.0, 0.9):                                          # the second weight is above 2 for some tokens
-        old = (chosen(student) + drift * torch.linspace(-1.5, 1.5, T)).detach()
-        per_token = loss_utils.compute_sampled_token_self_distillation_loss(student, teacher, ids, distillation_alpha=1.0)
-        per_token = loss_utils.apply_importance_sampling_clipping(per_token, chosen(student), old, 2.0)
-        theirs = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
-        A = chosen(teacher) - chosen(student).detach()                # theirs follows the policy; ours is that of the old one
-        ours, _ = policy_loss("cispo", chosen(student), old, A, mask, epsilon_high=1.0,
-                              weights=mask.double() / (B * mask.sum(-1, keepdim=True)))
-        gradients = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (ours, theirs)]
-        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
-        assert ours.item() == pytest.approx(theirs.item())
-
-
-def test_sdpo_trains_and_says_how_far_the_teacher_is(workplace):
-    records = run("run", "--steps", "2", "--algorithm", "sdpo", "--num_generations", "8")
-    assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
-    settings = json.loads(Path("run/config.json").read_text())["arguments"]
-    assert settings["self_distillation"] == "sibling" and settings["teacher_update_rate"] == 0.05
-
-
 @pytest.mark.parametrize("flags, words", [
     (["--sync_ref_model"], "needs --beta"), (["--ref_model_mixup_alpha", "0.5", "--beta", "0.1"], "needs --sync_ref_model"),
     (["--beta", "0.1", "--sync_ref_model", "--ref_model_mixup_alpha", "2"], "is not between 0 and 1"),
-    (["--algorithm", "sdpo", "--beta", "0.1"], "one moving average"),
-    (["--algorithm", "sdpo", "--num_generations", "1"], "at least 2"), (["--teacher_update_rate", "0.5"], "needs --self_distillation"),
     (["--mismatch_mask", "outlier", "--mismatch_mask_bounds", "5", "1"], "must be two numbers")], ids=lambda x: " ".join(x) if isinstance(x, list) else "")
 def test_what_does_not_fit_together_is_refused(flags, words):
     with pytest.raises(ValueError, match=words):

@@ -14,8 +14,8 @@ import torch
 
 import train
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.loop.distillation import teacher_of
 from plumbing.model import fourbit
+from plumbing.model.actor import Run
 from plumbing.model.adapters import add_adapters
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
@@ -115,8 +115,9 @@ def test_what_does_not_go_with_it_is_refused(flags, words, monkeypatch, capsys, 
 def test_a_teacher_keeps_its_weights(dense):
     """The flag is about the policy: a teacher is not rounded, and may be a mixture of experts."""
     args = parse([*dense, "--algorithm", "grpo", "--advantage", "distillation", "--teacher_model_name_or_path", "dense"])
-    plain, tokenizer = load_policy(replace(args, load_in_4bit=False), None, torch.device("cpu"))
-    teacher = teacher_of(args, None, torch.device("cpu"), tokenizer)
+    cpu = torch.device("cpu")
+    plain, tokenizer = load_policy(replace(args, load_in_4bit=False), None, cpu)
+    teacher, _ = Run(args, None, tokenizer, cpu, None).another("teacher_model_name_or_path")
     assert fourbit.small_layers(teacher.policy) == []
     assert all(torch.equal(own, p) for own, p in zip(teacher.policy.parameters(), plain.parameters(), strict=True))
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from advantages import ADVANTAGES, estimate_advantages
+from features.advantage_clip import AdvantageClip
+from features.distillation import added
 from features.lengths import Lengths
 from features.srpo import SRPO
 from plumbing.data.running_sum import running_sum
 from plumbing.data.stream import PromptStream
 from plumbing.loop.batches import keep_signal
-from plumbing.loop.distillation import taught
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run.metrics import rollout_metrics
 from rollout import Rollout
@@ -52,14 +53,16 @@ def first_batch(args, task):
         own = feature(run)
         own.stream(PromptStream([1, 1])).next(2, step=100)
         own.before_updates(None, batch, None)
-    taught(args, batch)
     batch.rewards = task.total(batch.parts, G)                                          # [B]
-    A = estimate_advantages(
-        args.advantage, batch.rewards, G, args.scale_rewards, clip=args.advantage_clip,
-        distillation_coef=args.distillation_coef, mask=mask, old_logp=zeros, kl=None,
+    batch.advantages = estimate_advantages(
+        args.advantage, batch.rewards, G, args.scale_rewards, mask=mask, old_logp=zeros, kl=None,
         beta=args.beta, parts=batch.parts, part_weights=task.weights(batch.parts), values=zeros,
         teacher_logp=zeros, blamed=mask)
-    assert A.isfinite().all()
+    if args.distillation_coef:
+        batch.advantages = added(batch.advantages, args.distillation_coef, zeros, zeros, mask)
+    if args.advantage_clip:
+        AdvantageClip(run).advantages(batch)
+    assert batch.advantages.isfinite().all()
     return rollout_metrics(batch, task)
 
 

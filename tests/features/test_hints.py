@@ -1,7 +1,7 @@
 """The hints of --self_distillation are measured in tokens, and those that the policy cannot read
 are refused before the first batch.
 
-python -m pytest tests/loop/test_hints.py
+python -m pytest tests/features/test_hints.py
 """
 
 import json

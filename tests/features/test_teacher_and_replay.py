@@ -1,7 +1,7 @@
 """The teacher of SDPO reads with its own routers' choices, also where the policy replays routes: it
 is another policy with another prompt, and no ratio is formed with it.
 
-python -m pytest tests/loop/test_teacher_and_replay.py
+python -m pytest tests/features/test_teacher_and_replay.py
 """
 
 import copy

@@ -1,0 +1,229 @@
+"""On-policy distillation: every token's advantage is how much likelier a teacher finds it.
+
+    --teacher_model_name_or_path   a frozen checkpoint scores the policy's own responses
+    --self_distillation            the policy itself, or an average of the policies so far
+                                   (--teacher_update_rate), scores them after a prompt that
+                                   contains the right answer, or a right response of the same group
+                                   (sibling: SDPO 2601.20802)
+
+With --advantage distillation that is all (advantages.distillation: GKD 2306.13649);
+--distillation_coef adds it to another advantage. The teacher's forwards run like those of --beta's
+reference: in the same micro-batches and precision, divided over the processes. With
+--routing_replay the teacher keeps its own routers' choices: no ratio is formed with it, so there is
+nothing to stabilize, and after a hint its routes mean something else.
+"""
+
+import re
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from advantages import ADVANTAGES, distillation
+from features.feature import Feature, flag, mean_of, refuse, with_breaks
+from losses import OBJECTIVES
+from plumbing.data.task import encode_prompt
+
+
+@dataclass(frozen=True)
+class Flags:
+    teacher_model_name_or_path: str | None = flag(
+        None, "checkpoint of the teacher for --advantage distillation or --distillation_coef; it "
+              "must have the same tokenizer as the policy", unset="no teacher", checkpoint=True,
+        section="a teacher")
+    self_distillation: str | None = flag(
+        None, "use the policy itself as the teacher, which is shown this before the prompt "
+              "(--hint_template): the right answer, or a right response of the same group "
+              "(sibling; SDPO: only wrong responses of such groups are used)",
+        unset="no teacher", choices=("answer", "sibling"),
+        without={"teacher_model_name_or_path": "a run has only one teacher"})
+    teacher_update_rate: float = flag(
+        0.0, "the teacher of --self_distillation is an average of the policies so far, which moves "
+             "by this share once per rollout batch; 0: it is the policy as it is",
+        at_least=0, at_most=1, needs="self_distillation",
+        without={"beta": "a run has one moving average, and the reference policy would be this "
+                         "teacher"})
+    hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
+                              "reads; {answer} and {prompt} are filled in, \\n stands for a line "
+                              "break", kind=with_breaks, text=True, needs="self_distillation")
+    distillation_coef: float = flag(
+        0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
+             "token; 0: nothing is added", at_least=0,
+        needs="teacher_model_name_or_path|self_distillation")
+
+
+class Distillation(Feature):
+    flags = Flags
+    gives = ("teacher_logp",)
+
+    @classmethod
+    def on(cls, settings):
+        return bool(settings.teacher_model_name_or_path or settings.self_distillation)
+
+    @classmethod
+    def check(cls, settings):
+        alone = "teacher_logp" in ADVANTAGES[settings.advantage].reads
+        if alone and not cls.on(settings):
+            refuse(settings, "advantage", "needs a teacher: --teacher_model_name_or_path or "
+                   "--self_distillation")
+        if alone and settings.distillation_coef:
+            refuse(settings, "distillation_coef", "adds distillation to another --advantage; "
+                   "--advantage distillation has coefficient 1")
+        for name in ("teacher_model_name_or_path", "self_distillation"):
+            if getattr(settings, name) and not alone and not settings.distillation_coef:
+                refuse(settings, name, "needs --advantage distillation, or --distillation_coef to "
+                       "be added to another advantage")
+        if settings.distillation_coef and not OBJECTIVES[settings.objective].per_token:
+            refuse(settings, "distillation_coef", "gives every token its own advantage, and "
+                   f"{settings.algorithm} takes one per response: use --algorithm gspo_token or "
+                   "grpo")
+        if settings.self_distillation == "sibling" and settings.num_generations < 2:
+            refuse(settings, "self_distillation", "shows a right response of the same group: "
+                   "--num_generations must be at least 2")
+        hints = [place for place in ("{answer}", "{prompt}") if place not in settings.hint_template]
+        if hints:
+            refuse(settings, "hint_template", f"must contain {' and '.join(hints)}")
+
+    @classmethod
+    def trl(cls, settings):
+        if settings.distillation_coef:
+            return "distillation beside another advantage (DistillationTrainer has it alone)"
+        return {}
+
+    @classmethod
+    def verl(cls, settings):
+        return "distillation beside another advantage" if settings.distillation_coef else {}
+
+    def __init__(self, run):
+        settings = run.settings
+        self.run = run
+        self.settings = settings
+        self.teacher = None                                  # the policy as it is
+        if settings.teacher_model_name_or_path:
+            self.teacher, tokenizer = run.another("teacher_model_name_or_path")
+            check_one_tokenizer(settings.teacher_model_name_or_path, run.tokenizer, tokenizer)
+            return
+        self.most = run.most_tokens()
+        check_hints(settings, run.task, run.tokenizer, self.most)
+        if settings.teacher_update_rate:
+            self.teacher = run.frozen()
+
+    def before_updates(self, learner, batch, old):
+        settings = self.settings
+        if settings.teacher_update_rate and batch.step > 1:
+            self.run.move(self.teacher, settings.teacher_update_rate)
+        batch.more["taught"] = taught(settings, batch)                              # [B]
+        batch.more["teacher_logp"] = self.logp(learner, batch)                      # [B, T]
+
+    def logp(self, learner, batch):
+        """log π_T [B, T] of the responses. Those that it does not teach get log π_old, so their
+        advantage is 0."""
+        if not self.settings.self_distillation:
+            return learner.score(batch.rollout, scorer=self.teacher).logp           # [B, T]
+        rollout = hinted(self.settings, self.run.task, self.run.tokenizer, batch)
+        check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
+        logp = learner.score(rollout, scorer=self.teacher).logp                     # [B, T]
+        return torch.where(batch.more["taught"][:, None], logp, batch.old_logp)     # [B, T]
+
+    def advantages(self, batch):
+        if self.settings.distillation_coef:
+            batch.advantages = added(batch.advantages, self.settings.distillation_coef,
+                                     batch.more["teacher_logp"], batch.old_logp,
+                                     batch.rollout.mask)                            # [B, T]
+
+    def metrics(self, batch, mini, new):
+        """KL(π_old || teacher) per token, by the estimator k1."""
+        old_logp = batch.more.get("free_logp", batch.old_logp)                      # [B, T]
+        kept = batch.rollout.mask & batch.more["taught"][:, None]                   # [B, T]
+        return {"teacher_kl": mean_of(old_logp - batch.more["teacher_logp"], kept)}
+
+    def state_dict(self):
+        if not self.settings.teacher_update_rate:
+            return {}
+        return {"teacher": [own.data for own, _ in self.run.pairs(self.teacher)]}
+
+    def load_state_dict(self, state):
+        if self.settings.teacher_update_rate:
+            if "teacher" not in state:
+                raise ValueError("--resume: the checkpoint has no teacher, which "
+                                 "--teacher_update_rate moves: an older version wrote it; start a "
+                                 "new run")
+            for (own, _), saved in zip(self.run.pairs(self.teacher), state["teacher"], strict=True):
+                own.data.copy_(saved)
+
+
+def added(advantages, coef, teacher_logp, old_logp, mask):
+    """Advantages [B] or [B, T] plus coef times distillation: [B, T]."""
+    if advantages.dim() == 1:
+        advantages = advantages[:, None] * mask                                     # [B, T]
+    return advantages + coef * distillation(teacher_logp, old_logp, mask)           # [B, T]
+
+
+def check_one_tokenizer(name, own, other):
+    """Raises ValueError unless every token of one tokenizer has the same number in the other."""
+    mine = own.get_vocab()
+    theirs = other.get_vocab()
+    differ = [token for token in {**mine, **theirs} if mine.get(token) != theirs.get(token)]
+    if differ:
+        raise ValueError(f"--teacher_model_name_or_path {name} has another tokenizer than the "
+                         f"policy: {len(differ)} tokens differ, for example {differ[0]!r}; "
+                         "distillation compares the log-probs of the same tokens")
+
+
+# ----------------------------------------------------------------------------------------- hints
+
+def check_hints(settings, task, tokenizer, most):
+    """Raises ValueError if a prompt with its hint, and a response after it, is longer than the
+    `most` tokens that the policy can read (None: any number). A response of the same group has at
+    most --max_completion_length tokens."""
+    sibling = settings.self_distillation == "sibling"
+    some = task.train[:1] if most is None else task.train
+    problems = [problem._replace(answer="") if sibling else problem for problem in some]
+    longest = max(len(hinted_prompt(settings, task, tokenizer, problem)) for problem in problems)
+    check_room(most, longest + sibling * task.max_completion_length, task.max_completion_length)
+
+
+def check_room(most, longest, response):
+    """Raises ValueError if `longest` tokens, a prompt with its hint, and a response do not fit."""
+    if most is not None and longest + response > most:
+        raise ValueError(
+            f"--self_distillation: a prompt with its hint can have {longest} tokens, and with "
+            f"--max_completion_length {response} it needs {longest + response} positions; the "
+            f"policy has {most}: lower --max_completion_length, or --max_prompt_length to leave "
+            "out longer prompts, or shorten --hint_template")
+
+
+def right_of(batch):
+    """Which responses are right, [Q, G] bool."""
+    return (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                      # [Q, G]
+
+
+def taught(settings, batch):
+    """Which responses the teacher teaches, [B] bool: with a right response of the group as the
+    hint, the wrong ones of groups that have a right one, else all."""
+    if settings.self_distillation != "sibling":
+        return torch.ones_like(batch.rollout.truncated)                             # [B]
+    right = right_of(batch)                                                         # [Q, G]
+    return (right.any(-1, keepdim=True) & ~right).flatten()                         # [B]
+
+
+def hinted(settings, task, tokenizer, batch):
+    """The rollout after prompts made by --hint_template, which contain the right answers, or the
+    first right response of each group ("" without one)."""
+    answers = [problem.answer for problem in batch.problems]
+    if settings.self_distillation == "sibling":
+        right = right_of(batch)                                                     # [Q, G]
+        texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
+                 for i, row in enumerate(right)]
+        answers = [text if row.any() else "" for text, row in zip(texts, right)]
+    prompts = [hinted_prompt(settings, task, tokenizer, problem._replace(answer=answer))
+               for problem, answer in zip(batch.problems, answers)]
+    return batch.rollout.after(prompts, tokenizer)
+
+
+def hinted_prompt(settings, task, tokenizer, problem):
+    """Token ids of a prompt that contains its answer, of any length: see check_hints."""
+    parts = {"answer": problem.answer, "prompt": problem.prompt}
+    text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], settings.hint_template)
+    return encode_prompt(tokenizer, problem._replace(prompt=text), settings.chat_template,
+                         sys.maxsize, task.system_prompt, task.prompt_template)

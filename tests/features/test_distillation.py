@@ -1,0 +1,245 @@
+"""On-policy distillation: the advantage against loops, enumerated expectations and TRL; teachers
+and hints from the command line. python -m pytest -m "" tests/features/test_distillation.py"""
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from advantages import distillation, estimate_advantages, group_advantages
+from features.distillation import Distillation, added
+from losses import policy_loss
+from moe import TinyMoE
+from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.model.cold_start import tiny_config
+from plumbing.model.policy import own_logp
+from plumbing.run.arguments import parse
+from rollout import response_logp, sample
+from tiny_run import differences
+
+STUDENT = "--algorithm grpo --warmup_steps 0 "
+ALONE = "--advantage distillation "
+SMALL_MODEL = "--hidden_size 16 --num_hidden_layers 1 "
+
+
+def random_batch(B=8, T=6, seed=0):
+    """teacher_logp, old_logp, mask [B, T], absurd outside the mask, and rewards [B]."""
+    g = torch.Generator().manual_seed(seed)
+    draw = lambda: -3 * torch.rand(B, T, generator=g, dtype=torch.float64)
+    mask = torch.rand(B, T, generator=g) > 0.3
+    hide = lambda x: torch.where(mask, x, float("nan"))
+    return hide(draw()), hide(draw()), mask, torch.tensor([1.0, 0, 0, 1] * 2).double()
+
+
+# ----------------------------------------------------------------------------------- the advantage
+
+@pytest.mark.parametrize("coef", [0.3, 1.0])
+def test_the_advantage_is_a_loops_alone_and_added(coef):
+    teacher, old, mask, rewards = random_batch()
+    alone = estimate_advantages("distillation", rewards, 4, teacher_logp=teacher, old_logp=old,
+                                mask=mask)
+    group = group_advantages(rewards, 4)                                            # [B]
+    both = added(group, coef, teacher, old, mask)                                   # [B, T]
+    for i in range(8):
+        for t in range(6):
+            gap = teacher[i, t].item() - old[i, t].item() if mask[i, t] else 0.0
+            want = group[i].item() + coef * gap if mask[i, t] else 0.0
+            assert alone[i, t].item() == pytest.approx(gap, abs=1e-12)
+            assert both[i, t].item() == pytest.approx(want, abs=1e-9)
+    per_token = group[:, None] * mask                                               # [B, T]
+    assert added(per_token, coef, teacher, old, mask).equal(both)
+
+
+def test_the_advantage_carries_no_gradient():
+    teacher, old, mask, _ = random_batch()
+    assert not distillation(teacher.requires_grad_(), old.requires_grad_(), mask).requires_grad
+
+
+def test_its_gradient_is_that_of_the_kl_to_the_teacher():
+    """Enumerated over 5 tokens: E_{y ~ π}[gradient of the loss with Â = log π_T - log π] =
+    ∇ KL(π || π_T)."""
+    g = torch.Generator().manual_seed(3)
+    logits, other = (torch.randn(5, generator=g, dtype=torch.float64) for _ in range(2))
+    logits.requires_grad_()
+    log_pi, log_teacher = logits.log_softmax(-1), other.log_softmax(-1)
+    true, = torch.autograd.grad((log_pi.exp() * (log_pi - log_teacher)).sum(), logits)
+    expected = torch.zeros(5, dtype=torch.float64)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for y in range(5):
+        logp = logits.log_softmax(-1)[y].view(1, 1)
+        A = distillation(log_teacher[y].view(1, 1), logp, mask)
+        loss, _ = policy_loss("grpo", logp, logp.detach(), A, mask)
+        expected += log_pi[y].exp().item() * torch.autograd.grad(loss, logits)[0]
+    torch.testing.assert_close(expected, true, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("drift", [0.0, 0.9])        # at 0.9 the weight is above 2 for some tokens
+def test_the_distillation_of_sdpo_equals_trls(drift):
+    """TRL's own sampled-token loss and clipped weight; on the tokens of the policy itself its value
+    and ours, and gradients."""
+    trls = pytest.importorskip("trl.experimental.sdpo.loss_utils")
+    torch.manual_seed(0)
+    B, T, V = 6, 5, 7
+    ids = torch.randint(V, (B, T))
+    mask = torch.arange(T) < torch.tensor([5, 3, 1, 4, 2, 5])[:, None]
+    student, teacher = (torch.randn(B, T, V, dtype=torch.float64) for _ in range(2))
+    student.requires_grad_()
+    chosen = lambda logits: logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    old = (chosen(student) + drift * torch.linspace(-1.5, 1.5, T)).detach()
+    per_token = trls.compute_sampled_token_self_distillation_loss(student, teacher, ids,
+                                                                  distillation_alpha=1.0)
+    per_token = trls.apply_importance_sampling_clipping(per_token, chosen(student), old, 2.0)
+    theirs = ((per_token * mask).sum(-1) / mask.sum(-1)).mean()
+    # theirs follows the policy; ours is that of the old one
+    A = chosen(teacher) - chosen(student).detach()                                  # [B, T]
+    weights = mask.double() / (B * mask.sum(-1, keepdim=True))                      # [B, T]
+    ours, _ = policy_loss("cispo", chosen(student), old, A, mask, epsilon_high=1.0, weights=weights)
+    gradients = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+    assert ours.item() == pytest.approx(theirs.item())
+
+
+# ---------------------------------------------------------------------------------------- hints
+
+def told(line, G):
+    """(the feature, a batch of three groups of G, a learner, the rollouts that it has scored, the
+    policy)."""
+    settings = replace(parse((SMALL_MODEL + line).split()), max_prompt_length=64)
+    task, tokenizer = running_sum(1, 2), builtin_tokenizer()
+    torch.manual_seed(0)
+    policy = TinyMoE(tiny_config(settings, tokenizer)).eval()
+    run = SimpleNamespace(settings=settings, task=task, tokenizer=tokenizer,
+                          most_tokens=lambda: None)
+    rollout = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], G, 4)
+    scored = []
+
+    def score(rollout, scorer=None):
+        scored.append(rollout)
+        return response_logp(policy, rollout, entropy=False)
+    batch = SimpleNamespace(rollout=rollout, problems=task.train[:3], group_size=G, step=1, more={},
+                            old_logp=torch.full(rollout.mask.shape, -1.0),
+                            parts=torch.zeros(3 * G, 1))
+    return Distillation(run), batch, SimpleNamespace(score=score), scored, policy
+
+
+def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
+    feature, batch, learner, scored, policy = told(
+        f"--algorithm grpo {ALONE} --self_distillation answer", 2)
+    feature.before_updates(learner, batch, None)
+    [hinted] = scored
+    for ids, mask, problem in zip(hinted.prompt_ids, hinted.prompt_mask, batch.problems):
+        text = feature.run.tokenizer.decode(ids[mask].tolist())
+        assert text == f"{problem.answer} {problem.prompt}"
+    assert hinted.response_ids.equal(batch.rollout.response_ids)
+    assert hinted.mask.equal(batch.rollout.mask)
+    found = batch.more["teacher_logp"]
+    torch.testing.assert_close(found, own_logp(policy, hinted), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(found, own_logp(policy, batch.rollout), atol=1e-3)
+
+
+def test_only_wrong_responses_with_a_right_sibling_are_taught():
+    feature, batch, learner, scored, _ = told("--algorithm sdpo --teacher_update_rate 0", 4)
+    batch.parts = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1])[:, None]
+    feature.before_updates(learner, batch, None)
+    A = distillation(batch.more["teacher_logp"], batch.old_logp, batch.rollout.mask)
+    assert A.ne(0).any(-1).tolist() == [False, True, True] + [False] * 9
+    [hinted] = scored
+    shown = [feature.run.tokenizer.decode(ids[mask].tolist())
+             for ids, mask in zip(hinted.prompt_ids, hinted.prompt_mask)]
+    assert shown[0] == f"{batch.rollout.texts[0]} {batch.problems[0].prompt}"
+    assert shown[1] == f" {batch.problems[1].prompt}"
+    assert hinted.response_ids.equal(batch.rollout.response_ids)
+
+
+# ------------------------------------------------------------------------- from the command line
+
+@pytest.fixture
+def teacher(run):
+    """The checkpoint of a finished run of the built-in task."""
+    run("--steps 4 --warmup_steps 0 --learning_rate 0.002", folder="teacher")
+    return "--teacher_model_name_or_path teacher/checkpoints/step_4 "
+
+
+def test_a_finished_runs_checkpoint_trains_a_cold_start_towards_itself(teacher, run):
+    records = run(STUDENT + ALONE + teacher + "--steps 12 --learning_rate 0.002")
+    gaps = [record["teacher_kl"] for record in records]
+    assert sum(gaps[-3:]) < 0.5 * sum(gaps[:3]) and gaps[0] > 0
+
+
+def test_a_teacher_that_is_the_policy_gives_exactly_nothing(run, cold_start):
+    same = f"--teacher_model_name_or_path {next(cold_start.iterdir())} "
+    [record] = run(STUDENT + ALONE + same + "--steps_per_generation 1")
+    assert record["teacher_kl"] == 0 and record["grad_norm"] == 0
+
+
+@pytest.mark.parametrize("flags", [ALONE, "--distillation_coef 0.5 --self_distillation answer "])
+def test_micro_batches_and_the_plain_way_change_nothing(flags, teacher, run):
+    flags = STUDENT + "--steps 2 " + flags + teacher * (flags == ALONE)
+    whole = run(flags, folder="whole")
+    assert all(record["teacher_kl"] for record in whole)
+    for more in ("--micro_batch_size 2", "--plain"):
+        for a, b in zip(whole, run(flags + more, folder=more.strip("-")), strict=True):
+            for key in ("teacher_kl", "grad_norm", "clip_low", "loss"):
+                assert a[key] == pytest.approx(b[key], rel=1e-3, abs=1e-5), key
+
+
+def test_sdpo_trains_and_says_how_far_the_teacher_is(run):
+    records = run("--steps 2 --algorithm sdpo --num_generations 8")
+    assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
+    settings = json.loads(Path("run/config.json").read_text())["arguments"]
+    assert settings["self_distillation"] == "sibling"
+    assert settings["teacher_update_rate"] == 0.05
+
+
+def test_the_averaged_teacher_is_part_of_a_checkpoint(run):
+    flags = ("--algorithm sdpo --num_generations 8 --learning_rate 0.003 --save_steps 1 "
+             "--lr_scheduler_type constant_with_warmup ")
+    run(flags + "--steps 4", folder="whole")
+    run(flags + "--steps 2", folder="parts")
+    run("--resume --steps 4", folder="parts")
+    assert differences("whole", "parts", 4) == []
+    state = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)
+    assert all(isinstance(x, torch.Tensor) for x in state["features"]["Distillation"]["teacher"])
+
+
+def test_another_tokenizer_is_refused_in_one_line(teacher, run):
+    shutil.copytree("teacher/checkpoints/step_4", "other")
+    file = Path("other/tokenizer.json")
+    tokenizer = json.loads(file.read_text())
+    tokenizer["model"]["vocab"] |= {"1": 2, "2": 1}
+    file.write_text(json.dumps(tokenizer))
+    for name in ("SHA256SUMS", "state.pt"):                  # it would be refused as damaged
+        Path("other", name).unlink()
+    assert "has another tokenizer than the policy: 2 tokens differ" in run.refused(
+        STUDENT + ALONE + "--teacher_model_name_or_path other")
+
+
+@pytest.mark.parametrize("flags, message", [
+    (ALONE, "needs a teacher"),
+    ("--distillation_coef 1", "needs --teacher_model_name_or_path or --self_distillation"),
+    ("--self_distillation answer", "--self_distillation answer needs --advantage distillation"),
+    ("--teacher_model_name_or_path x",
+     "--teacher_model_name_or_path x needs --advantage distillation"),
+    (ALONE + "--self_distillation answer --distillation_coef 1",
+     "adds distillation to another --advantage"),
+    (ALONE + "--self_distillation answer --teacher_model_name_or_path x",
+     "a run has only one teacher"),
+    (ALONE + "--self_distillation answer --algorithm gspo", "use --algorithm gspo_token"),
+    ("--self_distillation answer --distillation_coef 1 --algorithm gspo", "takes one per response"),
+    ("--distillation_coef 1 --self_distillation answer --advantage gae",
+     "cannot be combined with --advantage gae"),
+    (ALONE + "--self_distillation answer --hint_template {answer}", "must contain {prompt}"),
+    ("--hint_template {answer}{prompt}", "needs --self_distillation"),
+    ("--teacher_update_rate 0.5", "needs --self_distillation"),
+    ("--algorithm sdpo --beta 0.1", "one moving average"),
+    ("--algorithm sdpo --num_generations 1", "at least 2"),
+    (ALONE + "--teacher_model_name_or_path nowhere",
+     "--teacher_model_name_or_path nowhere cannot be loaded")])
+def test_what_does_not_go_together_is_refused_in_one_line(flags, message, run):
+    assert message in run.refused(STUDENT + flags)
