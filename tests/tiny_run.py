@@ -1,6 +1,7 @@
 """A run small enough for tests, and the comparison of two runs that ought to be the same."""
 
 import json
+import random
 from pathlib import Path
 
 import torch
@@ -23,6 +24,15 @@ def flags(*words):
     task = [] if "--dataset_name" in words else TASK
     policy = [] if "--model_name_or_path" in words else POLICY
     return [*task, *policy, *SMALL, *words]
+
+
+def chance(rule="sum(map(ord, response)) % 3 / 2", n=40):
+    """Flags for n sums in rows.jsonl and a reward in mine.py that is a matter of chance."""
+    rng = random.Random(0)
+    sums = ["+".join(rng.choices("123456789", k=rng.randint(1, 5))) + "=" for _ in range(n)]
+    jsonl("rows.jsonl", [{"prompt": prompt, "answer": "1"} for prompt in dict.fromkeys(sums)])
+    Path("mine.py").write_text(f"def reward(response, answer):\n    return {rule}\n")
+    return "--dataset_name rows.jsonl --verifier mine.py:reward --max_completion_length 8"
 
 
 def jsonl(path, rows):

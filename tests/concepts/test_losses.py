@@ -171,8 +171,8 @@ def test_an_objective_says_whether_it_clips_s(name):
 
 
 @every_objective
-def test_a_row_without_loss_tokens_gets_no_gradient_and_no_nan(name):
-    got = ours(name, ragged()._replace(mask=torch.zeros_like(ragged().mask)))
+def test_a_batch_without_loss_tokens_gets_no_gradient_and_no_nan(name):
+    got = ours(name, ragged()._replace(mask=ragged().mask & False))
     assert got.loss == 0 and (got.gradient == 0).all()
     assert not any(math.isnan(value) for value in got.stats.values())
 
@@ -225,10 +225,9 @@ def test_the_loss_never_waits_for_the_gpu(name):
 
 @every_objective
 def test_ratios_that_overflow_float32_leave_no_nan(name):
-    likely, unlikely = [-0.1] * 3, [-90.0] * 3
-    batch = small([likely] * 2 + [unlikely] * 2, [unlikely] * 2 + [likely] * 2, [1, -1, 1, -1])
-    batch = Batch(*(x.float() if x.is_floating_point() else x for x in batch))
-    got = ours(name, batch)
+    likely, unlikely = [[-0.1] * 3] * 2, [[-90.0] * 3] * 2
+    batch = small(likely + unlikely, unlikely + likely, [1, -1, 1, -1])
+    got = ours(name, Batch(*(x.float() if x.is_floating_point() else x for x in batch)))
     assert math.isfinite(got.loss) and got.gradient.isfinite().all()
 
 
@@ -254,25 +253,24 @@ def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
 # ------------------------------------------------------------------------------------ relatives
 
 def same(one, other, rtol=1e-12):
+    assert one.loss == pytest.approx(other.loss)
     torch.testing.assert_close(one.gradient, other.gradient, rtol=rtol, atol=0)
 
 
 def test_gspo_is_gspo_token_under_equal_advantages():
     batch = ragged()
     gspo = ours("gspo", batch)
-    wide = torch.where(batch.mask, batch.A[:, None], math.nan)
-    for A in (batch.A, wide):                                           # per response, per token
+    for A in (batch.A, torch.where(batch.mask, batch.A[:, None], math.nan)):    # [B], [B, T]
         token = ours("gspo_token", batch._replace(A=A))
-        assert token.loss == pytest.approx(gspo.loss, rel=1e-12) and token.stats == gspo.stats
         same(token, gspo)
+        assert token.stats == gspo.stats
 
 
 def test_gmpo_with_an_infinite_band_has_unclipped_gspos_gradient():
     gmpo = ours("gmpo", ragged(), epsilon=math.inf, epsilon_high=math.inf)
     gspo = ours("gspo", ragged(), epsilon=1.0, epsilon_high=math.inf)
-    assert gmpo.loss == pytest.approx(gspo.loss)
-    assert gmpo.stats["clip_low"] == gspo.stats["clip_high"] == 0
     same(gmpo, gspo)
+    assert gmpo.stats["clip_low"] == gspo.stats["clip_high"] == 0
 
 
 @pytest.mark.parametrize("name", [n for n in PAPERS if PAPERS[n].reduction in REDUCTIONS[:2]
@@ -280,7 +278,8 @@ def test_gmpo_with_an_infinite_band_has_unclipped_gspos_gradient():
 def test_at_ratio_1_the_family_has_one_gradient(name):
     batch = ragged()._replace(logp=ragged().old_logp, shift=torch.ones(16, 10).double())
     of_the_reduction = {"sequence-mean": "grpo", "token-mean": "dapo"}[PAPERS[name].reduction]
-    same(ours(name, batch), ours(of_the_reduction, batch), rtol=1e-7)
+    gradients = [ours(n, batch).gradient for n in (name, of_the_reduction)]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=0)
 
 
 def test_a_first_loss_of_0_has_a_gradient():
@@ -295,8 +294,7 @@ def test_a_first_loss_of_0_has_a_gradient():
 
 def test_old_logp_may_be_logp_itself_on_policy():
     logp = torch.full((2, 3), -1.0, requires_grad=True)
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    loss, _ = policy_loss("gspo", logp, logp, torch.tensor([1.0, -1.0]), mask)
+    loss, _ = policy_loss("gspo", logp, logp, torch.tensor([1.0, -1.0]), torch.ones(2, 3).bool())
     gradient, = torch.autograd.grad(loss, logp)
     assert gradient.flatten().tolist() == pytest.approx([-1 / 6] * 3 + [1 / 6] * 3)
 
@@ -311,38 +309,32 @@ def test_a_clipped_sequence_gets_no_gradient_at_any_token():
     assert (gradient[moves] != 0).equal(batch.mask[moves])
 
 
-def test_dual_clip_is_intellect_2s_delta():
-    """The cap before the minimum instead of after it: the same for a clip range below it."""
-    batch, delta = ragged(), 1.6
-    x = torch.where(batch.mask, batch.logp, 0.0).requires_grad_()
-    w = (x - torch.where(batch.mask, batch.old_logp, 0.0)).exp()                    # [B, T]
-    A = batch.A[:, None]
-    literal = torch.min(w.clamp(max=delta) * A, w.clamp(0.8, 1.2) * A)              # [B, T]
-    loss = -(token_weights(batch.mask, "sequence-mean") * literal).sum()
-    got = ours("grpo", batch, dual_clip=delta)
-    assert got.loss == pytest.approx(loss.item())
-    torch.testing.assert_close(got.gradient, torch.autograd.grad(loss, x)[0])
+INTELLECT, MINI = dict(dual_clip=1.6), dict(epsilon_high=0.27, mismatch=True)
+ICE = dict(epsilon=0.5, epsilon_high=4.0)
+# name, options, and the weight that another paper gives w·A·∇log π of a token: how they call it
+OTHERS = {
+    # the cap before the minimum instead of after it: the same for a clip range below it
+    "INTELLECT-2's delta": ("grpo", INTELLECT, "sequence-mean", lambda w, a, rho:
+                            w <= (1.2 if a > 0 else 1.6) and (a > 0 or w >= 0.8)),
+    # MiniRL 2512.01374: PPO's mask of one side, summed over tokens
+    "MiniRL": ("grpo", MINI, "sequence-sum", lambda w, a, rho:
+               rho * (w <= 1.27 if a > 0 else w >= 0.8)),
+    "IcePop": ("rollout_is", ICE, "token-mean", lambda w, a, rho: 0.5 < w < 5),
+}
 
 
-def test_minirl_is_the_min_clip_summed_over_tokens():
-    """MiniRL (2512.01374): the gradient is M·w·Â·∇log π with PPO's mask M of one side."""
+@pytest.mark.parametrize("paper", OTHERS)
+def test_what_other_papers_call_otherwise_is_an_objective_with_options(paper):
+    name, options, reduction, kept = OTHERS[paper]
     batch = ragged()
+    lengths = batch.mask.sum(-1).tolist()
     expected = torch.zeros(batch.mask.shape).double()
     for i, t in batch.mask.nonzero().tolist():
         w, a = math.exp(batch.logp[i, t] - batch.old_logp[i, t]), batch.A[i].item()
-        if not (a > 0 and w > 1.27 or a < 0 and w < 0.8):
-            expected[i, t] = -batch.mismatch[i, t].item() * w * a / 16
-    got = ours("grpo", batch, epsilon_high=0.27, mismatch=True, reduction="sequence-sum")
+        share = kept(w, a, batch.mismatch[i, t].item()) * weight(lengths, i, reduction)
+        expected[i, t] = -share * w * a
+    got = ours(name, batch, reduction=reduction, **options)
     torch.testing.assert_close(got.gradient, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_icepop_is_rollout_is_with_a_wide_band():
-    batch = ragged()
-    got = ours("rollout_is", batch, epsilon=0.5, epsilon_high=4.0)
-    w = torch.where(batch.mask, batch.logp - batch.old_logp, 0.0).exp()
-    kept = torch.where((w > 0.5) & (w < 5), -w * batch.A[:, None], 0.0)
-    torch.testing.assert_close(got.gradient, kept * batch.mask / batch.mask.sum(), rtol=1e-6,
-                               atol=1e-9)
 
 
 def test_dppo_keeps_rare_tokens_that_a_ratio_clip_drops_and_drops_common_ones_it_keeps():
@@ -447,31 +439,35 @@ def test_the_reductions_disagree_on_one_batch(reduction, size, expected):
 
 # ------------------------------------------------------------------------------------------- KL
 
-def kl_case():
-    def draw(seed):
-        return torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    old = (draw(0) + 0.5 * draw(2)).log_softmax(-1)
-    return draw(0).requires_grad_(), draw(1).log_softmax(-1), old
+def draw(seed):
+    return torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# log-probs of a vocabulary of 6 tokens: the reference, the old policy; THETA makes the policy's
+REF, OLD, THETA = draw(1).log_softmax(-1), (draw(0) + 0.5 * draw(2)).log_softmax(-1), draw(0)
+
+
+def with_gradient(of_logp):
+    """A function of the policy's log-probs: (its value, its gradient)."""
+    theta = THETA.clone().requires_grad_()
+    value = of_logp(theta.log_softmax(-1))
+    return value.item(), torch.autograd.grad(value, theta)[0]
 
 
 def kl_enumerated(estimator):
-    """The estimator's expectation and its gradient over a vocabulary of 6 tokens, drawn from π_θ
-    (k3_is: from π_old)."""
-    theta, ref, old = kl_case()
-    logp = theta.log_softmax(-1)
-    drawn_from, old_logp = (old, old[None]) if estimator == "k3_is" else (logp.detach(), None)
-    mask = torch.ones(1, 6, dtype=torch.bool)
-    kl = kl_penalty(logp[None], ref[None], mask, estimator, old_logp)
-    expectation = (drawn_from.exp() * kl[0]).sum()
-    return expectation.item(), torch.autograd.grad(expectation, theta)[0]
+    """The estimator's expectation, over tokens drawn from π_θ (k3_is: from π_old)."""
+    def expectation(logp):
+        drawn_from = OLD if estimator == "k3_is" else logp.detach()
+        mask, old = torch.ones(1, 6).bool(), OLD[None] if estimator == "k3_is" else None
+        return (drawn_from.exp() * kl_penalty(logp[None], REF[None], mask, estimator, old)).sum()
+    return with_gradient(expectation)
 
 
 def true_kl(forward=False):
-    theta, ref, _ = kl_case()
-    logp = theta.log_softmax(-1)
-    p, q = (ref, logp) if forward else (logp, ref)
-    kl = (p.exp() * (p - q)).sum()
-    return kl.item(), torch.autograd.grad(kl, theta)[0]
+    def kl(logp):
+        p, q = (REF, logp) if forward else (logp, REF)
+        return (p.exp() * (p - q)).sum()
+    return with_gradient(kl)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3", "k3_is", "k3_st"])
@@ -488,10 +484,13 @@ def test_what_gradient_the_kl_estimators_have_as_a_loss(estimator, expected):
     assert (true_kl(forward=True)[1] - true_kl()[1]).abs().max() > 0.05
 
 
+def k3(d):
+    return math.exp(-d) - 1 + d
+
+
 @pytest.mark.parametrize("estimator, formula", [
-    ("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", lambda d: math.exp(-d) - 1 + d),
-    ("k3_st", lambda d: math.exp(-d) - 1 + d),
-    ("k3_is", lambda d: math.exp(-0.1) * (math.exp(-d) - 1 + d))])
+    ("k1", lambda d: d), ("k2", lambda d: d * d / 2), ("k3", k3), ("k3_st", k3),
+    ("k3_is", lambda d: math.exp(-0.1) * k3(d))])
 def test_kl_per_token_equals_the_formulas(estimator, formula):
     logp, ref, _, mask, *_ = ragged()
     got = kl_penalty(logp, ref, mask, estimator, torch.where(mask, logp + 0.1, math.nan))

@@ -1,6 +1,5 @@
-"""What stands around the loss, through train.main: schedule, mismatch, KL in rewards.
-
-References: transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_extras.py
+"""What stands around the loss, through train.main: schedule, mismatch, KL in rewards. References:
+transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_extras.py
 """
 
 import math
@@ -13,19 +12,16 @@ from transformers import get_scheduler
 import train
 from features import mismatch
 from plumbing.run.arguments import parse
-from tiny_run import TINY, metrics
 
 
-def spied(patch, name):
-    """Every call of `name`, a function of train or mismatch, from now on: (arguments, what it returned)."""
-    owner = next(one for one in (train, mismatch) if hasattr(one, name))
-    calls, original = [], getattr(owner, name)
-
-    def spy(*args, **options):
-        calls.append(((*args, *options.values()), original(*args, **options)))
-        return calls[-1][1]
-    patch.setattr(owner, name, spy)
-    return calls
+@pytest.fixture
+def spied(then):
+    """spied(train, "update"): a list of all its calls from now on, (result, *arguments)."""
+    def start(owner, name):
+        calls = []
+        then(owner, name, lambda *call, **options: calls.append((*call, *options.values())))
+        return calls
+    return start
 
 
 # ------------------------------------------------------------------------------------ the schedule
@@ -54,44 +50,38 @@ def test_after_a_head_start_at_the_peak_rate_the_schedule_is_that_of_a_shorter_r
 
 
 def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
-        workplace, monkeypatch):
+        run, first, then):
     """Four updates, warm-up of three; the first is spoilt: torch has nothing to warn of."""
-    rates, loss = [], train.policy_loss
+    rates, weights = [], []
 
-    def spoilt(*args, **options):
-        value, stats = loss(*args, **options)
-        return value * (1 if rates else float("nan")), stats
-    monkeypatch.setattr(train, "policy_loss", spoilt)
-
-    def watched(args, learner, mini):
-        before = [p.detach().clone() for p in learner.policy.parameters()]
-        rate = learner.optimizer.param_groups[0]["lr"]
-        stats = update(args, learner, mini)
-        moved = any(not torch.equal(p, q) for p, q in zip(before, learner.policy.parameters()))
-        rates.append((rate, moved))
-        return stats
-    update = train.update
-    monkeypatch.setattr(train, "update", watched)
+    def before(args, learner, mini):
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+        weights.append([p.detach().clone() for p in learner.policy.parameters()])
+    first(train, "update", before)
+    then(train, "policy_loss", lambda result, *_, **__:
+         (result[0] * float("nan"), result[1]) if len(rates) == 1 else None)
+    then(train, "make_learner", lambda learner, *_: weights.append(learner.policy.parameters()))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train.main([*TINY, "--steps", "2", "--learning_rate", "0.3", "--warmup_steps", "3",
-                    "--algorithm", "grpo", "--beta", "0.1", "--output_dir", "run"])
-    assert [rate for rate, _ in rates] == pytest.approx([0.1, 0.1, 0.2, 0.3])
-    assert [moved for _, moved in rates] == [False, True, True, True]
-    assert [r["skipped"] for r in metrics("run")] == [1, 0]
+        records = run("--steps 2 --learning_rate 0.3 --warmup_steps 3 --algorithm grpo --beta 0.1")
+    after, *weights = [[p.detach() for p in each] for each in weights]
+    moved = [not all(map(torch.equal, one, other))
+             for one, other in zip(weights, [*weights[1:], after])]
+    assert rates == pytest.approx([0.1, 0.1, 0.2, 0.3]) and moved == [False, True, True, True]
+    assert [record["skipped"] for record in records] == [1, 0]
 
 
-# ------------------------------------------------------------------------------ mismatch with a sampler
+# -------------------------------------------------------------------------- mismatch with a sampler
 
 @pytest.mark.parametrize("level", ["token", "seq", "geo"])
 def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
-        level, workplace, monkeypatch):
-    """TIS is [0, C], not [1/2, C]; --mismatch_mask geo keeps an answer by its mean, weighed by token."""
-    calls = spied(monkeypatch, "mismatch_correction")
-    train.main([*TINY, "--sampler_dtype", "int3", "--mismatch", f"{level}_truncate", "--steps", "1",
-                "--mismatch_high", "1.5", "--mismatch_mask", "geo", "--mismatch_mask_bounds", "0.6", "1.2",
-                "--output_dir", "run"])
-    (_, old_logp, rollout), found = calls[0]
+        level, run, spied):
+    """TIS is [0, C], not [1/2, C]; --mismatch_mask geo keeps an answer by its mean, weighed by
+    token."""
+    calls = spied(mismatch, "mismatch_correction")
+    run(f"--sampler_dtype int3 --mismatch {level}_truncate --mismatch_high 1.5 --mismatch_mask geo "
+        "--mismatch_mask_bounds 0.6 1.2")
+    found, _, old_logp, rollout = calls[0]
     rows = [[math.exp(a - b) for a, b, counted in zip(*row) if counted] for row in zip(
         old_logp.tolist(), rollout.sampler_logp.tolist(), rollout.mask.tolist())]
     products = [math.prod(row) for row in rows]
@@ -106,12 +96,11 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
 
 # ----------------------------------------------------------------------------------- KL in rewards
 
-def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_loss(
-        workplace, monkeypatch):
-    estimated, losses = spied(monkeypatch, "estimate_advantages"), spied(monkeypatch, "policy_loss")
-    train.main([*TINY, "--algorithm", "reinforce_plus_plus", "--beta", "0.3", "--steps", "2",
-                "--learning_rate", "0.01", "--warmup_steps", "0", "--output_dir", "run"])
-    (_, rewards, _, _, _, _, _, whole, _, _, gap, beta), out = estimated[1]
+def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_loss(run, spied):
+    estimated, losses = spied(train, "estimate_advantages"), spied(train, "policy_loss")
+    records = run("--algorithm reinforce_plus_plus --beta 0.3 --steps 2 --learning_rate 0.01 "
+                  "--warmup_steps 0")
+    out, _, rewards, _, _, _, _, _, whole, _, _, gap, beta = estimated[1]
     gap = gap.double()
     assert gap[whole].abs().max() > 1e-3 and beta == 0.3                   # the policy has moved
     returns, want = [], torch.zeros(whole.shape, dtype=torch.float64)
@@ -125,6 +114,7 @@ def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_los
     std = math.sqrt(sum((x - mean) ** 2 for x in returns) / len(returns))
     want = torch.where(whole, (want - mean) / std, 0.0)
     torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-5)
-    for record, (one, other) in zip(metrics("run"), zip(losses[::2], losses[1::2])):
-        assert record["loss"] == pytest.approx((one[1][0] + other[1][0]).item() / 2, rel=1e-5)
+    values = [result[0].item() for result, *_ in losses]
+    for record, one, other in zip(records, values[::2], values[1::2]):
+        assert record["loss"] == pytest.approx((one + other) / 2, rel=1e-5)
         assert record["kl"] is not None

@@ -8,7 +8,6 @@ folder.
 
 import itertools
 import json
-import random
 import shutil
 import textwrap
 from pathlib import Path
@@ -24,7 +23,7 @@ from plumbing.engines.samplers import sampling_copy
 from plumbing.model.adapters import add_adapters, merged, named_adapters
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
-from tiny_run import differences, flags, jsonl
+from tiny_run import chance, differences, flags
 
 peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
@@ -43,11 +42,7 @@ def place(workplace):
         models.saved(name, "qwen2", vocab_size=32, hidden_size=64, head_dim=32,
                      intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
                      tie_word_embeddings=name == "tied")
-    rng = random.Random(0)
-    sums = ["+".join(rng.choices("123456789", k=rng.randint(1, 5))) + "=" for _ in range(40)]
-    jsonl("rows.jsonl", [{"prompt": prompt, "answer": "1"} for prompt in dict.fromkeys(sums)])
-    Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return sum(map(ord, response)) % 3 / 2\n")
+    chance()
 
 
 @pytest.fixture
