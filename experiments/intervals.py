@@ -45,12 +45,6 @@ def interval(values):
     return middle, middle - half, middle + half
 
 
-def number(values, form="{:+.3f}"):
-    """'+0.120 [+0.100, +0.140]': a mean and its interval."""
-    middle, low, high = (form.format(x) for x in interval(values))
-    return f"{middle} [{low}, {high}]" if len(values) > 1 else middle
-
-
 def decide(values, held, refuted=None, nothing=0, least=8):
     """HELD, REFUTED or undecided by the interval of the mean of `values`, one per start.
 
