@@ -98,21 +98,6 @@ def off_policy_mask(settings):
     return {"off_policy_mask_threshold": settings.off_policy_mask}
 
 
-def reference_kl(settings):
-    if not settings.beta:
-        return {"beta": 0.0}
-    corrected = settings.kl_estimator == "k3_is"
-    sequence = OBJECTIVES[settings.objective].ratio == "sequence"
-    if settings.kl_estimator not in ("k3", "k3_is") or sequence and corrected:
-        return f"KL estimator {settings.kl_estimator}"
-    config = {"beta": settings.beta, "use_bias_correction_kl": corrected}
-    if settings.sync_ref_model:                              # TRL counts optimizer steps
-        steps = settings.ref_model_sync_steps * settings.updates_per_batch
-        config |= {"sync_ref_model": True, "ref_model_sync_steps": steps,
-                   "ref_model_mixup_alpha": settings.ref_model_mixup_alpha}
-    return config
-
-
 def entropy(settings):
     if settings.entropy_quantile:
         return ("quantile of the rollout batch's entropies (top_entropy_quantile is the "
@@ -250,7 +235,6 @@ SUBJECTS = {
     advantage: "advantage scale_rewards",
     reward_weights: "reward_weights",
     off_policy_mask: "off_policy_mask",
-    reference_kl: "beta kl_estimator sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
     entropy: "entropy_coef entropy_quantile",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",

@@ -10,7 +10,6 @@ import shlex
 
 import torch
 
-from features.reference_kl import kl_in_rewards
 from features.mismatch import bounds_of
 from losses import OBJECTIVES
 from plumbing.run.arguments import BITSANDBYTES
@@ -35,7 +34,6 @@ REDUCTION = {"sequence-mean": "seq-mean-token-mean", "token-mean": "token-mean",
 ONE_REDUCTION = ("sapo", "geo_mean")    # these average per response, whatever loss_agg_mode says
 ADVANTAGE = {"group": "grpo", "leave_one_out": "rloo", "reinforce_plus_plus": "reinforce_plus_plus",
              "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline"}
-KL_TYPE = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "k3_st": "low_var_kl+"}
 SCHEDULE = {"constant_with_warmup": "constant", "cosine": "cosine"}
 DTYPES = ("float32", "bfloat16", "float16")
 NO_CLIP = 1e9           # verl limits ratios to e^20, so a bound of 1e9 is never reached
@@ -117,25 +115,6 @@ def advantage(settings):
                         "advantages of 0.866, here 1")
     if settings.advantage.startswith("reinforce_plus_plus"):
         return config, "verl whitens with the unbiased variance"
-    return config
-
-
-def reference_kl(settings):
-    if settings.sync_ref_model:
-        return "moving reference policy"
-    if not settings.beta:
-        return {}
-    rows = settings.micro_batch_size or settings.num_generations
-    config = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rows}
-    if kl_in_rewards(settings):
-        return config | {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl",
-                         "algorithm.kl_ctrl.kl_coef": settings.beta}
-    if settings.kl_estimator not in KL_TYPE:
-        return f"KL estimator {settings.kl_estimator}"
-    config |= {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": settings.beta,
-               f"{ACTOR}.kl_loss_type": KL_TYPE[settings.kl_estimator]}
-    if settings.kl_estimator.startswith("k3"):
-        return config, "verl limits k3 to at most 10 per token"
     return config
 
 
@@ -316,7 +295,6 @@ SUBJECTS = {
                "fp16 gradient_checkpointing",
     sampling: "sampler_dtype temperature max_prompt_length max_completion_length eval_samples",
     entropy: "entropy_coef entropy_quantile",
-    reference_kl: "beta kl_estimator sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
     routing_replay: "routing_replay",
