@@ -110,14 +110,11 @@ def reinforce_plus_plus(rewards, mask, baseline_group_size=None, kl=None, beta=0
     The reward is given at the last loss token; beta * kl [B, T] (k1 = log π_old - log π_ref) is
     subtracted at every token. baseline_group_size: first subtract from each reward the mean of its
     group of this size; None: do not."""
-    check_per_token(mask, kl=kl)
     if baseline_group_size is not None:
         rewards = center(check_rewards(rewards, baseline_group_size)).flatten()  # [B]
-    token_rewards = at_last_token(rewards, mask)                                 # [B, T]
-    if kl is not None:
-        token_rewards = token_rewards - beta * kl.detach().masked_fill(~mask, 0.0)
-    no_critic = torch.zeros_like(token_rewards)                                  # [B, T]
-    returns, _ = gae(token_rewards, no_critic, mask, gamma, lam=1.0)             # [B, T]
+    per_token = token_rewards(rewards, mask, kl, beta)                           # [B, T]
+    no_critic = torch.zeros_like(per_token)                                      # [B, T]
+    returns, _ = gae(per_token, no_critic, mask, gamma, lam=1.0)                 # [B, T]
     return whiten(returns, mask, eps)                                            # [B, T]
 
 
@@ -160,9 +157,17 @@ def gae(rewards, values, mask, gamma=1.0, lam=0.95):
     return advantages, advantages + values
 
 
-def gae_advantages(rewards, values, mask, lam=0.95):
+def gae_advantages(token_rewards, values, mask, lam=0.95):
     """The advantages of gae, [B, T], without the returns."""
-    return gae(rewards, values, mask, lam=lam)[0]                                # [B, T]
+    return gae(token_rewards, values, mask, lam=lam)[0]                          # [B, T]
+
+
+def token_rewards(rewards, mask, kl=None, beta=0.0):
+    """The reward of every token, [B, T]: rewards [B] at the last loss token, minus beta * kl [B, T]
+    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty)."""
+    check_per_token(mask, kl=kl)
+    per_token = at_last_token(rewards, mask)                                     # [B, T]
+    return per_token if kl is None else per_token - beta * kl.detach().masked_fill(~mask, 0.0)
 
 
 # --------------------------------------------------------------------------------- the table
@@ -175,17 +180,22 @@ class Advantage:
 
 
 INPUTS = {  # what the function of an advantage may read
-    "rewards": "[B] the rewards: the weighted sums of their parts",
+    "rewards": "[B] the rewards: the weighted sums of their parts; with --use_kl_in_reward minus "
+               "beta times the sum of kl over the response",
+    "token_rewards": "[B, T] the reward of every token: that of the response at its last token; "
+                     "with --use_kl_in_reward minus beta times kl at every token",
     "parts": "[B, K] the rewards in parts, one per verifier",
     "part_weights": "K numbers, --reward_weights",
     "group_size": "G, --num_generations; at least 2 for an advantage that reads it",
     "scale": "--scale_rewards",
     "mask": "[B, T] bool, the loss tokens",
     "old_logp": "[B, T] log π_old",
-    "kl": "[B, T] log π_old - log π_ref, then not in the loss; only with --beta: give a default",
+    "kl": "[B, T] log π_old - log π_ref, then not in the loss, nor in rewards or token_rewards; "
+          "only with --beta: give a default",
     "beta": "--beta, as for kl",
     "values": "[B, T] the critic's estimates; a run that reads them trains a critic, on the "
-              "returns of gae(rewards, values, mask), whatever the function makes of advantages",
+              "returns of gae(token_rewards, values, mask), whatever the function makes of "
+              "advantages",
     "lam": "--lam, the λ of GAE; for an advantage that reads values",
     "teacher_logp": "[B, T] log π_T of a teacher",
     "blamed": "[B, T] bool, the tokens from the first wrong step on (the built-in task knows it)",
@@ -200,7 +210,7 @@ ADVANTAGES = {
                                      ("rewards", "mask", "kl", "beta")),
     "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token",
                                               ("rewards", "mask", "group_size")),
-    "gae": Advantage(gae_advantages, "token", ("rewards", "values", "mask", "lam")),
+    "gae": Advantage(gae_advantages, "token", ("token_rewards", "values", "mask", "lam")),
     "token_credit": Advantage(token_credit, "token", ("rewards", "group_size", "scale", "blamed")),
     "distillation": Advantage(distillation, "token", ("teacher_logp", "old_logp", "mask")),
 }
@@ -209,15 +219,21 @@ ADVANTAGES = {
 def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     """The advantages of the row `name` of ADVANTAGES: [B], or [B, T] if every token has its own.
 
-    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. Raises
-    ValueError for an unknown name, for an input that is missing, and for a function that does not
-    return what its row says."""
+    inputs: what the row reads besides rewards, group_size and scale, by the names of INPUTS. A kl
+    that the row does not read itself is subtracted from the rewards, times beta. Raises ValueError
+    for an unknown name, for an input that is missing, and for a function that does not return what
+    its row says."""
     row = check_row(name)
-    inputs |= dict(rewards=rewards, group_size=group_size, scale=scale)
+    inputs |= dict(rewards=rewards, group_size=group_size, scale=scale, token_rewards=None)
     known = inspect.signature(row.function).parameters
     missing = [x for x in row.reads if x not in inputs]
     if lacks := [x for x in missing if known[x].default is inspect.Parameter.empty]:
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
+    kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
+    if "token_rewards" in row.reads:
+        inputs["token_rewards"] = token_rewards(rewards, inputs["mask"], kl, inputs.get("beta"))
+    if kl is not None:
+        inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
     if advantages.dim() != (1 if row.per == "response" else 2):
         each = {1: "one per response", 2: "one per token"}.get(advantages.dim(), "neither")

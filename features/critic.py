@@ -11,7 +11,7 @@ critic has an optimizer of its own, and its trainer.critic_warmup counts one bat
 
 from dataclasses import dataclass
 
-from advantages import ADVANTAGES, ValueHead, gae, value_loss
+from advantages import ADVANTAGES, ValueHead, gae, token_rewards, value_loss
 from features.feature import Feature, flag, refuse
 
 COEF = 0.5        # weight of the critic's loss, as in PPO2 and TRL's PPO
@@ -82,7 +82,8 @@ class Critic(Feature):
         mask = part.rollout.mask                                                    # [B, T]
         values = part.more["values"]                                                # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        _, returns = gae(part.rewards, values, mask, lam=self.lam)                  # [B, T]
+        rewards = token_rewards(part.rewards, mask, part.more.get("kl"), part.more.get("beta"))
+        _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(new.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}
 

@@ -1,7 +1,8 @@
 """The KL to a reference policy, which keeps the policy near the one that it started from.
 
     loss + β · KL(π_θ || π_ref)         in the loss (GRPO 2402.03300 eq. 4), by --kl_estimator
-    r_t - β · (log π_old - log π_ref)   in the rewards, where the --advantage reads "kl"
+    r_t - β · (log π_old - log π_ref)   in the reward of every token, by --use_kl_in_reward, and
+                                        where the --advantage reads "kl" (REINFORCE++)
 
 The reference is the starting policy. With --sync_ref_model it follows the policy (TR-DPO
 2404.09656). losses.kl_penalty has the estimators.
@@ -23,6 +24,11 @@ class Flags:
              "KL and no reference policy", at_least=0, section="the KL to a reference policy")
     kl_estimator: str = flag("k3", "estimator of the KL of --beta",
                              choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta")
+    use_kl_in_reward: bool = flag(
+        False, "subtract the KL of --beta, as k1, from the reward of every token, in place of a "
+               "term of the loss; an advantage per response reads its sum",
+        needs="beta", without={"scale_rewards=mean": "MaxRL divides by the mean reward of a group, "
+                                                     "which must not be below 0"})
     sync_ref_model: bool = flag(False, "move the reference policy of --beta towards the policy, "
                                        "every --ref_model_sync_steps rollout batches",
                                 needs={"beta": "without it there is no reference policy"})
@@ -36,7 +42,6 @@ class Flags:
 class ReferenceKL(Feature):
     flags = Flags
     gives = ("kl", "beta")
-    adds_gradient = True
 
     @classmethod
     def on(cls, settings):
@@ -44,9 +49,16 @@ class ReferenceKL(Feature):
 
     @classmethod
     def check(cls, settings):
+        reads = ADVANTAGES[settings.advantage].reads
+        named = f"--advantage {settings.advantage}"
+        name = "use_kl_in_reward"
         if kl_in_rewards(settings) and settings.kl_estimator != "k3":
-            refuse(settings, "kl_estimator", f"has no effect on --advantage {settings.advantage}, "
-                   "which subtracts k1 from the rewards")
+            by = f"--{name}" if settings.use_kl_in_reward else named
+            refuse(settings, "kl_estimator", f"has no effect: {by} subtracts k1 from the rewards")
+        if settings.use_kl_in_reward and "kl" in reads:
+            refuse(settings, name, f"has no effect: {named} subtracts the KL in any case")
+        if settings.use_kl_in_reward and not {"rewards", "token_rewards"} & {*reads}:
+            refuse(settings, name, f"has no effect: {named} does not read the total reward")
 
     @classmethod
     def notes(cls, settings):
@@ -58,6 +70,8 @@ class ReferenceKL(Feature):
 
     @classmethod
     def trl(cls, settings):
+        if kl_in_rewards(settings):
+            return "KL in the reward"
         corrected = settings.kl_estimator == "k3_is"
         sequence = OBJECTIVES[settings.objective].ratio == "sequence"
         if settings.kl_estimator not in ("k3", "k3_is") or sequence and corrected:
@@ -90,6 +104,7 @@ class ReferenceKL(Feature):
     def __init__(self, run):
         self.run = run
         self.settings = run.settings
+        self.adds_gradient = not kl_in_rewards(run.settings)
         self.reference = run.frozen()
 
     def before_updates(self, learner, batch, old):
@@ -137,5 +152,5 @@ class ReferenceKL(Feature):
 
 
 def kl_in_rewards(settings):
-    """Whether the KL is subtracted from the rewards, as in REINFORCE++, not added to the loss."""
-    return "kl" in ADVANTAGES[settings.advantage].reads
+    """Whether the KL is subtracted from the rewards, not added to the loss."""
+    return settings.use_kl_in_reward or "kl" in ADVANTAGES[settings.advantage].reads

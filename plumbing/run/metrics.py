@@ -249,7 +249,7 @@ class Recorder:
                               learner.features.hooks["metrics"])
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
-        changed = learner.features.hooks["advantages"]       # by more than rewards
+        changed = learner.features.hooks["advantages"] or "kl" in batch.more     # not rewards alone
         equal = no_signal(args, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
@@ -337,8 +337,9 @@ def noise_note(args, noise):
 def no_signal(args, record, advantages, changed=False):
     """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
     the advantages are computed from are equal. changed: features add something else to them."""
-    reads = "rewards" in ADVANTAGES[args.advantage].reads and not changed
-    return bool((advantages == 0).all()) or reads and record["reward_std"] == 0
+    reads = {"rewards", "token_rewards"} & {*ADVANTAGES[args.advantage].reads}
+    equal = record["reward_std"] == 0 and bool(reads) and not changed
+    return equal or bool((advantages == 0).all())
 
 
 def equal_note(first, record):

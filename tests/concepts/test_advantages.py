@@ -261,12 +261,12 @@ def table_inputs():
     parts = torch.rand(B, 2)
     return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3,
                 scale="group", mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T),
-                beta=0.1, values=torch.rand(B, T), teacher_logp=-torch.rand(B, T),
+                beta=0.1, values=torch.rand(B, T), lam=0.9, teacher_logp=-torch.rand(B, T),
                 blamed=torch.rand(B, T) > 0.5)
 
 
 def test_the_inputs_of_this_test_are_those_of_the_table():
-    assert table_inputs().keys() == INPUTS.keys()
+    assert table_inputs().keys() | {"token_rewards"} == INPUTS.keys()     # made of rewards and mask
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -274,17 +274,44 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     """An input that a row does not read cannot change it; one that it reads does."""
     row, inputs = ADVANTAGES[name], table_inputs()
     mask = inputs["mask"]
+    reads = {*row.reads} | ({"rewards", "mask"} if "token_rewards" in row.reads else set())
+    if "kl" not in reads:                                    # see the test below
+        del inputs["kl"], inputs["beta"]
     want = estimate_advantages(name, **inputs)
     assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape)
     assert want.ne(0).any()
-    changed = {key: inputs[key] * 0.5 for key in ("old_logp", "kl", "values", "teacher_logp")}
+    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta"} & inputs.keys()
+    changed = {key: inputs[key] * 0.5 for key in halved}
     changed |= {key: inputs[key].square() for key in ("rewards", "parts")}
-    changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none", beta=0.2,
+    changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none",
                     blamed=~inputs["blamed"], mask=mask & (torch.arange(8) != 1))
     assert changed.keys() == inputs.keys()
     for key, value in changed.items():
         same = torch.equal(estimate_advantages(name, **inputs | {key: value}), want)
-        assert same == (key not in row.reads), key
+        assert same == (key not in reads), key
+
+
+@pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items()
+                                  if "kl" not in row.reads and row.reads[0] != "teacher_logp"])
+def test_a_kl_that_a_row_does_not_read_is_subtracted_from_its_rewards(name):
+    inputs, row = table_inputs(), ADVANTAGES[name]
+    kl, beta, mask = inputs["kl"], inputs["beta"], inputs["mask"]
+    found = estimate_advantages(name, **inputs)
+    del inputs["kl"], inputs["beta"]
+    sums = [beta * sum(kl[i, t].item() for t in mask[i].nonzero().flatten()) for i in range(6)]
+    if "token_rewards" in row.reads:                         # GAE takes rewards of every token
+        per_token = [[-beta * kl[i, t].item() * mask[i, t].item() for t in range(8)]
+                     for i in range(6)]
+        for i, reward in enumerate(inputs["rewards"].tolist()):
+            for t in mask[i].nonzero().flatten().tolist()[-1:]:
+                per_token[i][t] += reward
+        want, _ = gae(torch.tensor(per_token), inputs["values"], mask, lam=inputs["lam"])
+    else:
+        inputs["rewards"] = inputs["rewards"] - torch.tensor(sums)
+        want = estimate_advantages(name, **inputs)
+    torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
+    assert "parts" in row.reads or not torch.equal(found, estimate_advantages(
+        name, **table_inputs() | {"beta": 0.0}))
 
 
 # --------------------------------------------------------------------------- critic and penalties

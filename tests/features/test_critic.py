@@ -13,7 +13,7 @@ import train
 from advantages import ADVANTAGES, Advantage, estimate_advantages, gae, whiten
 from features import critic
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences, metrics
+from tiny_run import differences
 from tools import export
 
 

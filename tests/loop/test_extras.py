@@ -92,29 +92,3 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
     assert found[rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
     assert 0 < sum(w == 0 for w in want) < len(want)
     assert level == "geo" or any(0 < w < 0.5 for w in want)
-
-
-# ----------------------------------------------------------------------------------- KL in rewards
-
-def test_reinforce_plus_plus_takes_k1_off_the_reward_and_adds_nothing_to_the_loss(run, spied):
-    estimated, losses = spied(train, "estimate_advantages"), spied(train, "policy_loss")
-    records = run("--algorithm reinforce_plus_plus --beta 0.3 --steps 2 --learning_rate 0.01 "
-                  "--warmup_steps 0")
-    out, _, rewards, _, _, _, _, _, whole, _, _, gap, beta = estimated[1]
-    gap = gap.double()
-    assert gap[whole].abs().max() > 1e-3 and beta == 0.3                   # the policy has moved
-    returns, want = [], torch.zeros(whole.shape, dtype=torch.float64)
-    for i, mask in enumerate(whole):
-        places, running = mask.nonzero().flatten().tolist(), rewards[i].item()
-        for t in reversed(places):
-            running -= 0.3 * gap[i, t].item()
-            want[i, t] = running
-            returns.append(running)
-    mean = sum(returns) / len(returns)
-    std = math.sqrt(sum((x - mean) ** 2 for x in returns) / len(returns))
-    want = torch.where(whole, (want - mean) / std, 0.0)
-    torch.testing.assert_close(out.double(), want, rtol=1e-4, atol=1e-5)
-    values = [result[0].item() for result, *_ in losses]
-    for record, one, other in zip(records, values[::2], values[1::2]):
-        assert record["loss"] == pytest.approx((one + other) / 2, rel=1e-5)
-        assert record["kl"] is not None

@@ -95,6 +95,17 @@ REFUSED = {
     "--advantage token_credit": "gspo … gspo_token",
     "--advantage gae": "gspo … gspo_token",
     "--kl_estimator k2": "--kl_estimator k2 needs --beta",
+    "--use_kl_in_reward": "--use_kl_in_reward True needs --beta",
+    "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
+        "--kl_estimator k2 has no effect: --use_kl_in_reward subtracts k1 from the rewards",
+    "--beta 0.1 --algorithm reinforce_plus_plus --kl_estimator k2":
+        "--kl_estimator k2 has no effect: --advantage reinforce_plus_plus subtracts k1",
+    "--beta 0.1 --algorithm reinforce_plus_plus --use_kl_in_reward":
+        "--use_kl_in_reward True has no effect: --advantage reinforce_plus_plus subtracts the KL",
+    "--beta 0.1 --advantage gdpo --use_kl_in_reward":
+        "--use_kl_in_reward True has no effect: --advantage gdpo does not read the total reward",
+    "--beta 0.1 --algorithm maxrl --use_kl_in_reward":
+        "--use_kl_in_reward True cannot be combined with --scale_rewards mean",
     "--lam 0.9": "--lam 0.9 needs a critic: --algorithm ppo",
     "--algorithm reinforce_plus_plus --critic_warmup 1": "--critic_warmup 1 needs a critic",
     "--algorithm ppo --critic_warmup 2 --steps 2": "--critic_warmup 2 leaves none of the --steps 2",

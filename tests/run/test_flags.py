@@ -120,6 +120,8 @@ EFFECTS = {
     "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
     "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
                                     lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
+    "use_kl_in_reward": (f"{ONE} --beta 0.1", None, "true",
+                         lambda seen: "kl_loss" in seen.metrics[-1]),
     "lam": (f"{ONE} --algorithm ppo", None, "0.5", "grad_norm"),
     "critic_warmup": (f"{ONE} --algorithm ppo --steps 2", None, "1", "grad_norm"),
     "top_p": (ONE, None, "0.5", "entropy"), "top_k": (ONE, None, "2", "entropy"),

@@ -6,6 +6,7 @@ empty modules while core_algos.py and rollout_corr_helper.py load; the functions
 none.
 """
 
+import ast
 import asyncio
 import importlib.abc
 import importlib.machinery
@@ -23,7 +24,8 @@ import torch
 import yaml
 
 import train
-from advantages import gae, group_advantages, leave_one_out, reinforce_plus_plus, whiten
+from advantages import (at_last_token, estimate_advantages, gae, group_advantages, leave_one_out,
+                        reinforce_plus_plus, token_rewards, whiten)
 from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
 from plumbing.loop.batches import keep_signal
 from features.mismatch import mismatch_correction
@@ -461,3 +463,51 @@ def test_gae_is_verls_which_whitens_the_advantages(verl, lam):
     torch.testing.assert_close(returns[mask], targets[mask])
     unbiased = (1 - 1 / mask.sum()).sqrt()
     torch.testing.assert_close(whiten(advantages, mask)[mask] * unbiased, theirs[mask])
+
+
+@pytest.fixture
+def apply_kl_penalty(verl):
+    """verl's own function, without the imports of its file."""
+    tree = ast.parse(source("trainer/ppo/ray_trainer.py"))
+    node, = (n for n in tree.body if getattr(n, "name", "") == "apply_kl_penalty")
+    mean = lambda x, mask, axis: (x * mask).sum(axis) / mask.sum(axis)
+    names = dict(DataProto=object, core_algos=verl.core, masked_mean=mean, torch=torch)
+    exec(compile(ast.Module([node], []), "ray_trainer.py", "exec"), names)
+    return names["apply_kl_penalty"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", [*ADVANTAGE, "gae"])
+def test_the_kl_in_the_reward_is_verls(verl, printed, apply_kl_penalty, advantage):
+    G, mask = 4, make_batch()[-1]
+    rng = torch.Generator().manual_seed(1)
+    rewards = torch.randn(B, generator=rng).double()
+    logp, ref_logp, values = torch.randn(3, B, T, generator=rng).double()           # [B, T] each
+    flag = "" if advantage == "reinforce_plus_plus" else "--use_kl_in_reward"
+    name = "group" if advantage == "gae" else advantage      # verl's critic is another, not its KL
+    _, _, given = printed(f"--algorithm grpo --advantage {name} --beta 0.3 {flag}")
+    assert given["algorithm.use_kl_in_reward"] and f"{ACTOR}use_kl_loss" not in given
+    data = SimpleNamespace(batch=type("Batch", (dict,), {"batch_size": [B]})(
+        response_mask=mask.double(), old_log_probs=logp, ref_log_prob=ref_logp,
+        token_level_scores=at_last_token(rewards, mask)))
+    beta = given["algorithm.kl_ctrl.kl_coef"]
+    data, metrics = apply_kl_penalty(data, verl.core.FixedKLController(beta),
+                                     given["algorithm.kl_penalty"])
+    kl = kl_penalty(logp, ref_logp, mask, "k1")                                     # [B, T]
+    theirs = data.batch["token_level_rewards"]                                      # [B, T]
+    torch.testing.assert_close(token_rewards(rewards, mask, kl, beta)[mask], theirs[mask])
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(
+        ((kl.sum(-1) / mask.sum(-1)).mean()).item())
+    found = estimate_advantages(advantage, rewards, G, "group", mask=mask, old_logp=logp, kl=kl,
+                                beta=beta, values=values)
+    found = found if found.dim() == 2 else found[:, None] * mask                    # [B, T]
+    if advantage == "gae":
+        want, _ = verl.core.compute_gae_advantage_return(theirs, values, mask.double(), 1.0, 0.95)
+        found = whiten(found, mask)
+    else:
+        want, *_ = verl.core.get_adv_estimator_fn(given["algorithm.adv_estimator"])(
+            token_level_rewards=theirs, response_mask=mask.double(),
+            index=[i // G for i in range(B)], config=SimpleNamespace(gamma=1.0))
+    unbiased = {"group": (1 - 1 / G) ** 0.5, "leave_one_out": 1.0}.get(
+        advantage, (1 - 1 / mask.sum()).sqrt())              # population std over unbiased std
+    torch.testing.assert_close(found[mask] * unbiased, want[mask], rtol=1e-5, atol=1e-5)
