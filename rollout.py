@@ -19,7 +19,7 @@ Next: train.py, the loop that joins sampling, advantages and loss.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -47,6 +47,7 @@ class Rollout:
     texts: list                  # B strings, each cut before its stop string
     group_size: int
     kept: torch.Tensor | None = None     # [B, T, K] tokens left by top-p and top-k to draw from
+    attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
@@ -81,7 +82,8 @@ class Rollout:
 
     def cut(self, prompts, rows, group_size):
         """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
-        Rollout."""
+        Rollout. What is attached has methods cut(rollout, prompts, rows), and join(others, P, T)
+        where rollouts are joined (plumbing/speed/rollouts.py: concat)."""
         texts = [self.texts[i] for i in rows.tolist()]
         device = self.mask.device
         prompts, rows = (x.to(device, non_blocking=True) for x in (prompts, rows))
@@ -90,7 +92,9 @@ class Rollout:
                    for name in ("response_ids", "mask", "sampler_logp", "truncated")}
         if self.kept is not None:
             of_rows["kept"] = self.kept[rows]                                       # [b, T, K]
-        return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size)
+        attached = {name: x.cut(self, prompts, rows) for name, x in self.attached.items()}
+        return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size,
+                       attached=attached)
 
 
 def rows_of(index, group_size):

@@ -62,9 +62,9 @@ from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, dry_run, folder as run, memory, screen
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
-from plumbing.speed.rollouts import cut_routes, join_scores
+from plumbing.speed.rollouts import join_scores
 from rollout import Rollout, Scores, rows_of
-from routes import Pass, Routes, routers_of
+from routes import Pass, replay_routes, routers_of
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -72,7 +72,6 @@ from routes import Pass, Routes, routers_of
 def train(settings, learner, task, recorder, saver):
     """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
     G = settings.num_generations
-    extras = learner.extras
     features = learner.features
     step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
@@ -85,11 +84,9 @@ def train(settings, learner, task, recorder, saver):
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if settings.old_logp == "recompute":
-            old = learner.score(rollout, replay=True, **features.old)
+            old = learner.score(rollout, **features.old)
         batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
                       step=step)
-        if extras:
-            extras.before_updates(learner, batch, old)
         for before_updates in features.hooks["before_updates"]:
             before_updates(learner, batch, old)
         recorder.lap("seconds_logp")
@@ -112,7 +109,7 @@ def train(settings, learner, task, recorder, saver):
         recorder.lap("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy
-        new = learner.score(mini.rollout, entropy=True, replay=True, passes=mini.passes)
+        new = learner.score(mini.rollout, entropy=True)
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
         held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
         recorder.log(step, batch, mini, new, updates, held)
@@ -185,11 +182,11 @@ def update(settings, learner, mini):
     features = learner.features
     live = mini if settings.plain else batches.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
-    passes = []                                  # the statistics of each micro-batch
+    done = []                                    # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
-        with learner.forced_routes(part.rollout, part.passes) as options:
-            options |= features.new | (extras.options if extras else {})
+        options = features.new | (extras.options if extras else {})
+        with forced(learner.policy, part.rollout):
             new = learner.response_logp(part.rollout, temperature=settings.temperature, **options)
             more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
             loss, stats = policy_loss(
@@ -202,12 +199,19 @@ def update(settings, learner, mini):
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
         terms = {name: term.detach() for name, term in terms.items()}
-        passes.append(stats | terms | {"loss": loss.detach()})
-    stats = combine_stats([part for process in learner.gather(passes) for part in process])
+        done.append(stats | terms | {"loss": loss.detach()})
+    stats = combine_stats([part for process in learner.gather(done) for part in process])
     stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
     for before_step in features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(settings, learner, stats)
+
+
+def forced(policy, rollout):
+    """`with forced(policy, rollout):` the routers take the experts that the rollout carries
+    (features/routing_replay.py); if it carries none, they choose by themselves."""
+    routes = rollout.attached.get("routes")
+    return replay_routes(policy, routes.of_forwards(policy, rollout)) if routes else nullcontext()
 
 
 def optimizer_step(settings, learner, stats):
@@ -262,10 +266,6 @@ class Batch:
     factors: torch.Tensor | None = None      # [B, T] constants on the clipped surrogate, see weigh
     more: dict = field(default_factory=dict)     # what features add, by name
 
-    # what rarely used flags add
-    passes: Routes | None = None             # routes to force (--routing_replay)
-    free_routes: Pass | None = None          # the routers' own choices, where old_logp has forced
-
     def groups(self, index):
         """The groups of the prompts in `index` [q], in that order: a mini-batch."""
         problems = [self.problems[i] for i in index.tolist()]
@@ -295,13 +295,11 @@ class Batch:
         rows = rows.to(self.old_logp.device, non_blocking=True)
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        routes = {name: Pass(*(x[:, rows] for x in getattr(self, name)))       # [L, rows, T, ·]
-                  for name in ("routes", "free_routes") if getattr(self, name)}
-        passes = self.passes and cut_routes(self.passes, rows, self.rollout)
+        routes = self.routes and Pass(*(x[:, rows] for x in self.routes))      # [L, rows, T, ·]
         more = {name: x[rows] if isinstance(x, torch.Tensor) else
                 x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
-        return replace(self, rollout=rollout, problems=problems, passes=passes, more=more,
-                       **tensors, **routes)
+        return replace(self, rollout=rollout, problems=problems, routes=routes, more=more,
+                       **tensors)
 
     group_size = property(lambda self: self.rollout.group_size)
 
@@ -336,28 +334,23 @@ class Learner:
     world: int = 1               # how many processes share the work
 
     @torch.no_grad()
-    def score(self, rollout, entropy=False, replay=False, passes=None, scorer=None):
+    def score(self, rollout, entropy=False, scorer=None):
         """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
-        another than the policy's. replay: with the routes of --routing_replay, which are `passes`
-        or, without them, the sampler's; `free` then holds the Scores without replay."""
+        another than the policy's."""
         # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
         alike = self.settings.micro_batch_size or self.half
-        record = self.has_routes and (scorer is None or bool(routers_of(scorer.policy)))
+        policy = scorer.policy if scorer else self.policy
+        record = self.has_routes and (scorer is None or bool(routers_of(policy)))
         chunks = []
         for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
             part = rollout.rows(start, stop)
-            forced = passes and cut_routes(passes, torch.arange(start, stop), rollout)
-            routing = self.forced_routes(part, forced, scorer) if replay else nullcontext({})
-            with routing as options:
+            with forced(policy, part):
                 scores = (scorer or self.response_logp)(
                     part, temperature=self.settings.temperature, entropy=entropy,
-                    record=record, **options)
+                    record=record)
             chunks.append(replace(scores, hidden=None))
         chunks = [scores for process in self.gather(chunks) for scores in process]
-        scores = chunks[0] if len(chunks) == 1 else join_scores(chunks)
-        if replay and self.extras and self.extras.compares_routes(self, passes, scorer):
-            scores.free = self.score(rollout)
-        return scores
+        return chunks[0] if len(chunks) == 1 else join_scores(chunks)
 
     def micro_batches(self, rollout, size=None):
         """(start, stop) of the rows of each forward pass in this process's share of a rollout.
@@ -379,13 +372,6 @@ class Learner:
             size -= G
         return size
 
-    def forced_routes(self, rollout, passes=None, scorer=None):
-        """A context in which routers are forced to the routes of --routing_replay; it gives the
-        keyword arguments that response_logp then needs, {} without replay."""
-        if not self.extras:
-            return nullcontext({})
-        return self.extras.forcing(rollout, passes, scorer)
-
     def gather(self, part):
         """The parts of all processes, in their order."""
         return processes.gather(part) if self.world > 1 else [part]
@@ -400,9 +386,7 @@ def make_learner(settings, task, policy, tokenizer, device):
     judge = task.judge
     if processes.world() > 1:
         judge = processes.divided(judge)
-    sampler = make_sampler(settings, actor, tokenizer, task)
-    for own in features.hooks["sampler"]:
-        sampler = own(sampler)
+    sampler = make_sampler(settings, actor, tokenizer, task, features.hooks["sampler"])
     stream = PromptStream(task.sizes, settings.seed)
     for own in features.hooks["stream"]:
         stream = own(stream)

@@ -18,6 +18,7 @@ import copy
 import json
 import math
 import sys
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import linear_regression
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train                                                                         # noqa: E402
 from advantages import group_advantages                                              # noqa: E402
+from features.routing_replay import RecordedRoutes, attach, unforced                 # noqa: E402
 from intervals import mean                                                           # noqa: E402
 from moe import TinyMoE                                                              # noqa: E402
 from plumbing.data import running_sum, tasks                                         # noqa: E402
@@ -36,7 +38,7 @@ from plumbing.model.policy import load_policy                                   
 from plumbing.run.arguments import parse                                             # noqa: E402
 from plumbing.speed.fast import response_logp, sample                                # noqa: E402
 from ratios import cross_entropy, perplexity, sequence_ratio                         # noqa: E402
-from routes import flip_rate, replay_routes                                          # noqa: E402
+from routes import flip_rate                                                         # noqa: E402
 
 CPU = torch.device("cpu")
 S_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4))
@@ -79,8 +81,10 @@ class Lab:
         rollout, problems, parts, _ = train.collect(self.args, self.learner, self.task, step)
         old = self.score(rollout, routes)
         advantages = group_advantages(parts[:, 0], self.args.num_generations)          # [B]
+        if routes:
+            rollout = attach(rollout, RecordedRoutes(old.passes))
         return train.Batch(rollout, problems, parts, old.logp, step=step, advantages=advantages,
-                           routes=old.routes, passes=getattr(old, "passes", None))
+                           routes=old.routes)
 
     def minibatches(self, step, batch):
         return train.mini_batches(self.args, self.task, batch, step)
@@ -239,16 +243,15 @@ def flips(seed, quick=False):
         mini = minis[-1]
         mask = mini.rollout.mask                                                     # [B, T]
         for k, one in enumerate(minis, 1):
-            lab.update(one)
+            lab.update(replace(one, rollout=unforced(one.rollout)))
             if k in changed:
-                new = lab.score(mini.rollout, routes=True)
+                new = lab.score(unforced(mini.rollout), routes=True)
                 changed[k].append(flip_rate(mini.routes.indices, new.routes.indices, mask)
                                   .mean().item())
-        with torch.no_grad(), replay_routes(lab.policy, mini.passes):
-            forced = response_logp(lab.policy, mini.rollout, lab.args.temperature, entropy=False,
-                                   replayed=True)
+        with torch.no_grad(), train.forced(lab.policy, mini.rollout):
+            replay = response_logp(lab.policy, mini.rollout, lab.args.temperature, entropy=False)
         native += (new.logp - mini.old_logp)[mask].var(unbiased=False).item()
-        replayed += (forced.logp - mini.old_logp)[mask].var(unbiased=False).item()
+        replayed += (replay.logp - mini.old_logp)[mask].var(unbiased=False).item()
     return dict(share=1 - replayed / native, first=mean(changed[1]), flips=mean(changed[4]))
 
 

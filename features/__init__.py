@@ -12,10 +12,11 @@ from features.likelihood import Likelihood
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 from features.rounding import Rounding
+from features.routing_replay import RoutingReplay
 from features.srpo import SRPO
 from features.token_credit import TokenCredit
 from features.trackers import Trackers
 
 # The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (Rounding, SRPO, Lengths, TokenCredit, Distillation, AdvantageClip, ReferenceKL,
-            Mismatch, Entropy, Critic, Likelihood, Trackers)
+FEATURES = (RoutingReplay, Rounding, SRPO, Lengths, TokenCredit, Distillation, AdvantageClip,
+            ReferenceKL, Mismatch, Entropy, Critic, Likelihood, Trackers)

@@ -8,14 +8,14 @@
 
 With --advantage distillation that is all (advantages.distillation: GKD 2306.13649);
 --distillation_coef adds it to another advantage. The teacher's forwards run like those of --beta's
-reference: in the same micro-batches and precision, divided over the processes. With
---routing_replay the teacher keeps its own routers' choices: no ratio is formed with it, so there is
-nothing to stabilize, and after a hint its routes mean something else.
+reference: in the same micro-batches and precision, divided over the processes. Its routers choose
+by themselves: no ratio is formed with it, so there is nothing to stabilize, and after a hint routes
+mean something else.
 """
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -119,7 +119,8 @@ class Distillation(Feature):
         """log π_T [B, T] of the responses. Those that it does not teach get log π_old, so their
         advantage is 0."""
         if not self.settings.self_distillation:
-            return learner.score(batch.rollout, scorer=self.teacher).logp           # [B, T]
+            own = replace(batch.rollout, attached={})        # its routers choose by themselves
+            return learner.score(own, scorer=self.teacher).logp                     # [B, T]
         rollout = hinted(self.settings, self.run.task, self.run.tokenizer, batch)
         check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
         logp = learner.score(rollout, scorer=self.teacher).logp                     # [B, T]

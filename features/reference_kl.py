@@ -109,9 +109,7 @@ class ReferenceKL(Feature):
 
     def before_updates(self, learner, batch, old):
         self.move(batch.step)
-        # with π_old's routes, so that equal policies differ by 0
-        ref_logp = learner.score(batch.rollout, replay=True, passes=batch.passes,
-                                 scorer=self.reference).logp                        # [B, T]
+        ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
         batch.more["ref_logp"] = ref_logp
         if kl_in_rewards(self.settings):
             mask = batch.rollout.mask                                               # [B, T]

@@ -216,8 +216,7 @@ def run(settings):
 def lacking(settings):
     """What TRL has in no configuration."""
     return ", no ".join(words for words, on in (
-        ("dynamic sampling", settings.dynamic_sampling),
-        ("routing replay", settings.routing_replay != "none")) if on) or {}
+        ("dynamic sampling", settings.dynamic_sampling),) if on) or {}
 
 
 def only_here(settings):
@@ -246,7 +245,7 @@ SUBJECTS = {
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",
-    lacking: "dynamic_sampling routing_replay",
+    lacking: "dynamic_sampling",
     only_here: "top_p top_k router_aux_loss_coef"}
 
 

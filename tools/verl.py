@@ -47,7 +47,7 @@ def loss_mode(settings):
 
 def megatron(settings):
     """Whether the run needs verl's Megatron worker, which alone has routing replay."""
-    return settings.routing_replay != "none"
+    return getattr(settings, "routing_replay", "none") != "none"
 
 
 def rows_per_pass(settings):
@@ -166,21 +166,9 @@ def correction(settings):
 def old_logp(settings):
     if settings.old_logp == "recompute":
         return {}
-    if settings.routing_replay == "old":
-        return "routes of log-probs that are not computed (replay old)"
     return {f"{CORRECTION}.bypass_mode": True}, (
         "bypass_mode: verl.trainer.main_ppo_v0 would replace loss_mode by PPO's clip; main_ppo "
         "keeps it")
-
-
-def routing_replay(settings):
-    if not megatron(settings):
-        return {}
-    mode = {"old": "R2", "rollout": "R3"}[settings.routing_replay]
-    config = {f"{ACTOR}.megatron.router_replay.mode": mode}
-    if settings.routing_replay == "rollout":
-        config[f"{ROLLOUT}.enable_rollout_routing_replay"] = True
-    return config
 
 
 def dynamic_sampling(settings):
@@ -297,7 +285,6 @@ SUBJECTS = {
     entropy: "entropy_coef entropy_quantile",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
-    routing_replay: "routing_replay",
     dynamic_sampling: "dynamic_sampling",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
     off_policy_mask: "off_policy_mask",

@@ -8,23 +8,22 @@ from pathlib import Path
 import torch
 
 from plumbing.data.reward_functions import load_here
-from plumbing.engines.replay import with_sampled_routes
 from plumbing.engines.vllm import VllmSampler
+from plumbing.engines.wrapper import Wrapper
 from plumbing.model.adapters import adapted_layers, merged
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
 from rollout import Sampler
-from routes import record_routes
 
 
-def make_sampler(args, actor, tokenizer, task):
-    """The sampler of a run, as chosen by --sampler, --plain, --sampler_dtype, --routing_replay
-    rollout and the number of processes."""
+def make_sampler(args, actor, tokenizer, task, of_features=()):
+    """The sampler of a run, as chosen by --sampler, --plain, --sampler_dtype and the number of
+    processes. of_features: the features' `sampler`."""
     sampler = own_sampler(args, actor.policy, tokenizer, task, args.sampler or basic(args))
-    if args.routing_replay == "rollout":
-        sampler = RecordingSampler(sampler, shares_rows=not args.plain)
+    for own in of_features:
+        sampler = own(sampler)
     if args.load_in_4bit:
         sampler = AutocastSampler(sampler, args.half)
     elif args.sampler == "vllm":
@@ -83,20 +82,6 @@ def load_once(name, path, changed):
 
 # --------------------------------------------------------------------------------------- wrappers
 
-class Wrapper:
-    """A sampler around another one."""
-
-    def __init__(self, sampler):
-        self.sampler = sampler
-        self.tokenizer = sampler.tokenizer
-
-    policy = property(lambda self: self.sampler.policy,
-                      lambda self, policy: setattr(self.sampler, "policy", policy))
-
-    def sample(self, *inputs, **options):
-        return self.sampler.sample(*inputs, **options)
-
-
 class RoundedSampler(Wrapper):
     """Samples from a copy of the policy whose weights are rounded to --sampler_dtype."""
 
@@ -127,23 +112,6 @@ class AutocastSampler(Wrapper):
     def sample(self, *inputs, **options):
         with autocast(self.policy.device, self.half):
             return self.sampler.sample(*inputs, **options)
-
-
-class RecordingSampler(Wrapper):
-    """Stores the sampler's routes with the rollout, for --routing_replay rollout (R3). shares_rows:
-    the sampler is a FastSampler, which reports the rows that its responses read."""
-
-    def __init__(self, sampler, shares_rows):
-        super().__init__(sampler)
-        self.shares_rows = shares_rows
-
-    def sample(self, *inputs, **options):
-        reads = [] if self.shares_rows else None
-        if self.shares_rows:
-            options["reads"] = reads
-        with record_routes(self.policy) as recorded:
-            rollout = self.sampler.sample(*inputs, **options)
-        return with_sampled_routes(rollout, recorded, reads)
 
 
 class SharedSampler(Wrapper):

@@ -71,4 +71,4 @@ def keep_signal(rounds, wanted, total, last):
 def all_sampled(rounds):
     """[(rollout, parts [B, K])] of the rounds, which metrics describe; without recorded routes,
     which would take much memory."""
-    return [(FastRollout.of(rollout, sampled=None), parts) for rollout, _, parts in rounds]
+    return [(replace(rollout, attached={}), parts) for rollout, _, parts in rounds]

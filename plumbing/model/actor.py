@@ -2,7 +2,6 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -22,7 +21,6 @@ from routes import record_routes
 @dataclass
 class ActorScores(FastScores):
     values: torch.Tensor | None = None   # [B, T] float32, the critic's estimates
-    free: FastScores | None = None       # where routes were forced: the Scores without replay
 
 
 class Actor(Scorer):
@@ -37,13 +35,11 @@ class Actor(Scorer):
         self.critic = None                                   # hidden [B, T, D] -> values [B, T]
         self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
 
-    def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False,
-                replayed=False):
-        """A rollout -> its ActorScores under the policy. record: also return the routes. replayed:
-        the caller forces routes (routes.replay_routes)."""
+    def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
+        """A rollout -> its ActorScores under the policy. record: also return the routes."""
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
-        way = plain_logp if self.plain else partial(fast.response_logp, replayed=replayed)
+        way = plain_logp if self.plain else fast.response_logp
         with autocast(self.policy.device, self.half) if self.half else nullcontext():
             scores = way(self.policy, rollout, temperature, entropy, entropy_grad, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
@@ -62,7 +58,7 @@ def make_scorer(args, policy, more=False):
     """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor. more:
     whether a feature does."""
     needs = (more, not args.plain, args.half, halves(args), args.gradient_checkpointing,
-             args.routing_replay != "none", processes.world() > 1)
+             processes.world() > 1)
     return Actor(policy, args) if any(needs) else Scorer(policy)
 
 

@@ -18,7 +18,7 @@ from plumbing.model.cold_start import cold_start
 from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
-from routes import has_sigmoid, record_routes, replay_routes, routers_of
+from routes import has_sigmoid, record_routes, routers_of
 
 POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
@@ -251,7 +251,6 @@ def own_logp(model, rollout):
 def check_routers(policy, args):
     """Refuse flags for routers if this policy has no routers or routers of an unsupported kind."""
     asked = [flag for flag, on in (("rspo", args.router_shift),
-                                   ("--routing_replay", args.routing_replay != "none"),
                                    ("--router_aux_loss_coef", args.router_aux_loss_coef)) if on]
     if asked and not routers_of(policy):
         raise ValueError(f"{' and '.join(asked)} need a mixture of experts: this model is dense, "
@@ -259,11 +258,8 @@ def check_routers(policy, args):
     if not routers_of(policy):
         return
     ids = torch.tensor([[0, 1]], device=policy.device)
-    with record_routes(policy) as routes:
+    with record_routes(policy):              # refuses routers of an unknown kind
         policy(input_ids=ids)
-    if asked:
-        with replay_routes(policy, routes):
-            policy(input_ids=ids)
     if "rspo" in asked and has_sigmoid(policy):
         raise ValueError("rspo's router shift compares softmax probabilities, and the routers of "
                          f"{type(policy).__name__} score each expert by a sigmoid; use another "

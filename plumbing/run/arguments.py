@@ -110,13 +110,10 @@ class Core:
         "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
                      "the sampler recorded", section="the sampler and the routers",
         choices=("recompute", "sampler"),
-        without={"routing_replay=old": "it reuses the routes of the recomputation; "
-                                       "--routing_replay rollout reuses the sampler's",
-                 "router_aux_loss_coef": "the experts' loads come from the recomputed routes"})
+        without={"router_aux_loss_coef": "the experts' loads come from the recomputed routes"})
     sampler: str | None = flag(
         None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
-              "your own class (docs/data.md#another-sampler)", unset="the built-in sampler",
-        without={"routing_replay=rollout": "only the built-in sampler records routes"})
+              "your own class (docs/data.md#another-sampler)", unset="the built-in sampler")
     vllm_gpu_memory_utilization: float | None = flag(
         None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
         at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm")
@@ -124,10 +121,6 @@ class Core:
                                      unset="the format of --bf16 or --fp16, else float32",
                                      choices=("float32", "bfloat16", "float16", "float8", "int8",
                                               "int6", "int5", "int4", "int3"))
-    routing_replay: str = flag("none", "MoE: routers reuse the experts that were chosen while the "
-                               "old log-probs were computed (old) or while the responses were "
-                               "sampled (rollout)",
-                               choices=("none", "old", "rollout"))
     router_aux_loss_coef: float = flag(0.0, "MoE: coefficient of the load-balancing loss",
                                        at_least=0)
 

@@ -141,11 +141,6 @@ def policy_metrics(old_logp, new_logp, mask):
             "equivalence_error": (s - old / new).abs().max().item()}   # 0 for an empty row
 
 
-def route_bytes(routes):
-    """The memory of recorded routes, in bytes."""
-    return sum(x.numel() * x.element_size() for p in routes.passes for x in p)
-
-
 def mismatch_kl(old_logp, sampler_logp, mask):
     """KL(sampler || trainer) per token in nats, by the estimator that is never negative:
     e^d - 1 - d, d = log π_old - log π_sampler."""
@@ -159,40 +154,27 @@ def mean_of(x, mask):
     return chosen.mean().item() if len(chosen) else None
 
 
-def own_routes(mini, new):
-    """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
-    each, also where --routing_replay forces other experts; None if it was not recorded."""
-    old = mini.free_routes or mini.routes
-    now = getattr(new, "free", None) or new
-    return None if old is None or now.routes is None else (old, now.routes)
-
-
 def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
     of_features: the features' `metrics`."""
     rollout = batch.rollout
     mask = batch.rollout.mask
-    flips = None
-    route_cost = None
-    own = own_routes(mini, new)
-    if own is not None and mini.rollout.mask.any():
-        flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
-    if batch.passes is not None:
-        route_cost = route_bytes(batch.passes) / max(1, int(mask.sum()))
-    mismatch = None
-    if args.old_logp == "recompute":
-        mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     more = {}
     for metrics in of_features:
         more |= metrics(batch, mini, new)
+    flips = None
+    if mini.routes and new.routes and mini.rollout.mask.any():
+        flips = flip_rate(mini.routes.indices, new.routes.indices, mini.rollout.mask).tolist()
+    mismatch = None
+    if args.old_logp == "recompute":
+        mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
             **use_metrics(updates, args.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": mean_of(new.entropy, mini.rollout.mask),
             "mismatch_kl": mismatch, **more,
-            "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips,
-            "route_bytes_per_token": route_cost}
+            "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips}
 
 
 class Recorder:
@@ -399,12 +381,11 @@ def group_record(step, mini, new, tokenizer, task):
     if task.first_error:
         problem = one.problems[0]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
-    own = own_routes(one, new)
-    if own is not None:
+    if one.routes and new.routes:
         new_logits = new.routes.logits[:, rows]                                     # [L, G, T, E]
         shift = router_shift(one.routes.logits, new_logits, one.routes.indices,
                              one.rollout.mask)                                      # [G, T]
-        more |= dict(old_experts=own[0].indices, new_experts=own[1].indices[:, rows],
+        more |= dict(old_experts=one.routes.indices, new_experts=new.routes.indices[:, rows],
                      router_shift=shift)
     if one.factors is not None:
         more["factors"] = one.factors

@@ -231,14 +231,15 @@ class FastScores(Scores):
 
 
 def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                  max_logits=None, record=False, replayed=False):
+                  max_logits=None, record=False):
     """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
     chunks, which read the LM head's weights less often (None: as the device wants it).
 
-    record: what the routers chose, too; replayed: the caller forces routes, a row per response."""
+    record: what the routers chose, too."""
     max_logits = max_logits or chunk_logits(model.device.type)
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
-    rows = replayed or keeps_rows(model) or rollout.kept is not None     # each has sets of its own
+    # with routes or a set of tokens of its own, every response keeps its row
+    rows = "routes" in rollout.attached or keeps_rows(model) or rollout.kept is not None
     small, where = (rollout, slice(None)) if rows else distinct(rollout)
     width = rollout.mask.shape[1]
     T = rollout.mask.shape[1]

@@ -1,5 +1,5 @@
-"""FastRollout, a rollout with data for speed and routing replay, and functions that join and cut
-rollouts and routes. Values are unchanged; only the shape is.
+"""FastRollout, a rollout with data for speed, and functions that join and cut rollouts and routes.
+Values are unchanged; only the shape is.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -13,10 +13,9 @@ from routes import Pass, Routes
 
 @dataclass
 class FastRollout(Rollout):
-    """A rollout with the additional fields that fast.py and routing replay need."""
+    """A rollout with the additional fields that fast.py needs."""
 
     prefix: int = 0              # number of first tokens that all prompts share
-    sampled: Routes | None = None    # the sampler's routes: prompts, then responses
     tokens: list | None = None   # B numbers of loss tokens, if they were counted
 
     @classmethod
@@ -26,10 +25,7 @@ class FastRollout(Rollout):
 
     def cut(self, prompts, rows, group_size):
         tokens = self.tokens and [self.tokens[i] for i in rows.tolist()]
-        device = self.mask.device
-        index = [x.to(device, non_blocking=True) for x in (prompts, rows)]
-        sampled = self.sampled and route_rows(self.sampled, index)
-        return replace(super().cut(prompts, rows, group_size), tokens=tokens, sampled=sampled)
+        return replace(super().cut(prompts, rows, group_size), tokens=tokens)
 
 
 def counted_places(rollout):
@@ -59,10 +55,10 @@ def concat(rollouts):
     joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
                      right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
                      [t for r in rollouts for t in r.texts], rollouts[0].group_size,
-                     concat_kept(rollouts, T))
+                     concat_kept(rollouts, T), concat_attached(rollouts, P, T))
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
-    return FastRollout.of(joined, prefix=shared(rollouts), sampled=concat_routes(rollouts, P, T))
+    return FastRollout.of(joined, prefix=shared(rollouts))
 
 
 def concat_kept(rollouts, T):
@@ -73,6 +69,13 @@ def concat_kept(rollouts, T):
     K = max(r.kept.shape[2] for r in rollouts)
     return torch.cat([padded(F.pad(r.kept, (0, 0, 0, T - r.kept.shape[1])), K)
                       for r in rollouts])                                           # [B, T, K]
+
+
+def concat_attached(rollouts, P, T):
+    """What features have attached to the rollouts, joined, for prompts and responses that are
+    padded to P and T tokens."""
+    return {name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
+            for name, x in rollouts[0].attached.items()}
 
 
 def shared(rollouts):
@@ -102,18 +105,6 @@ def route_rows(routes, rows):
     return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
 
 
-def cut_routes(routes, rows, rollout):
-    """The routes of some rows [n] of a rollout. A row of a forward over prompts belongs to a whole
-    group or a part of one; the row of a forward over the shared prefix belongs to all."""
-    if routes is None:
-        return None
-    shares = [len(rollout.mask) // p.indices.shape[1] for p in routes.passes]
-    index = [rows[::share] // share for share in shares]
-    if routes.passes[0].indices.shape[2] == prefix_of(rollout):
-        index[0] = slice(1)
-    return route_rows(routes, index)
-
-
 def cat_routes(parts):
     """Join chunks of a batch along B. Narrower ones are padded, indices with -1, logits with 0."""
     def join(tensors, fill):
@@ -136,15 +127,3 @@ def response_routes(routes, rollout):
     share = len(rollout.mask) // passes[0].indices.shape[1]  # responses that read a row
     first = (x[:, :, start:].repeat_interleave(share, 1) for x in passes[0])
     return Pass(*(torch.cat(parts, 2) for parts in zip(first, *passes[1:])))
-
-
-def concat_routes(rollouts, P, T):
-    """Join the routes of rollouts, padded to prompts of P tokens and responses of T tokens."""
-    if rollouts[0].sampled is None:
-        return None
-    passes = [], []
-    for rollout in rollouts:
-        for pair, (indices, logits) in zip(passes, rollout.sampled.passes):
-            left = (P - indices.shape[2], 0) if pair is passes[0] else (0, T - 1 - indices.shape[2])
-            pair.append([F.pad(indices, (0, 0, *left), value=-1), F.pad(logits, (0, 0, *left))])
-    return Routes(Pass(*(torch.cat(x, 1) for x in zip(*pair))) for pair in passes)

@@ -19,10 +19,8 @@ import models
 import rollout as plain
 from losses import policy_loss
 from plumbing.model.actor import checkpoint_activations
-from plumbing.run.metrics import route_bytes
 from plumbing.speed import fast
-from plumbing.speed.rollouts import (FastRollout, cat_routes, cut_routes, response_routes,
-                                     route_rows)
+from plumbing.speed.rollouts import FastRollout, cat_routes, response_routes, route_rows
 from ratios import token_ratio
 from rollout import left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
@@ -242,7 +240,7 @@ def rollout(Q=3, G=2, P=4, T=5, prefix=0):
 def logp_of(model, part, share):
     """response_logp, the fast way (with a row per response, as under replay) or the plain one."""
     way = fast.response_logp if share else plain.response_logp
-    return way(model, part, **dict(replayed=True) if share else {}).logp
+    return way(model, replace(part, attached={"routes": None}) if share else part).logp
 
 
 def scored(model, part, share, *chunks):
@@ -296,26 +294,6 @@ def test_response_routes_are_the_same_from_a_shared_prompt_and_from_whole_rows()
     assert torch.equal(one.indices[:, :, 0], ours.indices[:, :, 0])
 
 
-@pytest.mark.parametrize("width", [2, 4])                   # 4: as wide as the rest of the prompts
-def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
-    model, part = make(), rollout(prefix=width)
-    logp, routes = scored(model, part, True, (0, 4), (4, 6))
-    shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
-    assert shapes == [(2, width), (3, 4), (6, 4)]
-    ours, theirs = (response_routes(r, part) for r in (routes, scored(model, part, False)[1]))
-    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
-    moved(model)
-    rows = torch.tensor([4, 5, 0, 1])
-    mini, old = part.groups(torch.tensor([2, 0])), cut_routes(routes, rows, part)
-    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):    # all, its groups, a part of one
-        cut = cut_routes(old, torch.arange(start, stop), mini)
-        used = replayed(model, cut, mini.rows(start, stop))
-        for forced, want in zip(used.passes, cut.passes, strict=True):
-            assert torch.equal(forced.indices, want.indices)
-        found = response_routes(used, mini.rows(start, stop)).indices
-        assert torch.equal(found[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
-
-
 @pytest.mark.parametrize("family", ["TinyMoE", "Qwen3-MoE", "Mixtral"])
 @both_ways
 def test_under_replay_every_token_ratio_on_unchanged_weights_is_exactly_one(family, share):
@@ -359,7 +337,6 @@ def test_two_forwards_are_replayed_in_order_with_a_cache():
     assert [p.indices.shape[2] for p in routes.passes] == [4, 5]
     with torch.no_grad(), replay_routes(model, routes):
         assert all(torch.equal(a, b) for a, b in zip(before, run()))
-    assert route_bytes(routes) == 3 * 4 * 9 * (K * 8 + E * 4)
 
 
 # --------------------------------------------------------------------------------------- measures

@@ -26,7 +26,8 @@ ON = {                                                       # flags that switch
     "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",
     "AdvantageClip": "--advantage_clip 0.5", "ReferenceKL": "--beta 0.1", "Mismatch": "--mismatch token_truncate",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
-    "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard"}
+    "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
+    "RoutingReplay": "--routing_replay old"}
 NAMES = [feature.__name__ for feature in FEATURES]
 
 

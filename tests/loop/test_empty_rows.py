@@ -83,8 +83,6 @@ def of_rows(scores, rows):
     cut = {name: x[rows] for name, x in vars(scores).items() if isinstance(x, torch.Tensor)}
     if scores.routes is not None:
         cut["routes"] = Pass(*(x[:, rows] for x in scores.routes))
-    if getattr(scores, "free", None):
-        cut["free"] = of_rows(scores.free, rows)
     return replace(scores, **cut)
 
 

@@ -1,5 +1,5 @@
-"""Rollout routing replay on several transformers MoEs.
-python -m pytest tests/engines/test_replay.py
+"""--routing_replay on several transformers MoEs.
+python -m pytest tests/features/test_routing_replay.py
 
 The routes of an independent forward over prompt and response are the reference for what was
 recorded while sampling, and the sampler itself for what the trainer then takes.
@@ -7,44 +7,40 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 
 import math
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from plumbing.engines import replay
+from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes, unforced
+from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines.samplers import sampling_copy
 from plumbing.run import metrics as run_metrics
-from plumbing.engines.samplers import RecordingSampler, sampling_copy
 from plumbing.speed import fast
 from plumbing.speed.rollouts import concat, response_routes
-from plumbing.data.running_sum import builtin_tokenizer
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes, replay_routes
-from test_routes import make
+from test_routes import E, K, make, moved, rollout, scored
+from train import forced
 
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
 SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all begin with
 WAYS = {"plain": (Sampler, plain_logp),
-        "fast": (fast.FastSampler, partial(fast.response_logp, replayed=True))}
+        "fast": (fast.FastSampler, fast.response_logp)}
 
 
-def arguments(way="fast", checkpointing=False):
-    return SimpleNamespace(plain=way == "plain", gradient_checkpointing=checkpointing,
-                           routing_replay="rollout")
-
-
-def sampled(model, way="fast", prompts=SHORT, group_size=4, **options):
+def sampled(model, way="fast", prompts=SHORT, group_size=4, checkpointing=False, **options):
     torch.manual_seed(1)
-    return recording(model, way, 8).sample(prompts, group_size, **options)
+    return recording(model, way, 8, checkpointing).sample(prompts, group_size, **options)
 
 
-def recording(model, way, width):
+def recording(model, way, width, checkpointing=False):
     """A sampler of that way that keeps what the model's routers choose."""
     sampler = WAYS[way][0](model, builtin_tokenizer(), width)
-    return RecordingSampler(sampler, shares_rows=way == "fast")
+    return RecordingSampler(sampler, SimpleNamespace(plain=way == "plain",
+                                                     gradient_checkpointing=checkpointing))
 
 
 @torch.no_grad()
@@ -62,9 +58,8 @@ def own(routes, rollout):
 
 
 @torch.no_grad()
-def replayed(model, rollout, args, way="fast"):
-    forced = replay.forced_routes(args, model, rollout)
-    with replay_routes(model, forced), record_routes(model) as routes:
+def replayed(model, rollout, way="fast"):
+    with forced(model, rollout), record_routes(model) as routes:
         logp = WAYS[way][1](model, rollout).logp                                    # [B, T]
     return logp, own(routes, rollout)
 
@@ -78,9 +73,9 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
     model = make(family)
     for sampler in (sampling_copy(model, "int4"), model):
         rollout = sampled(sampler, way, prompts)
-        logp, forced = replayed(model, rollout, arguments(way), way)
-        assert torch.equal(forced, chosen(sampler, rollout))
-        assert torch.equal(forced, chosen(model, rollout)) == (sampler is model)
+        logp, taken = replayed(model, rollout, way)
+        assert torch.equal(taken, chosen(sampler, rollout))
+        assert torch.equal(taken, chosen(model, rollout)) == (sampler is model)
         error = (logp - plain_logp(model, rollout).logp).abs().max()
         assert error < 1e-4 if sampler is model else error > 1e-3
 
@@ -91,14 +86,14 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
     sampler = sampling_copy(make(), "int4")
     for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
         rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
-        responses = rollout.sampled.passes[1].indices                               # [L, B, T-1, K]
+        responses = rollout.attached["routes"].responses.indices                    # [L, B, T-1, K]
         read = rollout.mask[:, 1:]                           # the token before a loss token
         assert (responses[:, read] >= 0).all()
         assert responses.shape[2] == rollout.mask.shape[1] - 1
-        _, forced = replayed(make(), rollout, arguments())
-        assert torch.equal(forced, chosen(sampler, rollout))
-    plain, quick = (sampled(sampler, way, prompts, group_size=6, temperature=0) for way in WAYS)
-    for a, b in zip(plain.sampled.passes, quick.sampled.passes):
+        assert torch.equal(replayed(make(), rollout)[1], chosen(sampler, rollout))
+    plain, quick = (sampled(sampler, way, prompts, group_size=6, temperature=0).attached["routes"]
+                    for way in WAYS)
+    for a, b in ((plain.prompts, quick.prompts), (plain.responses, quick.responses)):
         taken, routed = b.indices.sort(-1).values, b.indices >= 0
         assert torch.equal(a.indices.sort(-1).values[routed], taken[routed])
 
@@ -110,36 +105,61 @@ def test_routes_are_cut_and_joined_with_their_rollout():
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
     parts += [concat([whole, other]), concat([other, whole]).rows(0, 8)]
     for part in parts:
-        _, forced = replayed(model, part, arguments())
-        assert torch.equal(forced, chosen(sampler, part))
+        assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
     assert joined.prefix > 0
-    assert torch.equal(replayed(model, joined, arguments())[1], chosen(sampler, joined))
+    assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
 
 
 def test_one_response_per_forward_and_one_token_per_response():
     sampler, model = sampling_copy(make(), "int4"), make()
     rollout = sampled(sampler)
     part = rollout.rows(2, 3)                                # prompt and response as one
-    assert torch.equal(replayed(model, part, arguments())[1], chosen(sampler, part))
-    forced = replayed(model, rollout, arguments(checkpointing=True), "plain")[1]
-    assert torch.equal(forced, chosen(sampler, rollout))
+    assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
+    rollout = sampled(sampler, checkpointing=True)
+    assert torch.equal(replayed(model, rollout, "plain")[1], chosen(sampler, rollout))
     torch.manual_seed(0)
     short = recording(sampler, "fast", 1).sample(SHORT, 4)
-    assert torch.equal(replayed(model, short, arguments())[1], chosen(sampler, short))
+    assert torch.equal(replayed(model, short)[1], chosen(sampler, short))
 
 
 def test_gates_come_from_the_trainers_logits():
     """The choice is the sampler's, the gates and their gradient the trainer's."""
     model, sampler = make(), sampling_copy(make(), "int4")
     rollout = sampled(sampler)
-    forced = replay.forced_routes(arguments(), model, rollout)
-    with replay_routes(model, forced), record_routes(model) as routes:
-        plain = fast.response_logp(model, rollout, replayed=True).logp[rollout.mask]
+    with forced(model, rollout), record_routes(model) as routes:
+        plain = fast.response_logp(model, rollout).logp[rollout.mask]
         logits = routes.passes[-1].logits
         plain.sum().backward()
-    assert logits.requires_grad and not torch.allclose(logits, rollout.sampled.passes[1].logits)
+    old = rollout.attached["routes"].responses.logits
+    assert logits.requires_grad and not torch.allclose(logits, old)
     assert all(p.grad is not None for name, p in model.named_parameters() if "gate" in name)
+
+
+@pytest.mark.parametrize("width", [2, 4])                   # 4: as wide as the rest of the prompts
+def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
+    model, part = make(), rollout(prefix=width)
+    routes = scored(model, part, True, (0, 4), (4, 6))[1]
+    shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
+    assert shapes == [(2, width), (3, 4), (6, 4)]
+    ours, theirs = (response_routes(r, part) for r in (routes, scored(model, part, False)[1]))
+    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
+    moved(model)
+    rows = torch.tensor([4, 5, 0, 1])
+    mini = attach(part, RecordedRoutes(routes)).groups(torch.tensor([2, 0]))
+    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):    # all, its groups, a part of one
+        cut = mini.rows(start, stop)
+        with torch.no_grad(), forced(model, cut), record_routes(model) as used:
+            fast.response_logp(model, cut)
+        for taken, want in zip(used.passes, cut.attached["routes"].recorded.passes, strict=True):
+            assert torch.equal(taken.indices, want.indices)
+        found = response_routes(used, cut).indices
+        assert torch.equal(found[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
+
+
+def test_the_memory_of_routes_is_counted():
+    routes = scored(make(), rollout(), False)[1]             # 6 rows of 8 tokens in 3 layers
+    assert route_bytes(routes) == 3 * 6 * 8 * (K * 8 + E * 4)
 
 
 # ------------------------------------------------------------------------------------- the script
@@ -163,27 +183,27 @@ def test_with_one_policy_r3_is_r2_is_no_replay_at_first(run):
 def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, monkeypatch):
     """In the second batch π_old has moved; the reference takes its experts, so that KL of equal
     policies is 0."""
-    forced, seen, record = [], [], run_metrics.batch_record
+    scored, seen, record = [], [], run_metrics.batch_record
 
     @contextmanager
     def noted(model, passes):
         with replay_routes(model, passes):
-            forced.append(model)
+            scored.append(model)
             yield
 
     def recorded(*args):
         seen.append(args[3])
         return record(*args)
-    monkeypatch.setattr("plumbing.loop.extras.replay_routes", noted)
+    monkeypatch.setattr("train.replay_routes", noted)
     monkeypatch.setattr(run_metrics, "batch_record", recorded)
     run(LINE + "--routing_replay old --beta 0.1 --learning_rate 0.05")
-    reference, = {model for model in forced
+    reference, = {model for model in scored
                   if not any(p.requires_grad for p in model.parameters())}
     for batch in seen:
-        with torch.no_grad(), replay_routes(reference, batch.passes):
-            want = fast.response_logp(reference, batch.rollout, replayed=True).logp
+        with torch.no_grad(), forced(reference, batch.rollout):
+            want = fast.response_logp(reference, batch.rollout).logp
         torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.response_logp(reference, seen[1].rollout).logp
+    free = fast.response_logp(reference, unforced(seen[1].rollout)).logp
     assert (free - seen[1].more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 

@@ -1,0 +1,15 @@
+"""Wrapper: a sampler that changes what another one does."""
+
+
+class Wrapper:
+    """A sampler around another one: what the hook `sampler` of a feature returns."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+        self.tokenizer = sampler.tokenizer
+
+    policy = property(lambda self: self.sampler.policy,
+                      lambda self, policy: setattr(self.sampler, "policy", policy))
+
+    def sample(self, *inputs, **options):
+        return self.sampler.sample(*inputs, **options)
