@@ -24,7 +24,7 @@ Where each name of gspo.py is found here, in the order of its sections:
     train                        train() and, for one mini-batch, update()
 
 What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
-enters at the hooks of features/feature.py; what is not there yet, in plumbing/loop/extras.py.
+enters at the hooks of features/feature.py.
 """
 
 import os
@@ -54,17 +54,16 @@ from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
 from plumbing.engines.vllm import close_engine
-from plumbing.loop import batches
-from plumbing.loop.extras import make_extras
 from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, dry_run, folder as run, memory, screen
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
+from plumbing.speed import equal_groups
 from plumbing.speed.rollouts import join_scores
 from rollout import Rollout, Scores, rows_of
-from routes import Pass, replay_routes, routers_of
+from routes import Pass, replay_routes, router_shift, routers_of
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -124,21 +123,16 @@ def train(settings, learner, task, recorder, saver):
 
 def collect(settings, learner, task, step):
     """Prompts, responses and rewards of a rollout batch: (rollout, problems, rewards in parts
-    [B, K], all that was sampled as [(rollout, parts)]). Dynamic sampling (DAPO): up to ten rounds,
-    until enough groups have a signal."""
-    rounds = []
-    for attempt in range(10):
-        numbers = learner.stream.next(settings.prompts_per_step, step)
-        problems = [task.train[number] for number in numbers]
+    [B, K], all that was sampled as [(rollout, parts)])."""
+    def draw(attempt):
+        problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step, step)]
         rollout = sample(settings, learner, task, problems, step, attempt)
-        parts = reward(learner, rollout, problems)                                  # [B, K]
-        if not settings.dynamic_sampling:
-            return rollout, problems, parts, [(rollout, parts)]
-        rounds.append((rollout, problems, parts))
-        enough = batches.keep_signal(rounds, settings.prompts_per_step, task.total,
-                                     last=attempt == 9)
-        if enough:
-            return *enough, batches.all_sampled(rounds)
+        return rollout, problems, reward(learner, rollout, problems)
+    rounds = [draw(0)]
+    chosen = rounds[0]
+    for choose in learner.features.hooks["collect"]:
+        chosen = choose(rounds, draw)
+    return *chosen, [(rollout, parts) for rollout, _, parts in rounds]
 
 
 def sample(settings, learner, task, problems, step, attempt=0):
@@ -178,30 +172,31 @@ def mini_batches(settings, task, batch, step):
 
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
-    extras = learner.extras
     features = learner.features
-    live = mini if settings.plain else batches.with_gradient(learner, mini)
+    shifts = learner.objective.ratio == "log-shifted"        # RSPO, which compares routers
+    live = mini if settings.plain else equal_groups.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     done = []                                    # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
-        options = features.new | (extras.options if extras else {})
+        options = {"record": shifts} | features.new
         with forced(learner.policy, part.rollout):
             new = learner.response_logp(part.rollout, temperature=settings.temperature, **options)
-            more, terms = extras.inside_loss(part, new, live) if extras else ({}, {})
+            shift = router_shift(part.routes.logits, new.routes.logits, part.routes.indices,
+                                 part.rollout.mask) if shifts else None             # [b, T]
             loss, stats = policy_loss(
                 learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
-                mismatch=part.factors, **more)
+                mismatch=part.factors, router_shift=shift)
             terms = {name: term for in_loss in features.hooks["in_loss"]
-                     for name, term in in_loss(part, new, live).items()} | terms
+                     for name, term in in_loss(part, new, live).items()}
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
         terms = {name: term.detach() for name, term in terms.items()}
         done.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats([part for process in learner.gather(done) for part in process])
-    stats = stats if settings.plain else batches.of_whole(stats, mini.rollout.mask)
+    stats = stats if settings.plain else equal_groups.of_whole(stats, mini.rollout.mask)
     for before_step in features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(settings, learner, stats)
@@ -325,7 +320,6 @@ class Learner:
     stream: PromptStream         # which prompts come next
     objective: object = OBJECTIVES["gspo"]   # a row of losses.OBJECTIVES with the run's options
     features: Features = Features()  # what the flags of features/ add
-    extras: object = None        # what other rarely used flags add; None: nothing
     has_routes: bool = False     # record what the routers of the policy choose
     scaler: object = NO_SCALER   # of gradients, for --fp16
     half: object = None          # the format of forwards in 16 bits
@@ -399,7 +393,6 @@ def make_learner(settings, task, policy, tokenizer, device):
         stream=stream,
         objective=settings.row,
         features=features,
-        extras=make_extras(settings, policy),
         has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,
         exact=widest(device), rank=processes.rank(), world=processes.world())

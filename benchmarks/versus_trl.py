@@ -44,7 +44,7 @@ from plumbing.data import running_sum, tasks  # noqa: E402
 from plumbing.data.datafiles import Problem  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 from plumbing.data.task import Task  # noqa: E402
-from plumbing.loop import batches  # noqa: E402
+from plumbing.speed import equal_groups  # noqa: E402
 from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
@@ -110,7 +110,7 @@ class Ours:
     def seconds(self, numbers, step):
         """Seconds of a batch with the problems of these numbers. With a forced length without the
         pass that the metrics need, which TRL does not make."""
-        self.learner.stream = SimpleNamespace(next=lambda *_: numbers, resample=False)
+        self.learner.stream = SimpleNamespace(next=lambda *_: numbers)
         ends = {}
         saver = Mock(step=step - 1)
         saver.mark.return_value = False
@@ -315,7 +315,7 @@ def contributions(ours, rounds):
         "packed rows": [(fast, "MAX_PACKED", 0)],
         "equal responses once": [rows(2), twice],
         "the same, and ended rows dropped": [rows(never), twice],
-        "skipping dead groups": [(batches, "with_gradient", lambda settings, batch: batch)],
+        "skipping dead groups": [(equal_groups, "with_gradient", lambda settings, batch: batch)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
             (learner, "has_routes", False)]}

@@ -6,9 +6,11 @@ To remove one, delete its file, its import and its name in FEATURES. To add one,
 from features.advantage_clip import AdvantageClip
 from features.critic import Critic
 from features.distillation import Distillation
+from features.dynamic_sampling import DynamicSampling
 from features.entropy import Entropy
 from features.lengths import Lengths
 from features.likelihood import Likelihood
+from features.load_balancing import LoadBalancing
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 from features.rounding import Rounding
@@ -18,5 +20,6 @@ from features.token_credit import TokenCredit
 from features.trackers import Trackers
 
 # The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (RoutingReplay, Rounding, SRPO, Lengths, TokenCredit, Distillation, AdvantageClip,
-            ReferenceKL, Mismatch, Entropy, Critic, Likelihood, Trackers)
+FEATURES = (RoutingReplay, Rounding, DynamicSampling, SRPO, Lengths, TokenCredit, Distillation,
+            AdvantageClip, ReferenceKL, Mismatch, Entropy, Critic, Likelihood, LoadBalancing,
+            Trackers)

@@ -12,8 +12,8 @@ looks at another's flag, it takes getattr(settings, name, 0).
 
 from dataclasses import field
 
-HOOKS = ("sampler", "stream", "before_updates", "advantages", "in_loss", "before_step", "metrics",
-         "report", "state_dict", "load_state_dict")
+HOOKS = ("sampler", "stream", "collect", "before_updates", "advantages", "in_loss", "before_step",
+         "metrics", "report", "state_dict", "load_state_dict")
 
 
 class Feature:
@@ -68,6 +68,11 @@ class Feature:
     def stream(self, stream):
         """The order of the prompts, a plumbing.data.stream.PromptStream, in place of this one."""
         return stream
+
+    def collect(self, rounds, draw):
+        """After the first round of sampling: the (rollout, problems, parts [B, K]) that the batch
+        shall have. rounds: the list of those that were sampled, to which further ones are appended;
+        draw(number) samples one more."""
 
     def before_updates(self, learner, batch, old):
         """After the old log-probs: change the batch, or put into batch.more what the updates, the

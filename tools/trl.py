@@ -210,22 +210,16 @@ def run(settings):
             "report_to": settings.report_to or "none",
             "logging_steps": settings.updates_per_batch,
             "use_cpu": True if settings.device == "cpu" else None,
+            "router_aux_loss_coef": 0.0,                     # a feature's, which TRL has not
             "model_init_kwargs": {"dtype": "float32"}} | saving
 
 
-def lacking(settings):
-    """What TRL has in no configuration."""
-    return ", no ".join(words for words, on in (
-        ("dynamic sampling", settings.dynamic_sampling),) if on) or {}
 
 
-def only_here(settings):
-    """What neither TRL nor verl has."""
-    return ", no ".join(words for words, on in (
-        ("log-probs renormalized over the tokens that top-p and top-k keep",
-         settings.top_p < 1 or settings.top_k),
-        ("load-balancing loss over responses alone", settings.router_aux_loss_coef),
-    ) if on) or {"router_aux_loss_coef": 0.0}
+def kept_tokens(settings):
+    if settings.top_p < 1 or settings.top_k:
+        return "log-probs renormalized over the tokens that top-p and top-k keep"
+    return {}
 
 
 # every subject, and the flags that it expresses, or refuses where they act
@@ -245,8 +239,7 @@ SUBJECTS = {
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",
-    lacking: "dynamic_sampling",
-    only_here: "top_p top_k router_aux_loss_coef"}
+    kept_tokens: "top_p top_k"}
 
 
 def text(settings, keys):

@@ -171,15 +171,6 @@ def old_logp(settings):
         "keeps it")
 
 
-def dynamic_sampling(settings):
-    """verl's reward managers call the number that compute_score returns acc; reward is the sum with
-    the overlong penalty, by which DAPO does not choose."""
-    if not settings.dynamic_sampling:
-        return {}
-    return ({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc"},
-            "verl samples until the batch is full; here ten rounds at most",
-            "filter_groups.metric: if your compute_score returns a dict, call its whole reward "
-            "acc, too")
 
 
 def lora(settings):
@@ -267,11 +258,6 @@ def off_policy_mask(settings):
     return "off-policy mask" if settings.off_policy_mask else {}
 
 
-def only_here(settings):
-    found = trl.only_here(settings)
-    return found if isinstance(found, str) else {}
-
-
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
     run: "seed model_name_or_path save_steps eval_steps output_dir",
@@ -285,10 +271,9 @@ SUBJECTS = {
     entropy: "entropy_coef entropy_quantile",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
-    dynamic_sampling: "dynamic_sampling",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
     off_policy_mask: "off_policy_mask",
-    only_here: trl.SUBJECTS[trl.only_here]}
+    trl.kept_tokens: "top_p top_k"}
 
 
 def hydra(value):

@@ -13,9 +13,9 @@ from plumbing.parallel import processes
 from plumbing.speed import fast
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastScores
-from plumbing.speed.rollouts import response_routes
+from plumbing.speed.rollouts import concat, response_routes
 from rollout import Scorer, response_logp
-from routes import record_routes
+from routes import has_sigmoid, record_routes, routers_of
 
 
 @dataclass
@@ -99,9 +99,22 @@ def trained_policy(args, task, device, folder=None):
     else:
         policy, tokenizer = load_policy(args, task, device, folder)
         policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and was frozen
+    if args.router_shift:
+        check_router_shift(args, policy)
     if halves(args):
         halve_matrices(policy, args.half)
     return policy, tokenizer
+
+
+def check_router_shift(args, policy):
+    """Refuse a policy for which RSPO's router shift is not defined."""
+    if not routers_of(policy):
+        raise ValueError(f"--algorithm {args.algorithm} needs a mixture of experts: this model is "
+                         "dense, or its routers are not separate modules")
+    if has_sigmoid(policy):
+        raise ValueError(f"--algorithm {args.algorithm}: the router shift compares softmax "
+                         f"probabilities, and the routers of {type(policy).__name__} score each "
+                         "expert by a sigmoid; use another --algorithm")
 
 
 def adapted_policy(args, task, device):
@@ -142,14 +155,17 @@ class Run:
     def another(self, flag):
         """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
         as load_policy does."""
-        settings = replace(self.settings, algorithm="grpo", routing_replay="none",
-                           router_aux_loss_coef=0.0, load_in_4bit=False)     # of the policy
+        settings = replace(self.settings, load_in_4bit=False)
         try:
             policy, tokenizer = load_policy(settings, self.task, self.device,
                                             getattr(self.settings, flag))
         except ValueError as error:
             raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
         return make_scorer(settings, policy).to(self.device).requires_grad_(False), tokenizer
+
+    def join(self, rollouts):
+        """Rollouts of the same group size as one."""
+        return concat(rollouts)
 
     def most_tokens(self):
         """The largest number of tokens in a row that the policy can read; None: any number."""

@@ -18,7 +18,7 @@ from plumbing.model.cold_start import cold_start
 from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
-from routes import has_sigmoid, record_routes, routers_of
+from routes import record_routes, routers_of
 
 POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
@@ -56,7 +56,7 @@ def load_policy(args, task, device, folder=None):
         check_length(policy.config, args, task)
         check_positions(policy, tokenizer, args, task)
         check_log_probs(policy, tokenizer)
-        check_routers(policy, args)
+        check_routers(policy)
     except ValueError as error:
         raise ValueError(f"--model_name_or_path {name}: {error}") from None
     compute_in(policy, args.half)
@@ -248,20 +248,8 @@ def own_logp(model, rollout):
 
 
 @torch.no_grad()
-def check_routers(policy, args):
-    """Refuse flags for routers if this policy has no routers or routers of an unsupported kind."""
-    asked = [flag for flag, on in (("rspo", args.router_shift),
-                                   ("--router_aux_loss_coef", args.router_aux_loss_coef)) if on]
-    if asked and not routers_of(policy):
-        raise ValueError(f"{' and '.join(asked)} need a mixture of experts: this model is dense, "
-                         "or its routers are not separate modules")
-    if not routers_of(policy):
-        return
-    ids = torch.tensor([[0, 1]], device=policy.device)
-    with record_routes(policy):              # refuses routers of an unknown kind
-        policy(input_ids=ids)
-    if "rspo" in asked and has_sigmoid(policy):
-        raise ValueError("rspo's router shift compares softmax probabilities, and the routers of "
-                         f"{type(policy).__name__} score each expert by a sigmoid; use another "
-                         "--algorithm")
-
+def check_routers(policy):
+    """Refuse a policy with routers of a kind that cannot be recorded."""
+    if routers_of(policy):
+        with record_routes(policy):
+            policy(input_ids=torch.tensor([[0, 1]], device=policy.device))

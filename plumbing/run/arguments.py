@@ -103,14 +103,11 @@ class Core:
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
               "this many nats", unset="off", above=0)
-    dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
-                                  "responses")
 
     old_logp: str = flag(
         "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
                      "the sampler recorded", section="the sampler and the routers",
-        choices=("recompute", "sampler"),
-        without={"router_aux_loss_coef": "the experts' loads come from the recomputed routes"})
+        choices=("recompute", "sampler"))
     sampler: str | None = flag(
         None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
               "your own class (docs/data.md#another-sampler)", unset="the built-in sampler")
@@ -121,8 +118,6 @@ class Core:
                                      unset="the format of --bf16 or --fp16, else float32",
                                      choices=("float32", "bfloat16", "float16", "float8", "int8",
                                               "int6", "int5", "int4", "int3"))
-    router_aux_loss_coef: float = flag(0.0, "MoE: coefficient of the load-balancing loss",
-                                       at_least=0)
 
     model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
                                           "model", unset="a tiny MoE", section="the policy",

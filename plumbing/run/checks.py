@@ -139,8 +139,6 @@ def check_combinations(args):
         ("reward_weights", min(args.reward_weights, default=0) < 0 and args.scale_rewards == "mean"
          and "scale" in reads, "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by "
          "the mean reward of a group: use --scale_rewards group or none"),
-        ("dynamic_sampling", args.dynamic_sampling and G < 2,
-         "samples until every group has different rewards: --num_generations must be at least 2"),
         ("scale_rewards", "scale_rewards" in args.given and "scale" not in reads,
          f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
         ("reward_weights", rescales(args, reads), "multiplies every reward by the same number, and "

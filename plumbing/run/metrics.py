@@ -68,7 +68,7 @@ def rollout_metrics(batch, task):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
     --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
     sampled = batch.sampled
-    G = batch.group_size
+    G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts, G)                                                  # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]

@@ -20,7 +20,8 @@ from tiny_run import TINY, differences
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
-    "Rounding": "--bf16", "SRPO": "--algorithm srpo --stage2_step 1",
+    "Rounding": "--bf16", "DynamicSampling": "--dynamic_sampling",
+    "LoadBalancing": "--router_aux_loss_coef 0.01", "SRPO": "--algorithm srpo --stage2_step 1",
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
     "TokenCredit": "--algorithm grpo --advantage token_credit",
     "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",

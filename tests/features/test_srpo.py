@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from advantages import not_all_correct
+from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
 from plumbing.data.tasks import from_arguments, load_task
-from plumbing.loop import batches
 from plumbing.model import cold_start as cold
 from plumbing.run.arguments import parse
 from tiny_run import TINY, jsonl
@@ -97,22 +96,18 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
                                                                 run, monkeypatch, capsys):
     """With draws counted, DAPO's second round of the first batch would bring in the longer sums
     already."""
-    drawn, batch = [], [0]
-    draw, collect, keep = Stages.next, train.collect, batches.keep_signal
+    drawn = []
+    draw = Stages.next
+    keep = dynamic_sampling.keep_signal
 
-    def noted(self, *args):
-        drawn.append((batch[0], draw(self, *args)))
+    def noted(self, n, step):
+        drawn.append((step, draw(self, n, step)))
         return drawn[-1][1]
 
-    def collected(*args):
-        batch[0] = args[-1]
-        return collect(*args)
-
-    def kept(found, *rest, last):
-        return keep(found, *rest, last=True) if len(found) == rounds else None
+    def kept(found, wanted, total, last, join):
+        return keep(found, wanted, total, True, join) if len(found) == rounds else None
     monkeypatch.setattr(Stages, "next", noted)
-    monkeypatch.setattr(train, "collect", collected)
-    monkeypatch.setattr(batches, "keep_signal", kept)
+    monkeypatch.setattr(dynamic_sampling, "keep_signal", kept)
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
     state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)
     size = state["stream"]["sizes"][0]

@@ -18,7 +18,7 @@ from documents import DOCUMENTS, PROGRAM, ROOT
 CONCEPTS = "ratios advantages losses routes moe rollout".split()     # each imports those before it
 TOP = ["train", "eval"]
 ON_TOP = {*TOP, "experiments", "benchmarks", "tests"}
-ROOMS = {"data", "engines", "loop", "model", "parallel", "run", "speed"}
+ROOMS = {"data", "engines", "model", "parallel", "run", "speed"}
 dotted = lambda file: file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 SOURCES = {dotted(file): text for file, text in PROGRAM.items()
            if "/" in file or dotted(file) in CONCEPTS + TOP}

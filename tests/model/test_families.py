@@ -15,6 +15,7 @@ import models
 import rollout as plain
 from models import gradient, own_logp
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.model.actor import trained_policy
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
 from plumbing.speed import fast
@@ -193,4 +194,4 @@ def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):
     flags = checkpoint("deepseek_v3", tmp_path)
     loaded(f"{flags} --router_aux_loss_coef 0.1")
     with pytest.raises(ValueError, match="routers of DeepseekV3ForCausalLM score each expert"):
-        loaded(f"{flags} --algorithm rspo")
+        trained_policy(parse(f"{flags} --algorithm rspo".split()), None, torch.device("cpu"))

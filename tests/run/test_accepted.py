@@ -12,13 +12,14 @@ import torch
 from advantages import ADVANTAGES, estimate_advantages
 from features.advantage_clip import AdvantageClip
 from features.distillation import added
+from features.dynamic_sampling import keep_signal
 from features.lengths import Lengths
 from features.srpo import SRPO
 from plumbing.data.running_sum import running_sum
 from plumbing.data.stream import PromptStream
-from plumbing.loop.batches import keep_signal
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run.metrics import rollout_metrics
+from plumbing.speed.rollouts import concat
 from rollout import Rollout
 from train import Batch
 
@@ -45,7 +46,7 @@ def first_batch(args, task):
     parts[0] = 1
     problems = task.train[:2]
     if args.dynamic_sampling:
-        keep_signal([(rollout, problems, parts)], 2, task.total, last=True)
+        keep_signal([(rollout, problems, parts)], 2, task.total, True, concat)
     batch = Batch(rollout, problems, parts, zeros, sampled=[(rollout, parts)])
     task.max_completion_length = T
     run = SimpleNamespace(settings=args, task=task)

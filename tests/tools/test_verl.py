@@ -27,7 +27,7 @@ import train
 from advantages import (at_last_token, estimate_advantages, gae, group_advantages, leave_one_out,
                         reinforce_plus_plus, token_rewards, whiten)
 from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
-from plumbing.loop.batches import keep_signal
+from features.dynamic_sampling import keep_signal
 from features.mismatch import mismatch_correction
 from plumbing.run.arguments import ALGORITHMS, parse
 from tools import export
@@ -389,7 +389,7 @@ def test_every_weight_decays_in_verls_optimizer_as_in_ours(verl, printed):
 
 def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(printed):
     """verl's own DAPO reward manager: right responses of unequal length have one acc and two
-    rewards. Here such a group has no signal (batches.keep_signal), so the printed metric has to be
+    rewards. Here such a group has no signal (dynamic_sampling.keep_signal), so the printed metric has to be
     the first."""
     _, _, given = printed(f"--algorithm dapo --max_completion_length {L_MAX}")
     metric = given["algorithm.filter_groups.metric"]
@@ -418,7 +418,7 @@ def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(printed):
     assert [value[metric] for value in values] == [1, 1]
     parts = torch.ones(2, 1)                                 # of the two, before the penalty
     found = [(SimpleNamespace(group_size=2), ["x"], parts)]
-    assert keep_signal(found, 1, lambda parts, G: parts.sum(1), last=False) is None
+    assert keep_signal(found, 1, lambda parts, G: parts.sum(1), False, None) is None
 
 
 # ------------------------------------------------------------------------------- the advantages

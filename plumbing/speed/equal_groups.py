@@ -1,13 +1,11 @@
-"""Optional steps of train.py for a rollout batch: leave out groups that do not change the gradient,
-or sample until enough groups have different rewards."""
+"""Groups of equal rewards, which do not change the gradient, are left out of an update."""
 
 from dataclasses import replace
 
 import torch
 
-from advantages import ADVANTAGES, has_signal
-from plumbing.speed.rollouts import FastRollout, concat
-from rollout import rows_of
+from advantages import ADVANTAGES
+from plumbing.speed.rollouts import FastRollout
 
 
 def with_gradient(learner, batch):
@@ -18,8 +16,7 @@ def with_gradient(learner, batch):
     log-probs, by more than GSPO's clip range."""
     args = learner.settings
     pull = learner.objective.kind.pulls
-    others = learner.features.adds_gradient or args.router_aux_loss_coef
-    others = others or pull and learner.objective.constants[pull]
+    others = learner.features.adds_gradient or pull and learner.objective.constants[pull]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask = batch.rollout.mask
     G = args.num_generations
@@ -45,30 +42,3 @@ def of_whole(stats, mask):
     Other statistics remain those of the computed groups."""
     share = stats["tokens"] / mask.sum().clamp(min=1)
     return stats | {name: stats[name] * share for name in ("clip_low", "clip_high")}
-
-
-def keep_signal(rounds, wanted, total, last):
-    """DAPO's dynamic sampling. rounds: a list of (rollout, problems, parts [B, K]). Returns the
-    first `wanted` groups with different rewards, total(parts, G) [B]; None if there are not enough
-    yet. In the last round the missing groups are filled with groups of equal rewards."""
-    chosen = []
-    for number, (rollout, problems, parts) in enumerate(rounds, 1):
-        G = rollout.group_size
-        signal = has_signal(total(parts, G), G)                                     # [Q]
-        keep = signal.nonzero().squeeze(-1)                                         # [q]
-        if last and number == len(rounds):
-            keep = signal.int().argsort(descending=True, stable=True)               # [Q]
-        if len(keep):
-            rows = rows_of(keep, rollout.group_size)
-            chosen.append((rollout.groups(keep), [problems[i] for i in keep], parts[rows]))
-    if sum(len(problems) for _, problems, _ in chosen) < wanted:
-        return None
-    rows = wanted * rounds[0][0].group_size
-    return (concat([f[0] for f in chosen]).rows(0, rows),
-            [p for f in chosen for p in f[1]][:wanted], torch.cat([f[2] for f in chosen])[:rows])
-
-
-def all_sampled(rounds):
-    """[(rollout, parts [B, K])] of the rounds, which metrics describe; without recorded routes,
-    which would take much memory."""
-    return [(replace(rollout, attached={}), parts) for rollout, _, parts in rounds]

@@ -1,0 +1,81 @@
+"""Dynamic sampling (DAPO 2503.14476 eq. 11): sample further prompts until the rollout batch has
+only groups with different rewards, which are those that have a gradient.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from advantages import has_signal
+from features.feature import Feature, flag, refuse
+
+ROUNDS = 10             # of sampling, at most; then groups of equal rewards fill the batch
+
+
+@dataclass(frozen=True)
+class Flags:
+    dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
+                                         "responses", section="dynamic sampling")
+
+
+class DynamicSampling(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.dynamic_sampling
+
+    @classmethod
+    def check(cls, settings):
+        if settings.dynamic_sampling and settings.num_generations < 2:
+            refuse(settings, "dynamic_sampling", "samples until every group has different rewards: "
+                   "--num_generations must be at least 2")
+
+    @classmethod
+    def trl(cls, settings):
+        return "dynamic sampling"
+
+    @classmethod
+    def verl(cls, settings):
+        """verl's reward managers call the number that compute_score returns acc; reward is the sum
+        with the overlong penalty, by which DAPO does not choose."""
+        return ({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc"},
+                "verl samples until the batch is full; here ten rounds at most",
+                "filter_groups.metric: if your compute_score returns a dict, call its whole reward "
+                "acc, too")
+
+    def __init__(self, run):
+        self.run = run
+
+    def collect(self, rounds, draw):
+        wanted = self.run.settings.prompts_per_step
+        while True:
+            last = len(rounds) == ROUNDS
+            if chosen := keep_signal(rounds, wanted, self.run.task.total, last, self.run.join):
+                break
+            rounds.append(draw(len(rounds)))
+        # metrics describe all of them, without what is attached, which would take much memory
+        rounds[:] = [(replace(rollout, attached={}), *more) for rollout, *more in rounds]
+        return chosen
+
+
+def keep_signal(rounds, wanted, total, last, join):
+    """The first `wanted` groups with different rewards, total(parts, G) [B], of the rounds, a list
+    of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
+    the last round the missing groups are filled with groups of equal rewards. join: a list of
+    rollouts -> one rollout."""
+    chosen = []
+    for number, (rollout, problems, parts) in enumerate(rounds, 1):
+        G = rollout.group_size
+        signal = has_signal(total(parts, G), G)                                     # [Q]
+        keep = signal.nonzero().squeeze(-1)                                         # [q]
+        if last and number == len(rounds):
+            keep = signal.int().argsort(descending=True, stable=True)               # [Q]
+        if len(keep):
+            groups = parts.view(len(problems), G, -1)[keep]                         # [q, G, K]
+            chosen.append((rollout.groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)))
+    if sum(len(problems) for _, problems, _ in chosen) < wanted:
+        return None
+    rollouts, problems, parts = zip(*chosen)
+    rows = wanted * rounds[0][0].group_size
+    return join(rollouts).rows(0, rows), sum(problems, [])[:wanted], torch.cat(parts)[:rows]

@@ -1,0 +1,49 @@
+"""The load-balancing loss of a mixture of experts (Switch Transformer 2101.03961 eq. 4): it keeps
+the router from sending most tokens to a few experts.
+
+routes.py has the formula. The experts' shares are the old policy's, over the loss tokens of the
+whole mini-batch, so that micro-batches do not change it.
+"""
+
+from dataclasses import dataclass
+
+from features.feature import Feature, flag
+from routes import expert_share, has_sigmoid, load_balancing_loss, routers_of
+
+
+@dataclass(frozen=True)
+class Flags:
+    router_aux_loss_coef: float = flag(
+        0.0, "MoE: coefficient of the load-balancing loss", at_least=0, section="load balancing",
+        needs={"old_logp=recompute": "the experts' loads come from the recomputed routes"})
+
+
+class LoadBalancing(Feature):
+    flags = Flags
+    adds_gradient = True
+    new = {"record": True}
+
+    @classmethod
+    def on(cls, settings):
+        return settings.router_aux_loss_coef > 0
+
+    @classmethod
+    def trl(cls, settings):
+        return "load-balancing loss over responses alone"
+
+    verl = trl
+
+    def __init__(self, run):
+        policy = run.actor.policy
+        if not routers_of(policy):
+            raise ValueError("--router_aux_loss_coef needs a mixture of experts: this model is "
+                             "dense, or its routers are not separate modules")
+        self.coef = run.settings.router_aux_loss_coef
+        self.sigmoid = has_sigmoid(policy)
+
+    def in_loss(self, part, new, mini):
+        logits = new.routes.logits                                                  # [L, b, T, E]
+        tokens = mini.rollout.mask                                                  # [B, T]
+        share = expert_share(mini.routes.indices, tokens, logits.shape[-1])         # [L, E]
+        balance = load_balancing_loss(logits, part.rollout.mask, share, tokens.sum(), self.sigmoid)
+        return {"balance_loss": self.coef * balance}

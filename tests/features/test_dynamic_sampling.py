@@ -1,0 +1,41 @@
+"""Dynamic sampling. python -m pytest tests/features/test_dynamic_sampling.py"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from features import dynamic_sampling
+
+
+def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
+    """Ten rounds without a mixed group: the batch is filled with others, the run goes on."""
+    judge(lambda n, right, problem: 1)
+    records = run("--algorithm dapo --steps 2 --overlong_cache 0")       # no length in the reward
+    assert [record["dead_groups"] for record in records] == [1.0, 1.0]
+    assert Path("run/checkpoints/step_2").is_dir()
+
+
+def test_dynamic_sampling_logs_what_was_sampled(run, first):
+    """The pass rate of the groups that were kept alone says nothing about the policy."""
+    rounds = []
+    first(dynamic_sampling, "keep_signal",
+          lambda found, *_: rounds.__setitem__(slice(None), found))
+    record, = run("--algorithm dapo --num_generations 2 --overlong_cache 0.5")
+    rewards = torch.cat([parts[:, 0] for _, _, parts in rounds]).view(-1, 2)          # [groups, 2]
+    lengths = [sum(row) for rollout, _, _ in rounds for row in rollout.mask.tolist()]
+    assert len(rounds) > 1 and len(rewards) == 4 * len(rounds)
+    assert record["pass_rate"] == pytest.approx(rewards.mean().item())
+    assert record["discarded_groups"] == len(rewards) - 4
+    assert record["length"] == pytest.approx(sum(lengths) / len(lengths))
+    assert record["reward_parts"]["correct"] == pytest.approx(rewards.mean().item())
+    assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()))
+    config = json.loads(Path("run/config.json").read_text())
+    limit = config["arguments"]["max_completion_length"]
+    zone = round(0.5 * limit)                                # DAPO eq. 13
+    penalized = [[right - max(0, n - (limit - zone)) / zone
+                  for right, n in zip(row, lengths[2 * i:2 * i + 2])]
+                 for i, row in enumerate(rewards.tolist())]
+    dead = sum(a == b for a, b in penalized) / len(penalized)
+    assert record["dead_groups"] == pytest.approx(dead)
