@@ -33,7 +33,7 @@ def pytest_cmdline_main(config):
 
 @pytest.fixture(scope="session")
 def cold_start(tmp_path_factory):
-    """runs/cold_start with the tiny policy, right about 70 % of the time; made once, in seconds.
+    """The checkpoint of the tiny policy, right about 70 % of the time; made once, in seconds.
     From then on the built-in task of some size is made once too: a quarter of such a run."""
     from plumbing.data import running_sum, tasks
     from plumbing.model import cold_start
@@ -51,7 +51,14 @@ def cold_start(tmp_path_factory):
             here.chdir(home)
             here.setattr(cold_start, "MUST_PASS", 0.0)       # the few held-out sums say little
             train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
-        yield home / "runs" / "cold_start"
+        folder, = (home / "runs/cold_start").iterdir()
+        yield folder
+
+
+def link(cold_start, home):
+    """runs/cold_start in a folder: the cold start is there, others are this folder's own."""
+    (home / "runs/cold_start").mkdir(parents=True)
+    (home / "runs/cold_start" / cold_start.name).symlink_to(cold_start)
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +69,7 @@ def whole(cold_start, tmp_path_factory):
     @functools.cache
     def run(*flags):
         home = tmp_path_factory.mktemp("whole")
-        (home / "runs").mkdir()
-        (home / "runs" / "cold_start").symlink_to(cold_start)
+        link(cold_start, home)
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(home)
             train.main([*TINY, "--steps", "4", *flags, "--output_dir", "run"])
@@ -74,8 +80,7 @@ def whole(cold_start, tmp_path_factory):
 @pytest.fixture
 def workplace(cold_start, tmp_path, monkeypatch):
     """The current folder, empty but for the cold start. Signal handlers are put back afterwards."""
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "cold_start").symlink_to(cold_start)
+    link(cold_start, tmp_path)
     monkeypatch.chdir(tmp_path)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path

@@ -51,7 +51,7 @@ def copied(folder, cold_start, *replacements):
     code = folder / "code"
     shutil.copytree(ROOT, code, ignore=LEFT_OUT)
     (code / "runs").mkdir()
-    (code / "runs/cold_start").symlink_to(cold_start)
+    (code / "runs/cold_start").symlink_to(cold_start.parent)
     losses = code / "losses.py"
     losses.write_text(in_place_of(losses.read_text(), *replacements))
     return code

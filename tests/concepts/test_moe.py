@@ -225,10 +225,9 @@ def test_a_given_state_dict_is_saved_and_the_precision_is_kept(tmp_path):
     assert next(tiny.parameters()).abs().sum() > 0
 
 
-def test_all_tokens_that_end_a_response_survive_load_and_save(run):
+def test_all_tokens_that_end_a_response_survive_load_and_save(run, cold_start):
     """A checkpoint whose comma ends a response, as its end-of-sequence token does."""
-    made, = Path("runs/cold_start").iterdir()
-    folder = shutil.copytree(made, "checkpoint")
+    folder = shutil.copytree(cold_start, "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(",")]
     GenerationConfig(eos_token_id=ends).save_pretrained(folder)

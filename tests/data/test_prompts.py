@@ -81,7 +81,7 @@ def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, s
 def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(rows, cold_start, run,
                                                                              capsys):
     from transformers import AutoTokenizer
-    shutil.copytree(next(cold_start.iterdir()), "m")
+    shutil.copytree(cold_start, "m")
     tokenizer = AutoTokenizer.from_pretrained("m")
     tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}{% endfor %}"
                                "{% if add_generation_prompt %}=<pad>,+{% endif %}")  # <think>

@@ -588,7 +588,7 @@ def conversations(workplace, cold_start):
     """A checkpoint "chat" with a chat template, and talk.jsonl, whose prompts are lists of
     messages, as in TRL's data. Its tokenizer."""
     from transformers import AutoTokenizer
-    shutil.copytree(next(cold_start.iterdir()), "chat")
+    shutil.copytree(cold_start, "chat")
     tokenizer = AutoTokenizer.from_pretrained("chat")
     tokenizer.chat_template = ("{% for m in messages %}{{ m['content'] }}{% endfor %}"
                                "{% if add_generation_prompt %}={% endif %}")

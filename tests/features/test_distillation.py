@@ -173,7 +173,7 @@ def test_a_finished_runs_checkpoint_trains_a_cold_start_towards_itself(teacher, 
 
 
 def test_a_teacher_that_is_the_policy_gives_exactly_nothing(run, cold_start):
-    same = f"--teacher_model_name_or_path {next(cold_start.iterdir())} "
+    same = f"--teacher_model_name_or_path {cold_start} "
     [record] = run(STUDENT + ALONE + same + "--steps_per_generation 1")
     assert record["teacher_kl"] == 0 and record["grad_norm"] == 0
 

@@ -97,7 +97,7 @@ def test_responses_with_a_tool_that_are_all_cut_off_are_a_step_of_zero(run, cold
     Path("mine.py").write_text("def tool(text):\n    return '1'\n")
     jsonl("sums.jsonl", [{"prompt": f"{a}+{b}=", "answer": "2,1."}
                          for a in range(1, 4) for b in range(1, 4)])
-    [record] = run(f"--model_name_or_path {next(cold_start.iterdir())} --dataset_name sums.jsonl "
+    [record] = run(f"--model_name_or_path {cold_start} --dataset_name sums.jsonl "
                    "--verifier exact --tool mine.py:tool --tool_stop , --max_completion_length 4 "
                    "--mask_truncated_completions --save_tokens")
     assert record["truncated"] == 1 and record["empty_minibatches"] == 2

@@ -2,6 +2,7 @@
 python -m pytest tests/features/test_srpo.py"""
 
 import json
+import shutil
 import random
 from itertools import product
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
 def another_start(workplace, monkeypatch):
     """No cold start is there yet; three steps are enough for one."""
     monkeypatch.setattr(cold, "MUST_PASS", 0.0)
-    Path("runs/cold_start").unlink()
+    shutil.rmtree("runs/cold_start")
     return "--cold_start_steps 3 "
 
 

@@ -125,7 +125,7 @@ def test_a_teacher_keeps_its_weights(dense):
 def test_experts_are_refused(dense, cold_start, capsys):
     name = dense.index("dense")
     with pytest.raises(SystemExit) as stop:
-        train.main([*dense[:name], str(next(cold_start.iterdir())), *dense[name + 1:], "--output_dir", "run"])
+        train.main([*dense[:name], str(cold_start), *dense[name + 1:], "--output_dir", "run"])
     err = capsys.readouterr().err
     assert stop.value.code == 2 and "the experts of TinyMoE are not linear layers" in err and err.count("\n") == 1
 

@@ -33,7 +33,7 @@ WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
 @pytest.fixture
 def flags(workplace, cold_start):
     """flags(way): those of a run on a checkpoint, the tiny MoE after its cold start."""
-    model = (f"--model_name_or_path {next(cold_start.iterdir())} --learning_rate 1e-6 "
+    model = (f"--model_name_or_path {cold_start} --learning_rate 1e-6 "
              "--warmup_steps 0 --lr_scheduler_type constant_with_warmup")
 
     def of(way):

@@ -33,7 +33,7 @@ def test_the_built_in_task_answers_and_is_judged(asked):
 
 
 def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, cold_start):
-    shutil.copytree(next(cold_start.iterdir()), "model")
+    shutil.copytree(cold_start, "model")
     rows = [{"prompt": f"{a}+{b}", "answer": "1"} for a in range(1, 10) for b in range(1, 10)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("mine.py").write_text("def reward(response, answer):\n    return answer == 'yes'\n")

@@ -248,7 +248,7 @@ def test_defaults_presets_and_what_has_an_effect_are_accepted():
      "note: --no_chat_template changes nothing: these prompts have no chat template"),
     ("--shard", "note: --shard changes nothing in one process; torchrun starts several")])
 def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
-    model = f"--model_name_or_path {next(cold_start.iterdir())}"
+    model = f"--model_name_or_path {cold_start}"
     for name, policy in (("own", model), ("built-in", "")):
         run(f"{policy} {flag}", folder=name)
         assert capsys.readouterr().out.splitlines().count(note) == 1
@@ -281,7 +281,7 @@ def test_data_files(content, words, refused):
 
 
 def test_a_prompt_that_is_too_long(cold_start, refused):
-    model = next(cold_start.iterdir())
+    model = cold_start
     said = refused("--max_prompt_length 3 --output_dir run --eval_samples 1 --model_name_or_path",
                    model)
     assert "4 tokens" in said and "between 1 and 3" in said
@@ -289,7 +289,7 @@ def test_a_prompt_that_is_too_long(cold_start, refused):
 
 @pytest.fixture
 def model(cold_start, refused):
-    return Path(shutil.copytree(next(cold_start.iterdir()), "model"))
+    return Path(shutil.copytree(cold_start, "model"))
 
 
 def config(model, **changes):

@@ -57,7 +57,7 @@ def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
                                "    return {'right': response == answer, 'any': .25}\n")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 8) for b in (1, 2)]
     Path("a.yaml").write_text(
-        f"model_name_or_path: {next(cold_start.iterdir())}\n"
+        f"model_name_or_path: {cold_start}\n"
         f"dataset_name: {jsonl('rows.jsonl', rows)}\n"
         "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
         "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")

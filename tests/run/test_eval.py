@@ -105,11 +105,16 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
 
 # ------------------------------------------------------------------------------- command lines
 
-def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name_and_judges(capfd):
+def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name(capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "no_such"])
     assert stop.value.code == 2
     assert "no question is called no_such; known: identity" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_claims_judges(capfd):
+    """The verdicts themselves: tests/house/test_evidence.py."""
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "learning", "--judge"])
     assert not stop.value.code and "REFUTED" in capfd.readouterr().out

@@ -84,7 +84,7 @@ class Payload:
 @pytest.fixture
 def model(workplace, cold_start):
     """A copy of a checkpoint, in which code is hidden."""
-    return Path(shutil.copytree(next(cold_start.iterdir()), "model"))
+    return Path(shutil.copytree(cold_start, "model"))
 
 
 def test_code_in_the_optimizer_state_is_refused_and_not_run(run):

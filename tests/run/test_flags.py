@@ -235,8 +235,8 @@ def home(cold_start, tmp_path_factory):
     """A folder with the cold start, a model of the built-in task and data files for it."""
     home = tmp_path_factory.mktemp("flags")
     model = home / "model"
-    shutil.copytree(cold_start, home / "runs/cold_start")
-    shutil.copytree(next(cold_start.iterdir()), model)
+    shutil.copytree(cold_start.parent, home / "runs/cold_start")
+    shutil.copytree(cold_start, model)
 
     def edit(name, **changes):
         content = json.loads((model / name).read_text())

@@ -39,7 +39,7 @@ def test_right_responses_alone_are_said_to_be_too_easy(run, judge, capsys):
 def test_supervised_steps_read_the_prompts_of_the_run(workplace, cold_start):
     """Prompts with their template, the answer and what ends a response in the loss, alone."""
     from recipes import supervised
-    model = next(cold_start.iterdir())
+    model = cold_start
     jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)])
     settings = parse(shlex.split(f"--model_name_or_path {model} --dataset_name rows.jsonl "
                                  "--verifier exact --prompt_template '0+{prompt}' --stop ,"))

@@ -107,8 +107,8 @@ def cover(number):
 def home(cold_start, tmp_path_factory):
     """A folder with the cold start and two checkpoints, one of them dense."""
     home = tmp_path_factory.mktemp("pairs")
-    shutil.copytree(cold_start, home / "runs" / "cold_start")
-    shutil.copytree(next(cold_start.iterdir()), home / "MoE")
+    shutil.copytree(cold_start.parent, home / "runs/cold_start")
+    shutil.copytree(cold_start, home / "MoE")
     models.saved(home / "dense", num_hidden_layers=1, initializer_range=0.3)
     return home
 

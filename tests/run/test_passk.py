@@ -68,7 +68,7 @@ def own(workplace, cold_start):
     jsonl("rows.jsonl", SUMS)
     Path("mine.py").write_text(
         "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
-    return (f"{ONCE} --model_name_or_path {next(cold_start.iterdir())} --dataset_name rows.jsonl "
+    return (f"{ONCE} --model_name_or_path {cold_start} --dataset_name rows.jsonl "
             "--verifier mine.py:reward --prompt_template 1+{prompt} --stop , "
             "--max_completion_length 6 --seed 3")
 

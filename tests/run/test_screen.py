@@ -19,7 +19,7 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys
                                "    return {'some': .5 * (response < '6'), 'any': .25}\n")
     jsonl("rows.jsonl", [{"prompt": f"{a}+{b}=", "answer": str(a + b)}
                          for a in range(1, 8) for b in range(1, 5)])
-    first, _ = run(f"--model_name_or_path {next(cold_start.iterdir())} --dataset_name rows.jsonl "
+    first, _ = run(f"--model_name_or_path {cold_start} --dataset_name rows.jsonl "
                    "--verifier mine.py:reward --max_completion_length 5 --steps 2 --eval_samples 2 "
                    "--eval_prompts 2 --eval_steps 1 --reward_weights 1 2")
     summary = json.loads(Path("run/summary.json").read_text())

@@ -103,7 +103,7 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start, monkeypatch
             assert 0 <= record["flip_rate"] <= 1 and len(record["flip_rate_per_layer"]) == 1
         assert "kl" not in record  # there is no reference without --beta
     assert sum(record["grad_norm"] for record in records) > 0
-    before = load_file(next(cold_start.iterdir()) / "model.safetensors")
+    before = load_file(cold_start / "model.safetensors")
     after = weights("run", 2)
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
@@ -178,7 +178,7 @@ def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run):
 
 def test_scoring_equal_responses_once_gives_the_log_probs_and_routes_of_all(cold_start):
     args, task, cpu = train.parse(TINY), running_sum(), torch.device("cpu")
-    policy, tokenizer = train.trained_policy(args, task, cpu, next(cold_start.iterdir()))
+    policy, tokenizer = train.trained_policy(args, task, cpu, cold_start)
     uniforms = torch.rand(12, 24, generator=torch.Generator().manual_seed(1))
     prompts = [problem.prompt for problem in task.train[:3]]
     part = sample(policy, tokenizer, prompts, 4, 24, uniforms=uniforms)

@@ -110,6 +110,7 @@ def test_the_simulated_memory_follows_the_flags():
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_simulation_of_two_layers_holds_their_state():
     one, two = peaks("true --micro_batch_size 1", "true --micro_batch_size 2")
     assert STATE < one < two < 2 * STATE
