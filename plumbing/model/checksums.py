@@ -74,8 +74,11 @@ def seal(folder):
 
 
 def digest_of(file):
+    digest = hashlib.sha256()
     with open(file, "rb") as data:
-        return hashlib.file_digest(data, "sha256").hexdigest()
+        while part := data.read(2 ** 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def check_sound(folder, flag, need_state=False):
