@@ -5,10 +5,12 @@ summary.json contains the numbers that are printed at the end.
 """
 
 import json
+import shlex
 
 from features import FEATURES
 from losses import OBJECTIVES
 from plumbing.run import checkpoints
+from plumbing.run.arguments import code_in
 from plumbing.run.metrics import collapse
 from plumbing.parallel.processes import rank, world
 
@@ -106,26 +108,53 @@ def summary_of(when, answers):
 
 
 def report(args, folder, task, before, after, seconds):
-    """Print the scores before and after training, two transcripts, and a sentence if the run
-    collapsed; write summary.json."""
+    """Print a transcript, the scores before and after training, where things are, and the next
+    command or, if the run collapsed, what to try: at most eight lines. Write summary.json."""
     if rank():
         return
     summary = {"seconds": seconds, "steps": args.steps}
-    both = {"before": before, "after": after}
     if after:
+        both = {"before": before, "after": after}
         for when, answers in both.items():
             summary |= summary_of(when, answers)
-        for i, problem in enumerate(task.test[:2]):
-            print(f"\nprompt  {problem.prompt.strip()}   (right: {problem.answer})")
-            for when, answers in both.items():
-                right = answers["sampled"]["rewards"][i][0] >= 1
-                text = answers["sampled"]["texts"][i][0]
-                print(f"{when:7} {text!r} {'right' if right else 'wrong'}")
-        print(f"\nbefore: {scores(before)}\nafter:  {scores(after)}")
+        summary["example"] = example(task, both)
+        print("\n".join([*spoken(summary["example"]),
+                         f"before: {scores(before)}", f"after:  {scores(after)}"]))
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/")
+    tokens = f", python eval.py view {folder}" if args.save_tokens else ""
+    print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
+          f"pictures: python eval.py dashboard {folder}{tokens}")
     reason = records and collapse(records[-1], max(record["pass_rate"] for record in records))
-    if reason:
-        print(f"the run collapsed ({reason}): try a lower --learning_rate than "
-              f"{args.learning_rate:g}")
+    print(f"the run collapsed ({reason}): try a lower --learning_rate than {args.learning_rate:g}"
+          if reason else following(args, folder, task))
+
+
+def example(task, both):
+    """The first held-out problem that was answered wrong before and right after training, else the
+    first: {"prompt", "answer", "before", "after", "right": [before, after]}. both: {"before",
+    "after": what held_out returned}."""
+    samples = [both[when]["sampled"] for when in ("before", "after")]
+    right = [[rewards[0] >= 1 for rewards in answers["rewards"]] for answers in samples]
+    changed = [not old and new for old, new in zip(*right)]
+    i = changed.index(True) if True in changed else 0
+    old, new = (answers["texts"][i][0] for answers in samples)
+    problem = task.test[i]
+    return {"prompt": problem.prompt.strip(), "answer": problem.answer, "before": old,
+            "after": new, "right": [row[i] for row in right]}
+
+
+def spoken(one):
+    """An example as three lines, long texts cut."""
+    verdicts = ["right" if right else "wrong" for right in one["right"]]
+    return ["", f"prompt  {one['prompt'][-100:]!r}   (right: {one['answer'][:100]!r})",
+            *(f"{when:7} {one[when][:200]!r} {verdict}"
+              for when, verdict in zip(("before", "after"), verdicts))]
+
+
+def following(args, folder, task):
+    """The line with the next command: ask the checkpoint."""
+    trust = " --trust_run_code" if code_in(args.given) else ""
+    lines = task.test[0].prompt.strip().splitlines()
+    prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
+    return f"next: python eval.py ask {folder}/checkpoints/step_{args.steps} {prompt}{trust}"

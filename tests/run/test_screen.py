@@ -4,12 +4,16 @@ python -m pytest tests/run/test_screen.py"""
 
 import json
 import math
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import eval
+from plumbing.data.datafiles import Problem
 from plumbing.model import cold_start as warm_up
-from plumbing.run import metrics as records_of
+from plumbing.run import metrics as records_of, screen
 from plumbing.run.arguments import parse
 from tiny_run import jsonl
 
@@ -126,3 +130,43 @@ def test_before_the_first_update_any_log_s_is_an_error():
 def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
     note = records_of.noise_note(parse(flags.split()), noise)
     assert (note == "") if words is None else all(word in note for word in words)
+
+
+# ------------------------------------------------------------------------------- the end
+
+def test_a_run_ends_with_eight_lines_whose_commands_run(run, cold_start, capsys):
+    Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n")
+    own = (f"--model_name_or_path {next(cold_start.iterdir())} --dataset_name "
+           + jsonl("rows.jsonl", [{"prompt": f"1+{a}=", "answer": "1"} for a in range(1, 9)])
+           + " --verifier mine.py:reward --max_completion_length 5 --no_chat_template")
+    for line in ("", "--save_tokens false", own):
+        folder = f"run{len(line)}"
+        run(f"{line} --eval_samples 1 --eval_prompts 8", folder=folder)
+        said = capsys.readouterr().out.splitlines()
+        last, = [i for i, text in enumerate(said) if text.startswith("batch 1/1")]
+        end = list(filter(None, said[last + 1:]))
+        assert [text.split()[0] for text in end[:5]] == ["prompt", "before", "after", "before:",
+                                                          "after:"]
+        one = json.loads(Path(folder, "summary.json").read_text())["example"]
+        assert repr(one["prompt"]) in end[0] and repr(one["after"]) in end[2]
+        assert end[2].endswith("right" if one["right"][1] else "wrong")
+        assert len(end) == 8 and f"are in {folder}/" in end[5]
+        shown = end[6].removeprefix("pictures: ").split(", ")
+        assert len(shown) == 1 + (line == "")
+        for command in [*shown, end[7].removeprefix("next: ")]:
+            script, *words = shlex.split(command)[1:]
+            assert script == "eval.py"
+            eval.main(words)
+        assert "temperature 0\n" in capsys.readouterr().out
+
+
+def test_the_example_is_the_first_answer_that_training_put_right():
+    problems = [Problem(str(i), "a") for i in range(3)]
+    both = {when: {"sampled": {"rewards": [[r] for r in rewards], "texts": [[f"{when}{i}"]
+                                                                            for i in range(3)]}}
+            for when, rewards in (("before", (0, 0, 0)), ("after", (0, 1, 1)))}
+    task = SimpleNamespace(test=problems)
+    assert screen.example(task, both) == {"prompt": "1", "answer": "a", "before": "before1",
+                                          "after": "after1", "right": [False, True]}
+    both["after"]["sampled"]["rewards"] = [[0]] * 3
+    assert screen.example(task, both)["prompt"] == "0"
