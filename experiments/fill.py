@@ -56,8 +56,7 @@ def texts():
     for question, answer in found["verdicts"].items():
         names[f"verdict {question}"] = answer["verdict"]
         names[f"runs {question}"] = f"{found['made'][question]:,}"
-        if QUESTIONS[question].decides:
-            names[f"table {question}"] = rules(question, found["numbers"])
+        names[f"table {question}"] = rules(question, found["numbers"])
     names |= {"uses": uses(found), "reuse": reuse(found["numbers"])}
     picture = "![reward of a batch by samples and by steps](figures/reuse.png)"
     names["figure reuse"] = picture * (ROOT / "docs/figures/reuse.png").is_file()
@@ -111,7 +110,7 @@ def rules(name, numbers):
     """The rules of a question that have runs, in the unit of the first that decides; starts where
     they are not those of the head. What arms lose at several doses is a table of its own."""
     question = QUESTIONS[name]
-    unit = question.rules[question.decides[0]].form
+    unit = question.rules[(*question.decides, *question.rules)[0]].form
     shown = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
              if numbers[f"{name}: {rule}"]["mean"] is not None and words.form == unit}
     if not shown:
