@@ -439,6 +439,17 @@ ADDED = Question(
     notes="""The other rows have three starts and one value each that was not tuned: they show that
         a flag learns, not that it helps.""")
 
+SHOWN = Question(
+    claim="The KL to the reference can stand in the loss or in the reward of every token",
+    source="REINFORCE++; verl", regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
+    arms={"GRPO": PLAIN, "KL in the loss": PULLED,
+          "KL in the reward": f"{PULLED} --use_kl_in_reward"}, starts=range(700, 703),
+    rules=each("{0} gains", "{0}@default - {0}@default:before",
+               ("GRPO", "KL in the loss", "KL in the reward"), rule=Reported)
+          | each("{0} against none", "{0}@default - GRPO@default",
+                 ("KL in the loss", "KL in the reward"), rule=Reported),
+    notes="Three starts: they show that a flag learns, not that it helps.")
+
 # ------------------------------------------------------------------------- the runs of README
 
 PROMISED = Question(
@@ -660,5 +671,5 @@ QUESTIONS = {
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
     "sampler": SAMPLER, "dose": DOSE, "lags": LAGS, "sixteen": SIXTEEN, "learning": LEARNING,
     "steps": STEPS, "league": LEAGUE, "credit": CREDIT, "distilled": DISTILLED,
-    "added": ADDED, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
+    "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE}
