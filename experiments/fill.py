@@ -181,10 +181,8 @@ def league(rows):
     rank = lambda row: "{} [{}, {}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
     band = lambda row: ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
     shown = [(rank(row), f"`{row['member']}` {band(row)}".strip(), rate(row["cell"]),
-              "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"]),
-              f"{row['to_goal']:,.0f}" if row["to_goal"] else "–") for row in rows]
-    return table(("rank [95 %]", "member, clip range", "rate", "pass@1 [95 %]", "samples to 0.9"),
-                 *shown)
+              "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"])) for row in rows]
+    return table(("rank [95 %]", "member, clip range", "rate", "pass@1 [95 %]"), *shown)
 
 
 def fill(text, names):

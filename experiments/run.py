@@ -399,9 +399,8 @@ def entered(question, runs):
 
 
 def league_table(question, runs):
-    """A row per member, the best first: rank and mean with intervals, who is not told apart,
-    samples until a batch's pass rate is 0.9 and in all (medians). Members whose runs were made
-    elsewhere than most have no rank."""
+    """A row per member, the best first: rank and mean with intervals, who is not told apart, the
+    median of the samples. Members whose runs were made elsewhere than most have no rank."""
     found = entered(question, runs)
     where = {name: frozenset(circumstances_of(run) for run in values(
         runs, name, best(question, runs, name), question.starts).values()) for name in found}
@@ -418,24 +417,12 @@ def league_table(question, runs):
             if other != name and low <= 0 <= high:
                 near.append(places[other][0])
         fresh = values(runs, name, cell, question.starts).values()
-        goal = statistics.median(map(to_goal, fresh))
         rows.append(dict(member=name, cell=cell, rank=places.get(name), near=sorted(near),
                          flags=f"{question.arms[name]} {question.ladder(name)[cell]}",
                          interval=intervals.interval(ends.values()),
-                         to_goal=None if math.isinf(goal) else goal,
                          samples=statistics.median(sum(r["figures"]["batch_samples"])
                                                    for r in fresh)))
     return rows
-
-
-def to_goal(run, goal=.9):
-    """Samples until a rollout batch's pass rate reaches the goal; inf: never."""
-    drawn = 0
-    for rate, samples in zip(run["figures"]["pass_rates"], run["figures"]["batch_samples"]):
-        drawn += samples
-        if rate >= goal:
-            return drawn
-    return math.inf
 
 
 def summary():

@@ -217,7 +217,7 @@ def test_a_member_made_elsewhere_has_no_rank():
     rows = run.league_table(league, index(lines))
     ranks = [(row["member"], row["rank"] and row["rank"][0]) for row in rows]
     assert ranks == [("C", None), ("B", 1), ("A", 2)]
-    assert rows[0]["near"] == [] and rows[1]["to_goal"] == 256
+    assert rows[0]["near"] == [] and rows[1]["samples"] == 256
 
 
 def test_a_refused_start_is_recorded_and_the_next_takes_its_place():
