@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from advantages import group_advantages
+from advantages import group_advantages, whiten
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
                     mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
 from features.mismatch import weight_stats
@@ -591,6 +591,7 @@ def test_high_entropy_tokens_are_the_top_fifth_of_the_loss_tokens():
     assert kept.equal(mask & (entropy >= torch.quantile(entropy[mask], 0.8)))
     assert kept.sum().item() == pytest.approx(0.2 * mask.sum().item(), abs=1)
     assert not high_entropy_mask(entropy, mask & False, 0.8).any()
+    assert not whiten(entropy, mask & False).any()
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ def row_logp(model, prompt, response, routes=None):
 
 def at_response(routes, prompt, told):
     """Routes for the row told + response from those of prompt + response: free at the prompt."""
-    indices, logits = routes.passes[0]                                                  # [L, 1, S, ·]
+    indices, logits = routes.passes[0]                                              # [L, 1, S, ·]
     return Routes([Pass(*(torch.cat([x.new_full((*x.shape[:2], len(told), x.shape[3]), fill),
                                      x[:, :, len(prompt):]], 2)
                           for x, fill in ((indices, -1), (logits, 0))))])

@@ -59,5 +59,5 @@ def trace(flags):
 if __name__ == "__main__":
     for flags in (["--plain"], []):
         files, edges, direct, names = trace(flags)
-        print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files (distinct),"
-              f" {direct} of them from train.py", *(names if "-v" in sys.argv else []))
+        print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files, "
+              f"{direct} of them from train.py", *(names if "-v" in sys.argv else []))

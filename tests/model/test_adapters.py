@@ -3,7 +3,6 @@
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """
 
-import json
 import shutil
 import sys
 from functools import partial
@@ -12,21 +11,23 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-import train
+import models
 from plumbing.model.adapters import (adapted_layers, adapters_at, add_adapters, merged,
                                      named_adapters, save_policy)
 from plumbing.model.halves import halve_matrices
 from plumbing.engines.samplers import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, make as made
-from tiny_run import SMALL, TINY, differences, metrics
+from tiny_run import chance, differences
 
 qwen3 = partial(made, "qwen3")
 tiny_moe = partial(made, "tiny_moe")
 
 ARGS = SimpleNamespace(lora_r=4, lora_alpha=8, lora_target_modules=[], seed=0)
 IDS = torch.arange(5)[None]
+STEP = "run/checkpoints/step_2"
 
 
 def adapted(make, trained=True):
@@ -89,58 +90,45 @@ def test_the_sampling_copy_rounds_weights_and_no_buffer():
 
 
 @pytest.mark.slow
-def test_a_policy_with_adapters_learns_and_resumes_exactly(workplace):
+def test_a_policy_with_adapters_learns_and_resumes_exactly(run):
     pytest.importorskip("peft")
-    flags = [*TINY, "--use_peft", "--lora_r", "4", "--beta", "0.05", "--learning_rate", "0.01",
-             "--warmup_steps", "0"]
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "whole"])
-    first, *_, last = metrics("whole")
+    first, *_, last = run("--use_peft --lora_r 4 --beta 0.05 --learning_rate 0.01 --warmup_steps 0 "
+                          "--steps 3 --save_steps 1", folder="whole")
     assert first["kl"] == 0 and last["kl"] > 0               # the reference has its adapters off
-    steps = Path("whole/checkpoints")
-    assert (steps / "step_3/adapter_model.safetensors").is_file()
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "parts"])
-    shutil.rmtree("parts/checkpoints/step_3")
-    train.main([*flags, "--steps", "3", "--save_steps", "1", "--output_dir", "parts",
-                "--resume"])
-    assert differences("whole", "parts", 3) == []
+    assert Path("whole/checkpoints/step_3/adapter_model.safetensors").is_file()
+    shutil.copytree("whole", "run")
+    shutil.rmtree("run/checkpoints/step_3")
+    run("--resume")
+    assert differences("whole", "run", 3) == []
 
 
 @pytest.mark.parametrize("flags", ["--routing_replay old", "--algorithm rspo", "--bf16 true"])
-def test_adapters_go_with(flags, workplace):
+def test_adapters_go_with(flags, run):
     pytest.importorskip("peft")
-    train.main([*TINY, "--use_peft", "--steps", "1", "--output_dir", "run", *flags.split()])
-    assert metrics("run")[0]["grad_norm"] > 0
+    assert run(f"--use_peft {flags}")[0]["grad_norm"] > 0
 
 
-def test_gpt2s_layers_carry_adapters_too(workplace):
-    """They are transformers' Conv1D, weights [in, out]; peft adds the products the right way round."""
-    pytest.importorskip("peft")
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
-    torch.manual_seed(0)
-    ends = dict(bos_token_id=15, eos_token_id=15, pad_token_id=16)
-    GPT2LMHeadModel(GPT2Config(vocab_size=len(TOKENIZER), n_embd=32, n_layer=2, n_head=4, n_positions=64, **ends)).save_pretrained("gpt2")
-    TOKENIZER.save_pretrained("gpt2")
-    Path("rows.jsonl").write_text("".join(json.dumps({"prompt": f"{i}+{j}=", "answer": "1"}) + "\n"
-                                          for i in range(1, 6) for j in range(1, 6)))
-    Path("mine.py").write_text("def reward(response, answer):\n    return len(response) % 3 / 2\n")
-    train.main([*SMALL, "--model_name_or_path", "gpt2", "--dataset_name", "rows.jsonl", "--verifier", "mine.py:reward",
-                "--max_completion_length", "8", "--steps", "2", "--warmup_steps", "0", "--learning_rate", "0.01", "--use_peft",
-                "--bf16", "true", "--sampler_dtype", "float32", "--output_dir", "run"])
-    assert metrics("run")[0]["grad_norm"] > 0
-    adapted = AutoModelForCausalLM.from_pretrained("gpt2")
-    args = SimpleNamespace(**vars(ARGS) | dict(lora_r=16, lora_alpha=32))
-    add_adapters(adapted, args, "run/checkpoints/step_2")
-    assert {name.split(".")[-1] for name, _ in adapted_layers(adapted)} == {"c_attn", "c_proj", "c_fc"}
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("gpt2"), "run/checkpoints/step_2").merge_and_unload()
-    torch.testing.assert_close(plain(input_ids=IDS).logits, adapted(input_ids=IDS).logits, atol=1e-5, rtol=0)
+def test_gpt2s_layers_carry_adapters_too(run):
+    """They are transformers' Conv1D, weights [in, out]; peft adds the products the right way
+    round."""
+    peft = pytest.importorskip("peft")
+    models.saved("gpt2", "gpt2", n_positions=64, initializer_range=0.02)
+    first, _ = run(f"--model_name_or_path gpt2 {chance('len(response) % 3 / 2', 25)} --steps 2 "
+                   "--warmup_steps 0 --learning_rate 0.01 --use_peft --bf16 true "
+                   "--sampler_dtype float32")
+    assert first["grad_norm"] > 0
+    ours, theirs = (AutoModelForCausalLM.from_pretrained("gpt2") for _ in range(2))
+    add_adapters(ours, SimpleNamespace(**vars(ARGS) | dict(lora_r=16, lora_alpha=32)), STEP)
+    layers = {name.split(".")[-1] for name, _ in adapted_layers(ours)}
+    assert layers == {"c_attn", "c_proj", "c_fc"}
+    plain = peft.PeftModel.from_pretrained(theirs, STEP).merge_and_unload()
+    torch.testing.assert_close(plain(input_ids=IDS).logits, ours(input_ids=IDS).logits, atol=1e-5,
+                               rtol=0)
 
 
-def test_without_peft_the_error_names_it(workplace, monkeypatch, capsys):
+def test_without_peft_the_error_names_it(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, "--use_peft", "--output_dir", "run"])
-    assert stop.value.code == 2 and "pip install peft" in capsys.readouterr().err
+    assert "pip install peft" in run.refused("--use_peft")
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
@@ -168,10 +156,7 @@ def test_frozen_matrices_in_16_bits_compute_what_autocast_computes(make):
     ("--use_peft --shard", "--shard"),
     ("--lora_target_modules q_proj", "--use_peft"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
-def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, workplace, capsys):
+def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, run):
     if "--lora_target_modules" in flags:
         pytest.importorskip("peft")
-    with pytest.raises(SystemExit) as stop:
-        train.main([*TINY, *flags.split(), "--output_dir", "run"])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and wanted in error and error.count("\n") == 1
+    assert wanted in run.refused(flags)

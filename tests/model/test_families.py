@@ -1,6 +1,6 @@
 """Any family of causal language models: right or refused, nothing in between.
 
-    python -m pytest tests/model/test_families.py -m "slow or not slow"     # two minutes on two cores
+    python -m pytest tests/model/test_families.py -m "slow or not slow"     # two minutes
 
 Each family gets a tiny model with random weights, saved and loaded as a checkpoint. Either
 sampling, the quick and the plain log-probs (and their gradient) equal the model's own logits for

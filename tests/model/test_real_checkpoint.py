@@ -167,8 +167,9 @@ def gsm8k_run(folder, tmp_path_factory):
     (tmp / "mine.py").write_text("def calculates(response, answer):\n"
                                  "    return float('=' in response)\n")
     found = train(folder, tmp / "run",
-                  f"--dataset_name tests/data/gsm8k_style.jsonl --verifier {tmp}/mine.py:calculates "
-                  "--steps 2 --prompts_per_step 2 --num_generations 4 --max_completion_length 32 "
+                  "--dataset_name tests/data/gsm8k_style.jsonl "
+                  f"--verifier {tmp}/mine.py:calculates --steps 2 --prompts_per_step 2 "
+                  "--num_generations 4 --max_completion_length 32 "
                   "--learning_rate 1e-5 --warmup_steps 0 --eval_prompts 2 --eval_samples 1")
     return tmp / "run", found
 
@@ -211,8 +212,8 @@ def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
 
 def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path):
     file = tmp_path / "bfloat16.json"
-    subprocess.run([sys.executable, "benchmarks/bfloat16.py", "--quick", "--json", file], check=True,
-                   cwd=ROOT)
+    words = ["benchmarks/bfloat16.py", "--quick", "--json", file]
+    subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
     noise = json.loads(file.read_text())["noise"]
     one, sixteen = noise["steps"]["1"], noise["steps"]["16"]
     assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)

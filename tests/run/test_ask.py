@@ -1,4 +1,5 @@
-"""eval.py ask: a checkpoint answers a prompt of one's own. python -m pytest tests/run/test_ask.py"""
+"""eval.py ask: a checkpoint answers a prompt of one's own.
+python -m pytest tests/run/test_ask.py"""
 
 import json
 import re

@@ -95,6 +95,9 @@ REFUSED = {
     "--advantage token_credit": "gspo … gspo_token",
     "--advantage gae": "gspo … gspo_token",
     "--kl_estimator k2": "--kl_estimator k2 needs --beta",
+    "--sync_ref_model": "needs --beta",
+    "--ref_model_mixup_alpha 0.5 --beta 0.1": "needs --sync_ref_model",
+    "--beta 0.1 --sync_ref_model --ref_model_mixup_alpha 2": "is not between 0 and 1",
     "--use_kl_in_reward": "--use_kl_in_reward True needs --beta",
     "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
         "--kl_estimator k2 has no effect: --use_kl_in_reward subtracts k1 from the rewards",
@@ -130,6 +133,7 @@ REFUSED = {
         "--mismatch token_truncate needs --old_logp recompute: it compares the recomputed "
         "log-probs with the sampler's",
     "--mismatch_high 3": "--mismatch_high 3.0 needs --mismatch",
+    "--mismatch_mask outlier --mismatch_mask_bounds 5 1": BOUNDS,
     "--mismatch_mask_bounds 0.1 2": "--mismatch_mask_bounds 0.1 2.0 needs --mismatch_mask",
     "--mismatch_mask token --mismatch_mask_bounds 6 5": BOUNDS,
     "--mismatch_mask token --mismatch_mask_bounds -1 2": BOUNDS,

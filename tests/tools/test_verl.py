@@ -389,8 +389,8 @@ def test_every_weight_decays_in_verls_optimizer_as_in_ours(verl, printed):
 
 def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(printed):
     """verl's own DAPO reward manager: right responses of unequal length have one acc and two
-    rewards. Here such a group has no signal (dynamic_sampling.keep_signal), so the printed metric has to be
-    the first."""
+    rewards. Here such a group has no signal (dynamic_sampling.keep_signal), so the printed metric
+    has to be the first."""
     _, _, given = printed(f"--algorithm dapo --max_completion_length {L_MAX}")
     metric = given["algorithm.filter_groups.metric"]
     reward = {key.removeprefix("+reward.reward_kwargs."): value for key, value in given.items()

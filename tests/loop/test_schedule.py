@@ -1,8 +1,6 @@
-"""What stands around the loss, through train.main: schedule, mismatch, KL in rewards. References:
-transformers' own schedule, a loop in float64. python -m pytest tests/loop/test_extras.py
-"""
+"""The schedule of the learning rate: transformers' own, but for a warm-up that begins above 0.
+python -m pytest tests/loop/test_schedule.py"""
 
-import math
 import warnings
 
 import pytest
@@ -10,21 +8,8 @@ import torch
 from transformers import get_scheduler
 
 import train
-from features import mismatch
 from plumbing.run.arguments import parse
 
-
-@pytest.fixture
-def spied(then):
-    """spied(train, "update"): a list of all its calls from now on, (result, *arguments)."""
-    def start(owner, name):
-        calls = []
-        then(owner, name, lambda *call, **options: calls.append((*call, *options.values())))
-        return calls
-    return start
-
-
-# ------------------------------------------------------------------------------------ the schedule
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup"])
 def test_the_rate_is_transformers_own_but_for_a_warm_up_from_1_over_n(kind):
@@ -69,26 +54,3 @@ def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
              for one, other in zip(weights, [*weights[1:], after])]
     assert rates == pytest.approx([0.1, 0.1, 0.2, 0.3]) and moved == [False, True, True, True]
     assert [record["skipped"] for record in records] == [1, 0]
-
-
-# -------------------------------------------------------------------------- mismatch with a sampler
-
-@pytest.mark.parametrize("level", ["token", "seq", "geo"])
-def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(
-        level, run, spied):
-    """TIS is [0, C], not [1/2, C]; --mismatch_mask geo keeps an answer by its mean, weighed by
-    token."""
-    calls = spied(mismatch, "mismatch_correction")
-    run(f"--sampler_dtype int3 --mismatch {level}_truncate --mismatch_high 1.5 --mismatch_mask geo "
-        "--mismatch_mask_bounds 0.6 1.2")
-    found, _, old_logp, rollout = calls[0]
-    rows = [[math.exp(a - b) for a, b, counted in zip(*row) if counted] for row in zip(
-        old_logp.tolist(), rollout.sampler_logp.tolist(), rollout.mask.tolist())]
-    products = [math.prod(row) for row in rows]
-    means = [product ** (1 / len(row)) for product, row in zip(products, rows)]
-    weights = {"token": rows, "seq": [[p] * len(row) for p, row in zip(products, rows)],
-               "geo": [[m] * len(row) for m, row in zip(means, rows)]}[level]
-    want = [min(w, 1.5) * (0.6 <= m <= 1.2) for row, m in zip(weights, means) for w in row]
-    assert found[rollout.mask].tolist() == pytest.approx(want, rel=1e-4)
-    assert 0 < sum(w == 0 for w in want) < len(want)
-    assert level == "geo" or any(0 < w < 0.5 for w in want)
