@@ -34,7 +34,7 @@ from plumbing.data import tasks
 from plumbing.model.halves import halves
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
-from plumbing.engines.samplers import evaluation_sampler
+from plumbing.engines.samplers import base_sampler
 from plumbing.run.metrics import read_metrics
 from plumbing.run.screen import say, with_limits
 from plumbing.parallel.processes import gather, gathered, share
@@ -146,7 +146,7 @@ def held_out(args, actor, tokenizer, task):
         return None
     halved = autocast(actor.policy.device, args.half if halves(args) else None)
     with gathered(actor) as policy, halved:
-        sampler = evaluation_sampler(args, policy, tokenizer, task)
+        sampler = base_sampler(args, policy, tokenizer, task)
         return {kind: evaluate(args, sampler, task, task.test[:args.eval_prompts],
                                args.eval_samples, temperature)
                 for kind, temperature in (("sampled", args.temperature), ("greedy", 0.0))}
@@ -169,7 +169,7 @@ def passk(asked):
         policy, tokenizer = load_policy(args, task, device, name)
         say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
         problems = task.test[:own.problems]
-        answers = evaluate(args, evaluation_sampler(args, policy, tokenizer, task), task, problems,
+        answers = evaluate(args, base_sampler(args, policy, tokenizer, task), task, problems,
                            own.n, args.temperature, args.seed, progress=str(name))
         rows = scores_by_problem(answers, own.k)
         limits = {"reward": answers["reward_limits"],
@@ -204,7 +204,7 @@ def ask(asked):
     problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
     task.rows[problem] = {}
     policy, tokenizer = load_policy(args, task, torch.device(kind_of(args)), own.checkpoint)
-    sampler = evaluation_sampler(args, policy, tokenizer, task)
+    sampler = base_sampler(args, policy, tokenizer, task)
     for temperature in (0.0, args.temperature):
         answers = evaluate(args, sampler, task, [problem], own.n, temperature, args.seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):

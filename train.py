@@ -53,7 +53,6 @@ from losses import OBJECTIVES, combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
-from plumbing.engines.vllm import close_engine
 from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import widest
@@ -434,7 +433,6 @@ def run_script(settings, task=None):
     the flags name, for example Task(name, train, test, verify)."""
     device = processes.start(settings)
     run_on(device, settings, task)
-    close_engine()
     processes.stop()        # only here, where the policy that was trained is no longer in memory
 
 

@@ -31,10 +31,11 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from engines import rates  # noqa: E402
+from features.sampler_format import SamplerFormat  # noqa: E402
 from plumbing.data import tasks  # noqa: E402
 from plumbing.engines.samplers import make_sampler  # noqa: E402
-from plumbing.engines.vllm import close_engine  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
+from plumbing.parallel import processes  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from timing import command_line, spread, wait, write_json  # noqa: E402
 
@@ -129,11 +130,14 @@ def samplers(bench):
     flags = {"built-in": []}
     if importlib.util.find_spec("vllm"):
         flags["vllm"] = ["--sampler", "vllm"]
-    kinds = {name: make_sampler(parse([*bench.run_flags, *more]), SimpleNamespace(policy=policy),
-                                tokenizer, task) for name, more in flags.items()}
+    kinds = {}
+    for name, more in flags.items():
+        own = parse([*bench.run_flags, *more])
+        rounds = SamplerFormat(SimpleNamespace(settings=own)).sampler
+        kinds[name] = make_sampler(own, SimpleNamespace(policy=policy), tokenizer, task, [rounds])
     found = rates(kinds, prompts, settings.num_generations, task.max_completion_length, 3,
                   bench.clock)
-    close_engine()
+    processes.stop()
     return found
 
 

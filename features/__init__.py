@@ -15,11 +15,14 @@ from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 from features.rounding import Rounding
 from features.routing_replay import RoutingReplay
+from features.sampler_format import SamplerFormat
 from features.srpo import SRPO
 from features.token_credit import TokenCredit
 from features.trackers import Trackers
+from features.vllm import VLLM
 
-# The order is also that of their loss terms, which are added up from left to right.
-FEATURES = (RoutingReplay, Rounding, DynamicSampling, SRPO, Lengths, TokenCredit, Distillation,
-            AdvantageClip, ReferenceKL, Mismatch, Entropy, Critic, Likelihood, LoadBalancing,
-            Trackers)
+# The order is also that of their loss terms, which are added up from left to right. Routes are
+# recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
+FEATURES = (RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO, Lengths,
+            TokenCredit, Distillation, AdvantageClip, ReferenceKL, Mismatch, Entropy, Critic,
+            Likelihood, LoadBalancing, Trackers)

@@ -22,6 +22,7 @@ class Feature:
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
+    engines = ()                 # values of --sampler that it stands for, see `engine`
     needs_actor = False          # whether its forwards return more than rollout.Scores
     head_start = 0               # rollout batches at the peak learning rate before its schedule
     old = {}                     # what Learner.score needs to be given for π_old: entropy=True
@@ -56,6 +57,11 @@ class Feature:
     def verl(cls, settings):
         """{key of verl: value}, or a text: what verl has not. Only where it is on."""
         return {}
+
+    @classmethod
+    def engine(cls, settings):
+        """For a value of --sampler in `engines`: what makes the sampler of rollouts and of
+        evaluations from the first six arguments of rollout.Sampler."""
 
     def __init__(self, run):
         """run: a plumbing.model.actor.Run. run.actor is not wrapped for several processes yet, and
@@ -164,6 +170,7 @@ def flag(default, help, **words):
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
+    evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then)
     free             whether it may change when a run is resumed: nothing computed depends on it
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read

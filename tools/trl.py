@@ -5,12 +5,10 @@ have. tests/concepts/test_losses_against_trl.py gives what is printed to TRL and
 losses; tests/tools/test_trl.py trains with it.
 """
 
-import torch
 
 from advantages import ADVANTAGES, group_advantages
 from features.mismatch import bounds_of
 from losses import OBJECTIVES
-from plumbing.engines.vllm import GPU_SHARE
 
 NAME = "TRL 1.16"
 ELSEWHERE = "not in trl.GRPOConfig, for GRPOTrainer or for code of your own"
@@ -128,8 +126,6 @@ def batches(settings):
 def sampling(settings):
     if settings.old_logp == "sampler":
         return "sampler's log-probs as old ones"
-    if settings.sampler_dtype != str(settings.half or torch.float32)[6:]:
-        return "rounded sampler"
     return {"temperature": settings.temperature, "top_p": 1.0, "top_k": 0,
             "max_completion_length": settings.max_completion_length}
 
@@ -141,17 +137,10 @@ def stop(settings):
                 "transformers' generate would need the tokenizer, which TRL does not give it")
 
 
-def vllm(settings):
-    if settings.sampler is None:
+def own_sampler(settings):
+    if settings.sampler in (None, "vllm"):
         return {}
-    if settings.sampler != "vllm":
-        return {}, f"TRL samples with transformers or vLLM, not with --sampler {settings.sampler}"
-    share = settings.vllm_gpu_memory_utilization or GPU_SHARE
-    fields = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True,
-              "vllm_gpu_memory_utilization": share}
-    if not settings.mismatch and not settings.mismatch_mask:     # TRL's default drops responses
-        fields["vllm_importance_sampling_correction"] = False    # whose product of ratios is > 3
-    return fields, "vLLM in TRL: pip install trl[vllm], and a GPU"
+    return {}, f"TRL samples with transformers or vLLM, not with --sampler {settings.sampler}"
 
 
 def mismatch(settings):
@@ -231,9 +220,9 @@ SUBJECTS = {
     entropy: "entropy_coef entropy_quantile",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",
-    sampling: "old_logp sampler_dtype temperature max_completion_length",
+    sampling: "old_logp temperature max_completion_length",
     stop: "stop",
-    vllm: "sampler vllm_gpu_memory_utilization",
+    own_sampler: "sampler",
     mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     lora: "use_peft lora_r lora_alpha lora_target_modules",
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "

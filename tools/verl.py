@@ -35,7 +35,6 @@ ONE_REDUCTION = ("sapo", "geo_mean")    # these average per response, whatever l
 ADVANTAGE = {"group": "grpo", "leave_one_out": "rloo", "reinforce_plus_plus": "reinforce_plus_plus",
              "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline"}
 SCHEDULE = {"constant_with_warmup": "constant", "cosine": "cosine"}
-DTYPES = ("float32", "bfloat16", "float16")
 NO_CLIP = 1e9           # verl limits ratios to e^20, so a bound of 1e9 is never reached
 
 
@@ -193,20 +192,15 @@ def batches(settings):
 
 
 def sampling(settings):
-    if settings.sampler_dtype not in DTYPES:
-        return f"sampler in {settings.sampler_dtype}"
-    config = {
+    return {
         "data.max_prompt_length": settings.max_prompt_length,
         "data.max_response_length": settings.max_completion_length,
         f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.temperature": settings.temperature,
-        f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.top_k": -1, f"{ROLLOUT}.dtype": settings.sampler_dtype,
+        f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.top_k": -1, f"{ROLLOUT}.dtype": "float32",
         f"{ROLLOUT}.tensor_model_parallel_size": 1, f"{ROLLOUT}.calculate_log_probs": True,
         f"{ROLLOUT}.val_kwargs.n": settings.eval_samples or 1,
         f"{ROLLOUT}.val_kwargs.do_sample": True,
         f"{ROLLOUT}.val_kwargs.temperature": settings.temperature}
-    if settings.half and settings.sampler_dtype == "float32":
-        return config, "float32 sampling in vLLM is slow on a GPU"
-    return config
 
 
 def optimizer(settings):
@@ -267,7 +261,7 @@ SUBJECTS = {
     advantage: "advantage scale_rewards",
     optimizer: "learning_rate optim lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 "
                "fp16 gradient_checkpointing",
-    sampling: "sampler_dtype temperature max_prompt_length max_completion_length eval_samples",
+    sampling: "temperature max_prompt_length max_completion_length eval_samples",
     entropy: "entropy_coef entropy_quantile",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",

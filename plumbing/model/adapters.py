@@ -11,27 +11,22 @@ import copy
 import json
 import logging
 import warnings
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.random import fork_rng, manual_seed
 from transformers.pytorch_utils import Conv1D
 
+from plumbing.model.copies import adapted_layers
+
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 LINEAR = (nn.Linear, Conv1D)     # layers that can carry an adapter
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                  bnb_4bit_use_double_quant=True)     # the format of fourbit.py
-
-
-def adapted_layers(policy):
-    """[(name, layer)] of the layers that carry an adapter."""
-    return [(name, module) for name, module in policy.named_modules() if hasattr(module, "lora_A")]
 
 
 def add_adapters(policy, args, folder=None):
@@ -168,31 +163,6 @@ class Frozen(nn.Module):
     def forward(self, rollout, **options):
         with adapters_at(self.policy, self.policy.first_adapters):
             return self.actor[0](rollout, **options)
-
-
-def merged(policy, dtype=torch.float32):
-    """A plain copy in `dtype`, with the adapters, if any, added to the matrices.
-
-    Weights are copied one by one, and no buffer is rounded: RoPE's frequencies stay float32. A
-    matrix that is also the embedding table (tied weights) gets a copy of its own first, because its
-    adapter changes only one of the two.
-    """
-    copies = {}
-    for name, p in policy.named_parameters():
-        kind = torch.float32 if ".lora_" in name else dtype
-        copies[id(p)] = nn.Parameter(p.detach().to(kind, copy=True), requires_grad=False)
-    plain = copy.deepcopy(policy, copies)
-    uses = Counter(id(p) for module in plain.modules() for p in module.parameters(recurse=False))
-    for name, layer in adapted_layers(plain):
-        base = layer.get_base_layer()
-        if uses[id(base.weight)] > 1:
-            base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
-            plain.config.tie_word_embeddings = False
-        layer.merge()
-        plain.set_submodule(name, base)
-    for name in ("adapters", "first_adapters", "peft_config"):
-        vars(plain).pop(name, None)
-    return plain
 
 
 def save_policy(policy, folder):

@@ -12,9 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter, merged
+from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
+from plumbing.model.copies import merged
 from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device

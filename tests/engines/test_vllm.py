@@ -12,7 +12,7 @@ import torch
 import train
 from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines import vllm as engine
+from features import vllm_engine as engine
 from rollout import response_logp
 from tiny_run import TRAIN, differences, flags, jsonl, metrics
 

@@ -5,6 +5,7 @@ The routes of an independent forward over prompt and response are the reference 
 recorded while sampling, and the sampler itself for what the trainer then takes.
 """
 
+import copy
 import math
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,7 +15,6 @@ import torch
 
 from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes, unforced
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines.samplers import sampling_copy
 from plumbing.run import metrics as run_metrics
 from plumbing.speed import fast
 from plumbing.speed.rollouts import concat, response_routes
@@ -34,6 +34,11 @@ WAYS = {"plain": (Sampler, plain_logp),
 def sampled(model, way="fast", prompts=SHORT, group_size=4, checkpointing=False, **options):
     torch.manual_seed(1)
     return recording(model, way, 8, checkpointing).sample(prompts, group_size, **options)
+
+
+def otherwise(model):
+    """A copy with other weights."""
+    return moved(copy.deepcopy(model))
 
 
 def recording(model, way, width, checkpointing=False):
@@ -68,10 +73,10 @@ def replayed(model, rollout, way="fast"):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
-    """With a sampler rounded to 4 bits, which chooses otherwise; and the same routes change nothing
+    """With a sampler of other weights, which chooses otherwise; and the same routes change nothing
     where sampler and policy are one."""
     model = make(family)
-    for sampler in (sampling_copy(model, "int4"), model):
+    for sampler in (otherwise(model), model):
         rollout = sampled(sampler, way, prompts)
         logp, taken = replayed(model, rollout, way)
         assert torch.equal(taken, chosen(sampler, rollout))
@@ -83,7 +88,7 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
 @pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
 def test_dropped_and_shared_rows_lose_no_route(prompts):
     """Greedy answers are all equal and share a row; ends at different lengths drop rows."""
-    sampler = sampling_copy(make(), "int4")
+    sampler = otherwise(make())
     for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
         rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
         responses = rollout.attached["routes"].responses.indices                    # [L, B, T-1, K]
@@ -99,7 +104,7 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
 
 
 def test_routes_are_cut_and_joined_with_their_rollout():
-    sampler, model = sampling_copy(make(), "int4"), make()
+    sampler, model = otherwise(make()), make()
     whole = sampled(sampler, prompts=SHARED + SHORT)
     parts = [whole.groups(torch.tensor([3, 1])), whole.rows(0, 4), whole.rows(5, 7)]
     other = sampled(sampler, prompts=[p + "1+" for p in SHORT])
@@ -112,7 +117,7 @@ def test_routes_are_cut_and_joined_with_their_rollout():
 
 
 def test_one_response_per_forward_and_one_token_per_response():
-    sampler, model = sampling_copy(make(), "int4"), make()
+    sampler, model = otherwise(make()), make()
     rollout = sampled(sampler)
     part = rollout.rows(2, 3)                                # prompt and response as one
     assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
@@ -125,7 +130,7 @@ def test_one_response_per_forward_and_one_token_per_response():
 
 def test_gates_come_from_the_trainers_logits():
     """The choice is the sampler's, the gates and their gradient the trainer's."""
-    model, sampler = make(), sampling_copy(make(), "int4")
+    model, sampler = make(), otherwise(make())
     rollout = sampled(sampler)
     with forced(model, rollout), record_routes(model) as routes:
         plain = fast.response_logp(model, rollout).logp[rollout.mask]

@@ -19,8 +19,9 @@ from transformers import AutoModelForCausalLM
 import models
 import train
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines.samplers import sampling_copy
-from plumbing.model.adapters import add_adapters, merged, named_adapters
+from features.sampler_format import sampling_copy
+from plumbing.model.adapters import add_adapters, named_adapters
+from plumbing.model.copies import merged
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
 from tiny_run import chance, differences, flags

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from plumbing.model.adapters import (adapted_layers, adapters_at, add_adapters, merged,
-                                     named_adapters, save_policy)
+from plumbing.model.adapters import adapters_at, add_adapters, named_adapters, save_policy
+from plumbing.model.copies import adapted_layers, merged
 from plumbing.model.halves import halve_matrices
-from plumbing.engines.samplers import sampling_copy
+from features.sampler_format import sampling_copy
 from rollout import response_logp, sample
 from test_rollout import PROMPTS, TOKENIZER, make as made
 from tiny_run import chance, differences

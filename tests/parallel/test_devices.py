@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
 import train
+from features.sampler_format import format_of
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
@@ -72,7 +73,7 @@ def test_bfloat16_only_where_the_gpu_has_it(has, flags, half, machine):
     machine(f"cuda {has}")
     args = parse(flags.split())
     assert (args.bf16, args.fp16) == (half == "bfloat16", half == "float16")
-    assert args.sampler_dtype == (half or "float32")
+    assert format_of(args) == (half or "float32")
     assert args.half == (half and getattr(torch, half))
 
 

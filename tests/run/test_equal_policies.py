@@ -14,6 +14,7 @@ import pytest
 import pair_runs
 import train
 from features.mismatch import bounds_of
+from features.sampler_format import format_of
 from plumbing.run.arguments import flags, parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from test_pairs import cover, flags_of
@@ -64,7 +65,7 @@ def exact(args):
     the weight 1 as it is."""
     low, high = bounds_of(args)
     kept = low <= 1 <= min(high, args.mismatch_high)
-    return kept and args.sampler_dtype == "float32" and not (args.half or args.load_in_4bit)
+    return kept and format_of(args) == "float32" and not (args.half or args.load_in_4bit)
 
 
 def apart(record, args):

@@ -40,7 +40,7 @@ FLAGS = {
     "old_logp": ["sampler"],
     "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"],
     "mismatch_mask": ["token", "seq", "geo"],
-    "sampler_dtype": ["bfloat16", "float8", "int4"],
+    "sampler_dtype": ["bfloat16", "int8", "int4"],
     "routing_replay": ["old", "rollout"],
     "router_aux_loss_coef": ["0.01"],
     "off_policy_mask": ["0.001"],

@@ -21,14 +21,14 @@ import numpy
 import torch
 from torch.random import fork_rng
 
+from features.vllm import GPU_SHARE
 from plumbing.engines.agreement import check_agreement
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
-from plumbing.model.adapters import adapted_layers, merged
+from plumbing.model.copies import adapted_layers, merged
 from plumbing.parallel import processes
 from rollout import token_ids
 
 CPU_CACHE = 2 ** 30          # bytes of the KV cache on a CPU
-GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
 
 # of a config, which say nothing of the architecture
 WRITTEN_BY_SAVING = ("architectures", "dtype", "transformers_version", "_name_or_path")
@@ -98,8 +98,8 @@ def engine_for(policy, tokenizer, dtype, longest, memory_share):
 
 
 def close_engine():
-    """Shut down the engine of this process, if there is one. Call it before the process group that
-    it may share is left."""
+    """Shut down the engine of this process, if there is one: before the process group that it may
+    share is left."""
     while RUNNING:
         _, engine = RUNNING.popitem()
         engine.llm.llm_engine.engine_core.shutdown()
@@ -108,6 +108,7 @@ def close_engine():
 def start(policy, tokenizer, dtype, longest, memory_share):
     """A new Engine with the weights of the policy."""
     os.environ.update(ENVIRONMENT)
+    processes.AT_STOP.append(close_engine)
     cpu = policy.device.type == "cpu"
     memory = {"gpu_memory_utilization": memory_share or GPU_SHARE}
     if cpu and memory_share is None:

@@ -1,0 +1,115 @@
+"""The number format of the sampler: it samples from a copy of the policy whose weights are rounded,
+as an inference engine holds them.
+
+With --bf16 or --fp16 the copy has that format by itself, so that sampling is as fast as scoring;
+--sampler_dtype chooses another one, down to a few bits: how much an algorithm bears is measured so
+(python experiments/run.py dose).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from features.feature import Feature, flag
+from plumbing.engines.wrapper import Wrapper
+from plumbing.model.copies import adapted_layers, merged
+
+HALVES = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Flags:
+    sampler_dtype: str | None = flag(
+        None, "number format of the sampler's copy of the weights", section="the sampler's format",
+        unset="the format of --bf16 or --fp16, else float32", evaluation=True,
+        choices=("float32", *HALVES, "int8", "int5", "int4", "int3"))
+
+
+class SamplerFormat(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return format_of(settings) != "float32" or bool(settings.half)
+
+    @classmethod
+    def trl(cls, settings):
+        return {} if format_of(settings) == usual(settings) else "rounded sampler"
+
+    @classmethod
+    def verl(cls, settings):
+        dtype = format_of(settings)
+        if dtype not in ("float32", *HALVES):
+            return f"sampler in {dtype}"
+        slow = ["float32 sampling in vLLM is slow on a GPU"] if dtype == "float32" else []
+        return {"actor_rollout_ref.rollout.dtype": dtype}, *slow
+
+    def __init__(self, run):
+        self.settings = run.settings
+
+    def sampler(self, sampler):
+        settings = self.settings
+        if settings.sampler == "vllm" or getattr(settings, "load_in_4bit", False):
+            return sampler                   # which has a copy of its own, or samples from 4 bits
+        return RoundedSampler(sampler, format_of(settings))
+
+
+def format_of(settings):
+    return settings.sampler_dtype or usual(settings)
+
+
+def usual(settings):
+    """The format of the run's arithmetic."""
+    return str(settings.half or torch.float32)[6:]
+
+
+class RoundedSampler(Wrapper):
+    """Samples from a copy of the policy whose weights are rounded to `dtype`."""
+
+    def __init__(self, sampler, dtype):
+        super().__init__(sampler)
+        self.dtype = dtype
+
+    def sample(self, *inputs, **options):
+        policy = self.sampler.policy
+        try:
+            self.sampler.policy = sampling_copy(policy, self.dtype)
+            rollout = self.sampler.sample(*inputs, **options)
+        finally:
+            self.sampler.policy = policy
+        if self.dtype == "float16" and not rollout.sampler_logp.isfinite().all():
+            raise ValueError("--sampler_dtype float16: this policy has activations beyond "
+                             "float16's 65504; use --sampler_dtype float32")
+        return rollout
+
+
+def all_float32(policy):
+    return all(p.dtype == torch.float32 for p in policy.parameters())
+
+
+def sampling_copy(policy, dtype):
+    """The policy to sample with: in float32 the policy itself, else a copy rounded to `dtype`, as
+    an inference engine holds it."""
+    if dtype == "float32" and all_float32(policy):
+        return policy
+    kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
+    copied = merged(policy, kind)
+    source = copied if adapted_layers(policy) else policy
+    for new, old in zip(copied.parameters(), source.parameters(), strict=True):
+        new.data.copy_(rounded(old.data, dtype))
+    return copied
+
+
+def rounded(weight, dtype):
+    """A weight [..., n] rounded to `dtype` and back, symmetrically, with one scale per row: the
+    largest absolute value of a row maps to the largest number of `dtype`.
+
+    int<b>: 2^b - 1 equally spaced levels. Vectors (norms, biases) stay as they are, as in quantized
+    inference engines.
+    """
+    if weight.dim() < 2 or dtype in ("float32", *HALVES):
+        return weight
+    tiny = torch.finfo(weight.dtype).tiny
+    largest = weight.abs().amax(-1, keepdim=True).clamp(min=tiny)                   # [..., 1]
+    levels = 2 ** (int(dtype.removeprefix("int")) - 1) - 1
+    return (weight / largest * levels).round() * (largest / levels)

