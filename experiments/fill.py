@@ -57,7 +57,8 @@ def texts():
         names[f"verdict {question}"] = answer["verdict"]
         names[f"runs {question}"] = f"{found['made'][question]:,}"
         names[f"table {question}"] = rules(question, found["numbers"])
-    names |= {"uses": uses(found), "reuse": reuse(found["numbers"])}
+    names |= {"uses": uses(found), "uses in short": uses(found, False),
+              "reuse": reuse(found["numbers"])}
     picture = "![reward of a batch by samples and by steps](figures/reuse.png)"
     names["figure reuse"] = picture * (ROOT / "docs/figures/reuse.png").is_file()
     for kind in ("chosen", "survived"):
@@ -128,7 +129,7 @@ def rules(name, numbers):
     return text + table(("lost", *doses), *losses) * bool(lost)
 
 
-def uses(found):
+def uses(found, sizes=True):
     """How often each arm is shown to gain from using a batch, of 1, 2 and 4 times, at equal
     samples."""
     numbers = {(arm, mu): found["numbers"][f"reuse: {arm} gains from μ = {mu}, equal samples"]
@@ -140,8 +141,9 @@ def uses(found):
         gains = [mu for mu in (4, 2) if numbers[arm, mu]["verdict"] == "held"]
         number = numbers[arm, gains[0] if gains else 4]
         word = f"{gains[0]} times" if gains else in_a_word(number, EQUAL)
-        size = "" if number["mean"] is None else f" ({interval(number, '{:+.3f}')})"
-        said.append(f"{arm} {word}{size}")
+        if sizes and number["mean"] is not None:
+            word += f" ({interval(number, '{:+.3f}')})"
+        said.append(f"{arm} {word}")
     return ", ".join(said)
 
 
