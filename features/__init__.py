@@ -20,9 +20,10 @@ from features.srpo import SRPO
 from features.token_credit import TokenCredit
 from features.trackers import Trackers
 from features.vllm import VLLM
+from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
 FEATURES = (RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO, Lengths,
-            TokenCredit, Distillation, AdvantageClip, ReferenceKL, Mismatch, Entropy, Critic,
-            Likelihood, LoadBalancing, Trackers)
+            TokenCredit, Distillation, AdvantageClip, ZeroVariance, ReferenceKL, Mismatch, Entropy,
+            Critic, Likelihood, LoadBalancing, Trackers)

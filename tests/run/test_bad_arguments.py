@@ -98,6 +98,8 @@ REFUSED = {
     "--sync_ref_model": "needs --beta",
     "--ref_model_mixup_alpha 0.5 --beta 0.1": "needs --sync_ref_model",
     "--beta 0.1 --sync_ref_model --ref_model_mixup_alpha 2": "is not between 0 and 1",
+    "--zero_variance_filter --algorithm ppo --num_generations 1":
+        "--zero_variance_filter True compares the rewards of a group: --num_generations must be",
     "--use_kl_in_reward": "--use_kl_in_reward True needs --beta",
     "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
         "--kl_estimator k2 has no effect: --use_kl_in_reward subtracts k1 from the rewards",

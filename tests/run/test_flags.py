@@ -120,6 +120,7 @@ EFFECTS = {
     "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
     "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
                                     lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
+    "zero_variance_filter": (f"{ONE} --reduction token-mean", None, "true", "grad_norm"),
     "use_kl_in_reward": (f"{ONE} --beta 0.1", None, "true",
                          lambda seen: "kl_loss" in seen.metrics[-1]),
     "lam": (f"{ONE} --algorithm ppo", None, "0.5", "grad_norm"),

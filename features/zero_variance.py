@@ -1,0 +1,50 @@
+"""Groups of equal rewards left out of the loss, as SkyRL's zero_variance_filter does.
+
+Their advantages are 0 already, but not their share of the divisor, nor their KL, entropy or value.
+Without their tokens --reduction token-mean divides by the tokens of the other groups alone. The
+other reductions divide by the number of all responses or prompts, so only further terms of the loss
+change there. A mini-batch without another group makes no optimizer step.
+"""
+
+from dataclasses import dataclass, replace
+
+from advantages import has_signal
+from features.feature import Feature, flag, refuse
+
+
+@dataclass(frozen=True)
+class Flags:
+    zero_variance_filter: bool = flag(
+        False, "leave groups of equal rewards out of the loss with all their tokens: out of its "
+               "divisor (--reduction token-mean), and out of its KL, entropy and value terms",
+        section="groups of equal rewards")
+
+
+class ZeroVariance(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.zero_variance_filter
+
+    @classmethod
+    def check(cls, settings):
+        if cls.on(settings) and settings.num_generations < 2:
+            refuse(settings, "zero_variance_filter", "compares the rewards of a group: "
+                   "--num_generations must be at least 2")
+
+    @classmethod
+    def trl(cls, settings):
+        return "groups of equal rewards left out of the loss"
+
+    verl = trl
+
+    def advantages(self, batch):
+        """After the advantages, which whitening has computed over all tokens. Metrics of rewards
+        and lengths still describe all groups (batch.sampled)."""
+        live = has_signal(batch.rewards, batch.group_size)                          # [Q]
+        live = live.repeat_interleave(batch.group_size)                             # [B]
+        rollout = batch.rollout
+        batch.rollout = replace(rollout, mask=rollout.mask & live[:, None])
+        batch.advantages = batch.advantages.clone()                                 # [B] or [B, T]
+        batch.advantages[~live] = 0.0
