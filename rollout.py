@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
 
-from routes import Pass, record_routes
+from routes import Pass, record_routes, routers_of
 
 MAX_LOGITS = 2**24  # the most logits that exist at a time: 64 MB in float32
 
@@ -386,6 +386,7 @@ class Scorer(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.policy = policy
+        self.routed = bool(routers_of(policy))               # whether there are routers to record
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
         """record: also return the experts that the routers chose."""

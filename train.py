@@ -49,20 +49,19 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from features.feature import Features
-from losses import OBJECTIVES, combine_stats, policy_loss, token_weights
+from losses import combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
 from plumbing.model.actor import Run, make_scorer, trained_policy
 from plumbing.parallel import processes
-from plumbing.parallel.devices import widest
 from plumbing.run import checkpoints, dry_run, folder as run, memory, screen
 from plumbing.run.errors import errors_in_one_line
 from plumbing.run.metrics import Recorder
 from plumbing.speed import equal_groups
 from plumbing.speed.rollouts import join_scores
 from rollout import Rollout, Scores, rows_of
-from routes import Pass, replay_routes, router_shift, routers_of
+from routes import Pass, replay_routes, router_shift
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -172,7 +171,8 @@ def mini_batches(settings, task, batch, step):
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
     features = learner.features
-    shifts = learner.objective.ratio == "log-shifted"        # RSPO, which compares routers
+    row = settings.row                           # of losses.OBJECTIVES, with the run's options
+    shifts = row.ratio == "log-shifted"          # RSPO, which compares routers
     live = mini if settings.plain else equal_groups.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     done = []                                    # the statistics of each micro-batch
@@ -184,7 +184,7 @@ def update(settings, learner, mini):
             shift = router_shift(part.routes.logits, new.routes.logits, part.routes.indices,
                                  part.rollout.mask) if shifts else None             # [b, T]
             loss, stats = policy_loss(
-                learner.objective, new.logp, part.old_logp, part.advantages, part.rollout.mask,
+                row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
                 mismatch=part.factors, router_shift=shift)
             terms = {name: term for in_loss in features.hooks["in_loss"]
@@ -216,7 +216,7 @@ def optimizer_step(settings, learner, stats):
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm or math.inf)
     stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
-    values = torch.stack([x.to(norm.device, learner.exact) for x in stats.values()])
+    values = torch.stack([x.to(norm.device, widest(norm.device)) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
@@ -226,6 +226,11 @@ def optimizer_step(settings, learner, stats):
         learner.schedule.step()
     scaler.update()
     return stats
+
+
+def widest(device):
+    """The floating-point format with the highest precision on a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def overflowed(scaler, stats):
@@ -308,8 +313,7 @@ class Learner:
     """What is trained and what trains it, made once per run."""
 
     settings: object
-    policy: torch.nn.Module      # π_θ, a causal LM of transformers or moe.TinyMoE
-    actor: torch.nn.Module       # the policy and its critic, if there is one
+    actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
     tokenizer: object
     sampler: object              # sampler.sample(prompts, G) -> Rollout
     judge: object                # Task.judge: responses -> the rewards in parts [B, K]
@@ -317,27 +321,27 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: object
     stream: PromptStream         # which prompts come next
-    objective: object = OBJECTIVES["gspo"]   # a row of losses.OBJECTIVES with the run's options
     features: Features = Features()  # what the flags of features/ add
-    has_routes: bool = False     # record what the routers of the policy choose
     scaler: object = NO_SCALER   # of gradients, for --fp16
-    half: object = None          # the format of forwards in 16 bits
-    exact: torch.dtype = torch.float64   # the widest floats of the device, for statistics
-    rank: int = 0                # the number of this process
     world: int = 1               # how many processes share the work
+
+    @property
+    def policy(self):
+        """π_θ, a causal LM of transformers or moe.TinyMoE."""
+        return self.actor.policy
 
     @torch.no_grad()
     def score(self, rollout, entropy=False, scorer=None):
         """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
         another than the policy's."""
         # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
-        alike = self.settings.micro_batch_size or self.half
-        policy = scorer.policy if scorer else self.policy
-        record = self.has_routes and (scorer is None or bool(routers_of(policy)))
+        alike = self.settings.micro_batch_size or self.settings.half
+        other = scorer or self.actor
+        record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
         for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
             part = rollout.rows(start, stop)
-            with forced(policy, part):
+            with forced(other.policy, part):
                 scores = (scorer or self.response_logp)(
                     part, temperature=self.settings.temperature, entropy=entropy,
                     record=record)
@@ -350,9 +354,8 @@ class Learner:
         size: rows per pass; None: as in an update."""
         size = size or self.rows_per_pass()
         B = len(rollout.mask)
-        first = self.rank * B // self.world
-        end = (self.rank + 1) * B // self.world
-        return [(start, min(start + size, end)) for start in range(first, end, size)]
+        own = processes.share(B) if self.world > 1 else slice(0, B)
+        return [(start, min(start + size, own.stop)) for start in range(own.start, own.stop, size)]
 
     def rows_per_pass(self):
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
@@ -361,7 +364,7 @@ class Learner:
         G = self.settings.num_generations
         rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
         size = settings.micro_batch_size or rows
-        while self.half and size > G and rows % size:
+        while settings.half and size > G and rows % size:
             size -= G
         return size
 
@@ -386,15 +389,10 @@ def make_learner(settings, task, policy, tokenizer, device):
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
     return Learner(
-        settings, policy, actor, tokenizer, sampler,
-        judge=judge, response_logp=wrapped, optimizer=optimizer,
-        schedule=make_schedule(settings, optimizer, features.head_start),
-        stream=stream,
-        objective=settings.row,
-        features=features,
-        has_routes=bool(routers_of(policy)) and settings.old_logp == "recompute",
-        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16), half=settings.half,
-        exact=widest(device), rank=processes.rank(), world=processes.world())
+        settings, actor, tokenizer, sampler, judge=judge, response_logp=wrapped,
+        optimizer=optimizer, schedule=make_schedule(settings, optimizer, features.head_start),
+        stream=stream, features=features, world=processes.world(),
+        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
 
 
 def make_optimizer(settings, actor):

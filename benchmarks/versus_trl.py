@@ -318,7 +318,7 @@ def contributions(ours, rounds):
         "skipping dead groups": [(equal_groups, "with_gradient", lambda settings, batch: batch)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
-            (learner, "has_routes", False)]}
+            (learner.actor, "routed", False)]}
     stream = PromptStream(ours.task.sizes, seed=1)
     numbers = [stream.next(ours.settings.prompts_per_step) for _ in range(rounds + 1)]
 

@@ -94,7 +94,7 @@ class Lab:
         return train.update(self.args, self.learner, mini)
 
     def score(self, rollout, routes=False):
-        self.learner.has_routes = routes
+        self.learner.actor.routed = routes
         return self.learner.score(rollout)
 
 

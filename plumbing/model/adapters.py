@@ -159,6 +159,7 @@ class Frozen(nn.Module):
         self.actor = [actor]                                 # in a list, so it is no submodule
 
     policy = property(lambda self: self.actor[0].policy)
+    routed = property(lambda self: self.actor[0].routed)
 
     def forward(self, rollout, **options):
         with adapters_at(self.policy, self.policy.first_adapters):

@@ -51,11 +51,6 @@ def arithmetic(args):
     return {"bf16": bf16, "fp16": fp16}
 
 
-def widest(device):
-    """The floating-point format with the highest precision on a device: MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def autocast(device, half):
     """Autocast to `half` on a device; no autocast if `half` is None."""
     return torch.autocast(device.type, half) if half else nullcontext()

@@ -16,6 +16,7 @@ import re
 import shlex
 import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 from typing import get_args, get_origin
@@ -291,7 +292,7 @@ class Core:
         """Row of losses.OBJECTIVES: ratio, clip and reduction."""
         return ALGORITHMS[self.algorithm]["objective"]
 
-    @property
+    @cached_property
     def row(self):
         """The objective's row with the options of this run."""
         return varied(self.objective, self.constants, dual_clip=self.dual_clip,
@@ -307,7 +308,7 @@ class Core:
         """objective_constants as {name: number}."""
         return read_constants(self.objective_constants)
 
-    @property
+    @cached_property
     def half(self):
         """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None

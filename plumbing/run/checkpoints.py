@@ -130,7 +130,8 @@ class Saver:
                                             self.learner.tokenizer, state))
 
     def write(self, marked, state):
-        save(self.folder, marked["step"], self.learner.policy, self.learner.tokenizer, state)
+        save(self.folder, marked["step"], self.learner.actor.policy, self.learner.tokenizer,
+             state)
 
     def alone(self):
         """Whether there is one process, which holds all weights."""

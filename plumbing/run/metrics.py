@@ -14,9 +14,9 @@ import time
 import torch
 
 from advantages import ADVANTAGES, has_signal
-from losses import OBJECTIVES, STATISTICS
+from losses import STATISTICS
 from plumbing.run import checkpoints
-from plumbing.parallel import devices
+from plumbing.parallel import devices, processes
 from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
@@ -192,7 +192,8 @@ class Recorder:
         self.clock = Clock(device, start, args.steps)
         self.begin = self.clock.begin
         self.lap = self.clock.lap
-        self.clips_s = OBJECTIVES[args.objective].clips_s
+        self.first = processes.rank() == 0                   # the process that writes
+        self.clips_s = args.row.clips_s
         if start == 0:
             self.held_out(0, progress.get("before"))
 
@@ -203,7 +204,7 @@ class Recorder:
 
     def held_out(self, step, answers):
         """Report the result of eval.held_out before or after the run; None: there is none."""
-        if answers and self.learner.rank == 0:
+        if answers and self.first:
             self.report({"step": step, **held_out_record(answers["sampled"])})
 
     def count_bad(self, step, skipped, mini):
@@ -213,7 +214,7 @@ class Recorder:
         if not skipped:
             return
         kept = self.folder / f"bad_batch_step_{step}.pt"
-        if self.learner.rank == 0:
+        if self.first:
             torch.save({"step": step, **vars(mini.rollout), **tensors_of(mini)}, kept)
         if bad >= MAX_BAD_STEPS:
             raise SystemExit(
@@ -241,7 +242,7 @@ class Recorder:
             "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}
         if held:
             record |= held_out_record(held["sampled"])
-        if learner.rank == 0:
+        if self.first:
             self.write(step, record, batch, mini, new)
 
     def write(self, step, record, batch, mini, new):

@@ -15,8 +15,8 @@ def with_gradient(learner, batch):
     filled up with such groups: one with fewer rows may round otherwise than the forward of the old
     log-probs, by more than GSPO's clip range."""
     args = learner.settings
-    pull = learner.objective.kind.pulls
-    others = learner.features.adds_gradient or pull and learner.objective.constants[pull]
+    row = args.row
+    others = learner.features.adds_gradient or row.kind.pulls and row.constants[row.kind.pulls]
     per_response = ADVANTAGES[args.advantage].per == "response"
     mask = batch.rollout.mask
     G = args.num_generations
@@ -30,7 +30,7 @@ def with_gradient(learner, batch):
     moves = [a and n for a, n in zip(signal, tokens)]                               # B ints
     live = [i for i in groups if any(moves[i * G:(i + 1) * G])]                     # [q]
     live = live or [next((i for i in groups if any(tokens[i * G:(i + 1) * G])), 0)]
-    if learner.half:
+    if args.half:
         dead = [i for i in groups if i not in live]
         live += dead[:-len(live) % max(1, learner.rows_per_pass() // G)]
     return batch.groups(torch.tensor(live))

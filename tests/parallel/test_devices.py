@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -227,8 +226,7 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
-    monkeypatch.setattr(train, "widest",
-                        lambda device: devices.widest(SimpleNamespace(type="mps")))
+    monkeypatch.setattr(train, "widest", lambda device: torch.float32)
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.kind_of(args), torch.device("cpu")][1])
     with Mps():
