@@ -31,7 +31,6 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from plumbing.data import tasks
-from plumbing.model.halves import halves
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import base_sampler
@@ -144,7 +143,8 @@ def held_out(args, actor, tokenizer, task):
     None without --eval_samples."""
     if not args.eval_samples:
         return None
-    halved = autocast(actor.policy.device, args.half if halves(args) else None)
+    frozen = not all(p.requires_grad for p in actor.policy.parameters())     # in 16 bits, with half
+    halved = autocast(actor.policy.device, args.half if frozen else None)
     with gathered(actor) as policy, halved:
         sampler = base_sampler(args, policy, tokenizer, task)
         return {kind: evaluate(args, sampler, task, task.test[:args.eval_prompts],

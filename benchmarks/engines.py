@@ -21,9 +21,9 @@ import torch  # noqa: E402
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from features import vllm_engine as vllm  # noqa: E402
+from features.lora import add_adapters  # noqa: E402
 from moe import TinyMoE  # noqa: E402
 from plumbing.data.running_sum import builtin_tokenizer  # noqa: E402
-from plumbing.model.adapters import add_adapters  # noqa: E402
 from plumbing.model.cold_start import tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402

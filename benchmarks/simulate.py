@@ -19,10 +19,10 @@ from pretend_device import gpu  # noqa: E402  before torch
 
 import torch  # noqa: E402
 
+from features.lora import add_adapters  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from plumbing.model.actor import make_scorer  # noqa: E402
-from plumbing.model.adapters import add_adapters  # noqa: E402
-from plumbing.model.halves import halve_matrices, halves  # noqa: E402
+from plumbing.model.halves import halve_matrices  # noqa: E402
 from plumbing.run.arguments import parse  # noqa: E402
 from shapes import SHAPES, random_model, random_rollout  # noqa: E402
 from timing import RESULTS, publish, table  # noqa: E402
@@ -54,7 +54,7 @@ def simulated(flags, layers=None):
     policy.tie_weights()
     if settings.use_peft:
         policy = add_adapters(policy.float(), settings).to_empty(device="meta")
-    if halves(settings):
+    if settings.half:
         halve_matrices(policy, settings.half)
     G = settings.num_generations
     rows = settings.prompts_per_step // settings.steps_per_generation * G

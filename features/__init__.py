@@ -9,8 +9,10 @@ from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
 from features.entropy import Entropy
 from features.lengths import Lengths
+from features.four_bit import FourBit
 from features.likelihood import Likelihood
 from features.load_balancing import LoadBalancing
+from features.lora import LoRA
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
 from features.rounding import Rounding
@@ -24,6 +26,6 @@ from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
-FEATURES = (RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO, Lengths,
-            TokenCredit, Distillation, AdvantageClip, ZeroVariance, ReferenceKL, Mismatch, Entropy,
-            Critic, Likelihood, LoadBalancing, Trackers)
+FEATURES = (FourBit, LoRA, RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO,
+            Lengths, TokenCredit, Distillation, AdvantageClip, ZeroVariance, ReferenceKL, Mismatch,
+            Entropy, Critic, Likelihood, LoadBalancing, Trackers)

@@ -22,6 +22,7 @@ class Feature:
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
+    keeps_adapters = False       # whether adapters stay apart from the weights, see `policy`
     engines = ()                 # values of --sampler that it stands for, see `engine`
     needs_actor = False          # whether its forwards return more than rollout.Scores
     head_start = 0               # rollout batches at the peak learning rate before its schedule
@@ -57,6 +58,13 @@ class Feature:
     def verl(cls, settings):
         """{key of verl: value}, or a text: what verl has not. Only where it is on."""
         return {}
+
+    @classmethod
+    def policy(cls, settings, policy, saved):
+        """The policy that is trained, in place of this one, which is on the CPU. saved: the
+        checkpoint that the run goes on from, or None. A feature that keeps_adapters reads them
+        itself, from there or from --model_name_or_path; the policy is then their base model."""
+        return policy
 
     @classmethod
     def engine(cls, settings):

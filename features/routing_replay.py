@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
+from plumbing.parallel.devices import autocast
 from routes import Pass, Routes, record_routes, replay_routes, routers_of
 
 
@@ -59,7 +60,8 @@ class RoutingReplay(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.learner = None
-        check_routers(run.actor.policy)
+        with autocast(run.device, run.settings.half):
+            check_routers(run.actor.policy)
 
     def sampler(self, sampler):
         return RecordingSampler(sampler, self.settings) if self.by_sampler() else sampler

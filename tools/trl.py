@@ -164,15 +164,6 @@ def mismatch(settings):
             f"{prefix}_clip_max": high}
 
 
-def lora(settings):
-    if not settings.use_peft:
-        return {}
-    targets = settings.lora_target_modules or "all-linear"
-    return {}, (f"for GRPOTrainer: peft_config=LoraConfig(r={settings.lora_r}, "
-                f"lora_alpha={settings.lora_alpha}, target_modules={targets!r}, "
-                "task_type='CAUSAL_LM')")
-
-
 def optimizer(settings):
     notes = []
     if settings.warmup_steps:
@@ -224,7 +215,6 @@ SUBJECTS = {
     stop: "stop",
     own_sampler: "sampler",
     mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
-    lora: "use_peft lora_r lora_alpha lora_target_modules",
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed",

@@ -172,13 +172,6 @@ def old_logp(settings):
 
 
 
-def lora(settings):
-    if not settings.use_peft:
-        return {}
-    return {f"{MODEL}.lora_rank": settings.lora_r, f"{MODEL}.lora_alpha": settings.lora_alpha,
-            f"{MODEL}.target_modules": settings.lora_target_modules or "all-linear"}
-
-
 def batches(settings):
     return {
         "data.train_batch_size": settings.prompts_per_step,
@@ -265,7 +258,6 @@ SUBJECTS = {
     entropy: "entropy_coef entropy_quantile",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
-    lora: "use_peft lora_r lora_alpha lora_target_modules",
     off_policy_mask: "off_policy_mask",
     trl.kept_tokens: "top_p top_k"}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from plumbing.data.reward_functions import load_here
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
-from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import FastSampler
 from plumbing.speed.rollouts import concat
 from rollout import Sampler
@@ -18,8 +17,6 @@ def make_sampler(settings, actor, tokenizer, task, of_features=()):
     sampler = base_sampler(settings, actor.policy, tokenizer, task)
     for own in of_features:
         sampler = own(sampler)
-    if settings.load_in_4bit:
-        sampler = AutocastSampler(sampler, settings.half)
     return SharedSampler(sampler, actor) if processes.world() > 1 else sampler
 
 
@@ -58,18 +55,6 @@ def load_once(name, path, changed):
 
 
 # --------------------------------------------------------------------------------------- wrappers
-
-class AutocastSampler(Wrapper):
-    """Samples from the weights that are trained, in the arithmetic of scoring and updates."""
-
-    def __init__(self, sampler, half):
-        super().__init__(sampler)
-        self.half = half
-
-    def sample(self, *inputs, **options):
-        with autocast(self.policy.device, self.half):
-            return self.sampler.sample(*inputs, **options)
-
 
 class SharedSampler(Wrapper):
     """Each process samples for its share of the prompts; every process gets the whole rollout."""

@@ -1,13 +1,12 @@
 """The trained module, policy and critic: how it is loaded and scored."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from plumbing.model.adapters import (Frozen, add_adapters, check_continues, in_4bit, is_adapter,
-                                     load_adapters, named_adapters)
-from plumbing.model.halves import halve_matrices, halves
+from plumbing.model.adapters import is_adapter
+from plumbing.model.halves import halve_matrices
 from plumbing.model.policy import load_base, load_policy, most_tokens
 from plumbing.parallel import processes
 from plumbing.speed import fast
@@ -57,7 +56,7 @@ def plain_logp(model, rollout, temperature, entropy, entropy_grad, record):
 def make_scorer(args, policy, more=False):
     """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor. more:
     whether a feature does."""
-    needs = (more, not args.plain, args.half, halves(args), args.gradient_checkpointing,
+    needs = (more, not args.plain, args.half, args.gradient_checkpointing,
              processes.world() > 1)
     return Actor(policy, args) if any(needs) else Scorer(policy)
 
@@ -80,29 +79,25 @@ def checkpoint_activations(policy):
     (enable or policy.gradient_checkpointing_enable)()
 
 
-def trained_policy(args, task, device, folder=None):
-    """(policy, tokenizer): load_policy's, made ready for training; folder: a checkpoint of this run
-    to go on from.
+def trained_policy(settings, task, device, saved=None):
+    """(policy, tokenizer): load_policy's, made ready for training; saved: a checkpoint of this run
+    to go on from."""
+    def change(policy):
+        policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and is frozen
+        for feature in settings.features:
+            policy = feature.policy(settings, policy, saved)
+        return policy
 
-    With --use_peft the base weights are those that the run started from, and the adapters are read
-    from `folder`.
-    """
-    if args.use_peft:
-        policy, tokenizer = adapted_policy(args, task, device)
-        start = args.model_name_or_path
-        if is_adapter(start) and in_4bit(start) and not args.load_in_4bit:
-            raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
-                             " weights; add --load_in_4bit, or start from their merged weights "
-                             "(docs/data.md)")
-        if folder:
-            load_adapters(policy, folder)
+    if any(feature.keeps_adapters for feature in settings.features):
+        name = settings.model_name_or_path
+        load = load_base if is_adapter(name) else load_policy
+        policy, tokenizer = load(settings, task, device, name, change)
     else:
-        policy, tokenizer = load_policy(args, task, device, folder)
-        policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and was frozen
-    if args.router_shift:
-        check_router_shift(args, policy)
-    if halves(args):
-        halve_matrices(policy, args.half)
+        policy, tokenizer = load_policy(settings, task, device, saved, change)
+    if settings.router_shift:
+        check_router_shift(settings, policy)
+    if settings.half:
+        halve_matrices(policy, settings.half)                # those that are frozen
     return policy, tokenizer
 
 
@@ -117,22 +112,6 @@ def check_router_shift(args, policy):
                          "expert by a sigmoid; use another --algorithm")
 
 
-def adapted_policy(args, task, device):
-    """(policy, tokenizer) that a run with --use_peft starts from: a model with new adapters, or, if
-    --model_name_or_path is an adapter's checkpoint, its base model with those adapters. Keeps a
-    copy of the adapters for the reference of --beta in `first_adapters`."""
-    name = args.model_name_or_path
-    start = name if is_adapter(name) else None
-    if start:
-        policy, tokenizer = load_base(args, task, device, start)
-        check_continues(policy, args, start)
-    else:
-        policy, tokenizer = load_policy(args, task, device)
-    add_adapters(policy, args, start).to(device)
-    policy.first_adapters = [p.detach().clone() for p in named_adapters(policy).values()]
-    return policy, tokenizer
-
-
 @dataclass
 class Run:
     """What a feature is made with, before the actor is wrapped and the optimizer is made."""
@@ -144,10 +123,8 @@ class Run:
     actor: torch.nn.Module       # a Scorer with the policy
 
     def frozen(self):
-        """A frozen Scorer of the policy that the run started from. With adapters it is the same
-        model with the first adapters. No random numbers of the run are drawn."""
-        if self.settings.use_peft:
-            return Frozen(self.actor)
+        """A frozen Scorer of the policy that the run started from. No random numbers of the run are
+        drawn. A feature may replace this method, and give its Scorer a method `pairs`."""
         with torch.random.fork_rng(devices=[]):
             policy = load_policy(self.settings, self.task, self.device)[0]
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
@@ -155,13 +132,12 @@ class Run:
     def another(self, flag):
         """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
         as load_policy does."""
-        settings = replace(self.settings, load_in_4bit=False)
         try:
-            policy, tokenizer = load_policy(settings, self.task, self.device,
+            policy, tokenizer = load_policy(self.settings, self.task, self.device,
                                             getattr(self.settings, flag))
         except ValueError as error:
             raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
-        return make_scorer(settings, policy).to(self.device).requires_grad_(False), tokenizer
+        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False), tokenizer
 
     def join(self, rollouts):
         """Rollouts of the same group size as one."""
@@ -181,10 +157,9 @@ class Run:
 
 
 def pairs_of(reference, policy):
-    """[(weight of the reference, weight of the policy)]: of the adapters if there are any, else of
-    the whole model; in an order that a checkpoint can keep."""
-    if isinstance(reference, Frozen):
-        return list(zip(policy.first_adapters, named_adapters(policy).values(), strict=True))
+    """[(weight of the reference, weight of the policy)], in an order that a checkpoint can keep."""
+    if hasattr(reference, "pairs"):
+        return reference.pairs()
     return list(zip(reference.policy.parameters(), policy.parameters(), strict=True))
 
 

@@ -32,6 +32,6 @@ def merged(policy, dtype=torch.float32):
             plain.config.tie_word_embeddings = False
         layer.merge()
         plain.set_submodule(name, base)
-    for name in ("adapters", "first_adapters", "peft_config"):
+    for name in ("adapters", "first_adapters", "peft_config", "save_pretrained"):
         vars(plain).pop(name, None)
     return plain

@@ -1,16 +1,11 @@
 """Frozen matrices in 16 bits: 2 bytes per parameter instead of 4. Autocast would round them at each
-use anyway, so forward and backward are bit-equal (tests/model/test_adapters.py)."""
+use anyway, so forward and backward are bit-equal (tests/features/test_lora.py)."""
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from moe import Experts
-
-
-def halves(args):
-    """Whether matrices are held in 16 bits: in a run with autocast that trains adapters alone."""
-    return bool(args.half) and args.use_peft
 
 
 @torch.no_grad()

@@ -3,7 +3,6 @@
 
 import re
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,11 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing.model.adapters import add_adapters, base_of, in_4bit, is_adapter
+from plumbing.model.adapters import base_of, in_4bit, is_adapter, put_in
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
 from plumbing.model.copies import merged
-from plumbing.model.fourbit import compute_in, quantize, round_to_4bit
+from plumbing.model.fourbit import round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
 from routes import record_routes, routers_of
@@ -26,9 +25,10 @@ SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(args, task, device, folder=None):
+def load_policy(args, task, device, folder=None, change=None):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
-    built-in tiny MoE after its cold start.
+    built-in tiny MoE after its cold start. change: a function of the policy as it was read -> what
+    takes its place.
 
     Raises ValueError for a folder that is missing, is not a checkpoint or has no safetensors file
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
@@ -36,10 +36,11 @@ def load_policy(args, task, device, folder=None):
     """
     name = folder or args.model_name_or_path
     if name is None:
-        return cold_start(args, task, device)
+        policy, tokenizer = cold_start(args, task, device)
+        return (change(policy).to(device) if change else policy), tokenizer
     name = str(name)
     if is_adapter(name):
-        return load_merged(args, task, device, name)
+        return load_merged(args, task, device, name, change)
     check_sound(name, "--model_name_or_path")
     try:
         policy, tokenizer = read_checkpoint(name)
@@ -51,36 +52,34 @@ def load_policy(args, task, device, folder=None):
 
     policy = policy.float()
     try:
-        policy = quantize(policy) if args.load_in_4bit else policy
-        policy = on_its_device(policy, device).eval()
         policy.name_or_path = name
+        policy = on_its_device(change(policy) if change else policy, device).eval()
         check_length(policy.config, args, task)
         check_positions(policy, tokenizer, args, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy)
     except ValueError as error:
         raise ValueError(f"--model_name_or_path {name}: {error}") from None
-    compute_in(policy, args.half)
     return policy, tokenizer
 
 
-def load_merged(args, task, device, name):
+def load_merged(args, task, device, name, change):
     """(policy, tokenizer) of an adapter's checkpoint, with the adapters added to the weights that
     they were trained beside: those of the base model, or what they are after 4-bit quantization.
     """
-    policy, tokenizer = load_base(replace(args, load_in_4bit=False), task, device, name)
+    policy, tokenizer = load_base(args, task, device, name)
     if in_4bit(name):
         round_to_4bit(policy)
-    policy = merged(add_adapters(policy, args, name).to(device))
+    policy = merged(put_in(policy, folder=name).to(device))
     policy.name_or_path = name
-    return policy, tokenizer
+    return (change(policy).to(device) if change else policy), tokenizer
 
 
-def load_base(args, task, device, name):
+def load_base(args, task, device, name, change=None):
     """(policy, tokenizer) of the model that the adapters in the folder `name` belong to."""
     check_sound(name, "--model_name_or_path")
     try:
-        return load_policy(args, task, device, base_of(name))
+        return load_policy(args, task, device, base_of(name), change)
     except ValueError as error:
         raise ValueError(f"{name} is an adapter, and needs its base model: {error}") from None
 

@@ -128,25 +128,6 @@ class Core:
     cold_start_learning_rate: float = flag(3e-3, "tiny MoE: learning rate of the supervised "
                                            "warm-up", above=0, without=OWN_MODEL)
 
-    use_peft: bool = flag(False, "train LoRA adapters and freeze the weights of the model; if "
-                          "--model_name_or_path is an adapter's checkpoint, go on training its "
-                          "adapters (needs pip install peft)", section="adapters",
-                          without="shard")
-    load_in_4bit: bool = flag(
-        False, "store the frozen weights of the policy in 4 bits each (needs pip install "
-               "bitsandbytes)",
-        needs={"use_peft": None,
-               "model_name_or_path": "the tiny MoE's experts are not linear layers"},
-        without={"sampler=vllm": "only the built-in sampler reads 4 bits",
-                 "sampler_dtype": "it samples with the 4-bit weights themselves",
-                 "device=mps": "it has no kernels for MPS"})
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
-    lora_alpha: int = flag(
-        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
-    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter", text=True,
-                                          unset="every linear layer",
-                                          needs="use_peft")
-
     dataset_name: str | None = flag(
         None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
               "reasoning_gym:NAME?option=value&…,NAME…",

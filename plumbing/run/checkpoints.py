@@ -20,7 +20,6 @@ import torch
 from safetensors import SafetensorError
 
 from plumbing.model import checksums
-from plumbing.model.adapters import named_adapters, save_policy
 from plumbing.parallel import processes
 from plumbing.run.arguments import FREE, changed, flags, spelled
 
@@ -207,10 +206,8 @@ def plan(settings, learner, saved):
     """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
     on from, or None. The size is that of float32 weights and AdamW's two moments of those that are
     trained."""
-    policy = learner.policy
-    adapters = named_adapters(policy) if hasattr(policy, "adapters") else {}
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    own = list(adapters.values() or policy.parameters())
+    own = [p for p in learner.policy.parameters() if p.requires_grad]
     kept = [of for state in learner.features.state_dict().values()
             for of in state.values() if isinstance(of, list)]
     critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
@@ -267,10 +264,7 @@ def save(run, step, policy, tokenizer, state):
         with naming(folder, f" (the last complete checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            if hasattr(policy, "adapters"):
-                save_policy(policy, partial)
-            else:
-                policy.save_pretrained(partial)
+            policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / checksums.STATE)
             checksums.seal(partial)

@@ -156,9 +156,8 @@ def check_combinations(args):
          "routers' logits, which are recorded only by --old_logp recompute"),
         ("sampler", args.sampler and args.sampler not in engines and not own_file(args.sampler),
          f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
-        *((name, on and not find_spec("bitsandbytes"),
-           "needs a package that is not installed: pip install bitsandbytes")
-          for name, on in (("load_in_4bit", args.load_in_4bit), ("optim", bits))),
+        ("optim", bits and not find_spec("bitsandbytes"),
+         "needs a package that is not installed: pip install bitsandbytes"),
         ("optim", bits and args.shard, "cannot be combined with --shard: use adamw_torch_fused"),
         ("optim", "paged" in args.optim and kind_of(args) != "cuda",
          "needs a CUDA GPU, whose pages it moves: use adamw_8bit or adamw_torch_fused"),

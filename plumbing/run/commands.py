@@ -22,7 +22,7 @@ COMMANDS = {
 
 # Flags of train.py that change how a policy is trained, not how it is evaluated: whole sections of
 # flags, and single flags of other sections.
-TRAINING = ("the algorithm", "adapters", "the optimizer", "the run")
+TRAINING = ("the algorithm", "the optimizer", "the run")
 TRAINING_FLAGS = ("old_logp", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
                   "shard", "bf16", "fp16")

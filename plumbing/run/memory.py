@@ -14,7 +14,7 @@ def out_of_memory(settings):
     """After an out-of-memory error: one line that names the flags to change."""
     engine = "--vllm_gpu_memory_utilization, " if settings.sampler == "vllm" else ""
     savers = ["gradient_checkpointing", "use_peft", "load_in_4bit"]
-    more = [f"--{name}" for name in savers if not getattr(settings, name)]
+    more = [f"--{name}" for name in savers if not getattr(settings, name, True)]
     more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
     return (f"out of GPU memory: lower {engine}--micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "

@@ -33,7 +33,8 @@ ON = {                                                       # flags that switch
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",
-    "VLLM": "--sampler vllm"}
+    "VLLM": "--sampler vllm", "LoRA": "--use_peft",
+    "FourBit": "--load_in_4bit"}
 NAMES = [feature.__name__ for feature in FEATURES]
 
 
@@ -79,7 +80,8 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, tmp_pat
     assert script(place, workplace, "--help").returncode == 0
     for feature in FEATURES:
         name = feature.__name__
-        if name == "VLLM" and name not in names and not find_spec("vllm"):
+        elsewhere = ["FourBit"] + ["VLLM"] * (not find_spec("vllm"))     # what needs more than this
+        if name in elsewhere and name not in names:
             continue
         done = script(place, workplace, *TINY, *ON[name].split(), "--steps", "1", "--output_dir",
                       name)

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 import tiny_run
 from moe import TinyMoE
 from plumbing.model.actor import Actor, trained_policy
-from plumbing.model.adapters import add_adapters, named_adapters
+from features.lora import add_adapters
+from plumbing.model.adapters import named_adapters
 from plumbing.run.arguments import parse
 from tiny_run import TRAIN
 from train import make_optimizer

@@ -1,4 +1,4 @@
-"""LoRA and frozen matrices in 16 bits: plumbing/model/adapters.py, halves.py.
+"""LoRA and frozen matrices in 16 bits: features/lora.py, plumbing/model/halves.py.
 
 References: peft's own PeftModel, torch's AdamW on the same weights, the flags through train.main.
 """
@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from plumbing.model.adapters import adapters_at, add_adapters, named_adapters, save_policy
+from features.lora import adapters_at, add_adapters, save_policy
+from plumbing.model.adapters import named_adapters
 from plumbing.model.copies import adapted_layers, merged
 from plumbing.model.halves import halve_matrices
 from features.sampler_format import sampling_copy
@@ -102,7 +103,7 @@ def test_a_policy_with_adapters_learns_and_resumes_exactly(run):
     assert differences("whole", "run", 3) == []
 
 
-@pytest.mark.parametrize("flags", ["--routing_replay old", "--algorithm rspo", "--bf16 true"])
+@pytest.mark.parametrize("flags", ["--routing_replay old --bf16", "--algorithm rspo"])
 def test_adapters_go_with(flags, run):
     pytest.importorskip("peft")
     assert run(f"--use_peft {flags}")[0]["grad_norm"] > 0

@@ -1,23 +1,21 @@
-"""--load_in_4bit, LoRA beside 4-bit weights: python -m pytest tests/model/test_fourbit.py
+"""--load_in_4bit, LoRA beside 4-bit weights: python -m pytest tests/features/test_four_bit.py
 
 bitsandbytes computes on a CPU, too. The reference: the same model in float32, with the decoded
 weights in the place of its own.
 """
 
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import models
+from features import four_bit
+from features.lora import add_adapters
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model import fourbit
 from plumbing.model.actor import Run
-from plumbing.model.adapters import add_adapters
 from plumbing.model.policy import load_policy
-from plumbing.run import checks
 from plumbing.run.arguments import parse
 from plumbing.speed import fast
 from rollout import response_logp, sample
@@ -38,8 +36,8 @@ def dense(workplace):
             "--model_name_or_path dense")
 
 
-def loaded(flags, **changes):
-    return load_policy(replace(parse(flags.split()), **changes), None, CPU)[0]
+def loaded(flags, change=four_bit.quantize):
+    return load_policy(parse(flags.split()), None, CPU, change=change)[0]
 
 
 def close(one, other, atol=1e-5):
@@ -48,8 +46,8 @@ def close(one, other, atol=1e-5):
 
 def test_the_layers_hold_four_bits_and_compute_with_what_they_decode(dense):
     from bitsandbytes.functional import dequantize_4bit
-    small, plain = loaded(dense), loaded(dense, load_in_4bit=False)
-    layers = fourbit.small_layers(small)
+    small, plain = loaded(dense), loaded(dense, None)
+    layers = four_bit.small_layers(small)
     assert len(layers) == 2 * 7 and small.lm_head.weight.dtype == torch.float32
     for name, layer in layers:
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
@@ -111,9 +109,9 @@ def test_a_teacher_keeps_its_weights(dense):
     """The flag is about the policy: a teacher is not rounded, and may be a mixture of experts."""
     told = "--algorithm grpo --advantage distillation --teacher_model_name_or_path dense"
     args = parse(f"{dense} {told}".split())
-    plain = loaded(dense, load_in_4bit=False)
+    plain = loaded(dense, None)
     teacher, _ = Run(args, None, TOKENIZER, CPU, None).another("teacher_model_name_or_path")
-    assert fourbit.small_layers(teacher.policy) == []
+    assert four_bit.small_layers(teacher.policy) == []
     assert all(map(torch.equal, teacher.policy.parameters(), plain.parameters()))
 
 
@@ -123,8 +121,8 @@ def test_experts_are_refused(dense, cold_start, run):
 
 
 def test_without_bitsandbytes_the_error_names_it(monkeypatch):
-    find = checks.find_spec
-    monkeypatch.setattr(checks, "find_spec",
+    find = four_bit.find_spec
+    monkeypatch.setattr(four_bit, "find_spec",
                         lambda name: None if name == "bitsandbytes" else find(name))
     with pytest.raises(ValueError, match="pip install bitsandbytes"):
         parse("--model_name_or_path m --use_peft --load_in_4bit".split())
@@ -135,7 +133,7 @@ def test_a_weight_takes_half_a_byte_and_its_share_of_the_scales():
     pytest.importorskip("bitsandbytes")
     policy = torch.nn.Sequential(torch.nn.Linear(2048, 512, bias=False))
     policy.get_output_embeddings = lambda: None
-    layer = fourbit.quantize(policy).to("cpu")[0]
+    layer = four_bit.quantize(policy).to("cpu")[0]
     state = layer.weight.quant_state
     held = layer.weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
     assert held == (1 / 2 + 1 / 64 + 4 / (64 * 256)) * 2048 * 512

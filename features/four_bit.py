@@ -1,0 +1,95 @@
+"""--load_in_4bit: the frozen weights under LoRA's adapters, stored in 4 bits each by bitsandbytes.
+
+The format is QLoRA's NormalFloat (2305.14314): 64 weights share one scale, and 256 scales share a
+second-level scale, which makes 0.52 bytes per weight. A layer decodes its weights before it
+multiplies, so sampling, scoring and updates use the same values. Only linear layers are quantized.
+The LM head, embeddings and norms keep their precision; models with experts are refused, because
+experts are not linear layers here.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from features.feature import Feature, flag, refuse
+from plumbing.engines.wrapper import Wrapper
+from plumbing.model.fourbit import layers_to_quantize
+from plumbing.parallel.devices import autocast
+
+
+@dataclass(frozen=True)
+class Flags:
+    load_in_4bit: bool = flag(
+        False, "store the frozen weights of the policy in 4 bits each (needs pip install "
+               "bitsandbytes)", section="4 bits",
+        needs={"use_peft": None,
+               "model_name_or_path": "the tiny MoE's experts are not linear layers"},
+        without={"sampler=vllm": "only the built-in sampler reads 4 bits",
+                 "sampler_dtype": "it samples with the 4-bit weights themselves",
+                 "device=mps": "it has no kernels for MPS"})
+
+
+class FourBit(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return settings.load_in_4bit
+
+    @classmethod
+    def check(cls, settings):
+        if cls.on(settings) and not find_spec("bitsandbytes"):
+            refuse(settings, "load_in_4bit", "needs a package that is not installed: pip install "
+                   "bitsandbytes")
+
+    @classmethod
+    def policy(cls, settings, policy, saved):
+        return quantize(policy)
+
+    def __init__(self, run):
+        self.half = run.settings.half
+        compute_in(run.actor.policy, self.half)
+
+    def sampler(self, sampler):
+        return AutocastSampler(sampler, self.half)
+
+
+def quantize(policy):
+    """Replace all linear layers but the LM head by 4-bit layers. Their weights are quantized when
+    the policy is moved to its device. Raises ValueError for a model without linear layers or with
+    experts."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+    for name, linear in layers_to_quantize(policy):
+        small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
+                           compute_dtype=torch.float32, quant_type="nf4", device="meta")
+        small.weight = Params4bit(linear.weight.data, quant_type="nf4", module=small)
+        small.bias = linear.bias
+        small.support_avx512bf16_for_cpu = False             # would make sampling alone bfloat16
+        policy.set_submodule(name, small)
+    policy.is_loaded_in_4bit = True                          # peft reads this attribute
+    return policy
+
+
+def small_layers(policy):
+    """[(name, layer)] of the 4-bit layers, by their names before adapters were added."""
+    return [(name.replace(".base_layer", ""), module) for name, module in policy.named_modules()
+            if hasattr(getattr(module, "weight", None), "quant_state")]
+
+
+def compute_in(policy, dtype):
+    """Set the dtype in which 4-bit layers multiply; None means float32."""
+    for _, layer in small_layers(policy):
+        layer.compute_dtype = dtype or torch.float32
+
+
+class AutocastSampler(Wrapper):
+    """Samples from the weights that are trained, in the arithmetic of scoring and updates."""
+
+    def __init__(self, sampler, half):
+        super().__init__(sampler)
+        self.half = half
+
+    def sample(self, *inputs, **options):
+        with autocast(self.policy.device, self.half):
+            return self.sampler.sample(*inputs, **options)
