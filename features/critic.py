@@ -50,10 +50,6 @@ class Critic(Feature):
         if settings.old_logp == "sampler":
             refuse(settings, "old_logp", f"cannot be combined with --advantage {settings.advantage}"
                    ": the critic's old values come from the pass that recomputes log-probs")
-        for name in ("distillation_coef", "advantage_clip"):
-            if getattr(settings, name, None):
-                refuse(settings, name, f"cannot be combined with --advantage {settings.advantage}: "
-                       "the critic's targets are computed from the advantages")
 
     @classmethod
     def trl(cls, settings):

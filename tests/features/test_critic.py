@@ -82,6 +82,28 @@ def test_the_critics_targets_are_gaes_returns_whatever_the_advantage_makes_of_th
     assert values.abs().max() > 1e-3, "the critic has learned something"
 
 
+def test_distillation_is_added_to_the_advantages_and_not_to_the_targets(
+        targets, run, monkeypatch):
+    seen = []
+    loss = train.policy_loss
+
+    def watched(objective, logp, old_logp, advantages, mask, **options):
+        seen.append(advantages)
+        return loss(objective, logp, old_logp, advantages, mask, **options)
+    monkeypatch.setattr(train, "policy_loss", watched)
+    records = run("--algorithm ppo --self_distillation answer --distillation_coef 0.5 --steps 3 "
+                  "--warmup_steps 0 --learning_rate 0.003")
+    for (part, returns), advantages in zip(targets, seen, strict=True):
+        mask, values = part.rollout.mask, part.more["values"]
+        plain, want = by_loops(part.rewards, values, mask)
+        torch.testing.assert_close(returns[mask].double(), want[mask], atol=1e-5, rtol=1e-5)
+        gap = (part.more["teacher_logp"] - part.old_logp)[mask].double()
+        torch.testing.assert_close(advantages[mask].double(), plain[mask] + 0.5 * gap, atol=1e-5,
+                                   rtol=1e-5)
+        assert gap.abs().max() > 1e-3
+    assert len(seen) == 6 and records[-1]["value_loss"] > 0
+
+
 def test_lam_reaches_the_advantages_of_a_run(run, monkeypatch):
     seen = []
     estimate = train.estimate_advantages

@@ -232,8 +232,6 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, run):
      "a run has only one teacher"),
     (ALONE + "--self_distillation answer --algorithm gspo", "use --algorithm gspo_token"),
     ("--self_distillation answer --distillation_coef 1 --algorithm gspo", "takes one per response"),
-    ("--distillation_coef 1 --self_distillation answer --advantage gae",
-     "cannot be combined with --advantage gae"),
     (ALONE + "--self_distillation answer --hint_template {answer}", "must contain {prompt}"),
     ("--hint_template {answer}{prompt}", "needs --self_distillation"),
     ("--teacher_update_rate 0.5", "needs --self_distillation"),

@@ -1,4 +1,6 @@
-"""Groups of equal rewards left out of the loss. python -m pytest tests/features/test_zero_variance.py"""
+"""Groups of equal rewards left out of the loss.
+
+python -m pytest tests/features/test_zero_variance.py"""
 
 import math
 
