@@ -425,7 +425,6 @@ FLAGS = {   # arm: (its flags, the arm without)
     "mask outliers": (f"{PLAIN} --sampler_dtype int3 --mismatch_mask outlier", "int3"),
     "KPop": ("--algorithm kpop", "GRPO"),
     "leave one out, std": (f"{PLAIN} --advantage leave_one_out_std", "GRPO"),
-    "advantage clip": (f"{PLAIN} --advantage_clip 1", "GRPO"),
     "likelihood": (f"{PLAIN} --positive_example_nll_weight 0.1", "GRPO")}
 ADDED = Question(
     claim="A policy learns from its own right responses as hints for its wrong ones",

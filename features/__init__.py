@@ -3,7 +3,6 @@
 To remove one, delete its file, its import and its name in FEATURES. To add one, see feature.py.
 """
 
-from features.advantage_clip import AdvantageClip
 from features.critic import Critic
 from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
@@ -27,5 +26,5 @@ from features.zero_variance import ZeroVariance
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
 FEATURES = (FourBit, LoRA, RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO,
-            Lengths, TokenCredit, Distillation, AdvantageClip, ZeroVariance, ReferenceKL, Mismatch,
-            Entropy, Critic, Likelihood, LoadBalancing, Trackers)
+            Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL, Mismatch, Entropy,
+            Critic, Likelihood, LoadBalancing, Trackers)

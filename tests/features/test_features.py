@@ -27,7 +27,7 @@ ON = {                                                       # flags that switch
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
     "TokenCredit": "--algorithm grpo --advantage token_credit",
     "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",
-    "AdvantageClip": "--advantage_clip 0.5", "ReferenceKL": "--beta 0.1",
+    "ReferenceKL": "--beta 0.1",
     "ZeroVariance": "--zero_variance_filter",
     "Mismatch": "--mismatch token_truncate",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",

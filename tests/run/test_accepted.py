@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from advantages import ADVANTAGES, estimate_advantages
-from features.advantage_clip import AdvantageClip
 from features.distillation import added
 from features.dynamic_sampling import keep_signal
 from features.lengths import Lengths
@@ -26,7 +25,7 @@ from train import Batch
 TOLD = "--self_distillation answer --distillation_coef 0.5"
 SHAPING = ["", "--overlong_cache 0.5", "--mask_truncated_completions",
            "--dynamic_sampling", "--scale_rewards batch", "--scale_rewards mean",
-           "--scale_rewards mean --overlong_cache 0.3", "--advantage_clip 0.5", TOLD,
+           "--scale_rewards mean --overlong_cache 0.3", TOLD,
            f"{TOLD} --self_distillation sibling", "--advantage distillation "
            "--self_distillation answer", *(f"--advantage {name}" for name in ADVANTAGES)]
 T = 6
@@ -61,8 +60,6 @@ def first_batch(args, task):
         teacher_logp=zeros, blamed=mask)
     if args.distillation_coef:
         batch.advantages = added(batch.advantages, args.distillation_coef, zeros, zeros, mask)
-    if args.advantage_clip:
-        AdvantageClip(run).advantages(batch)
     assert batch.advantages.isfinite().all()
     return rollout_metrics(batch, task)
 

@@ -86,7 +86,6 @@ EFFECTS = {
     "reduction": (ONE, None, "sequence-sum", "grad_norm"),
     "objective_constants": (f"{ONE} --algorithm sapo", None, "tau_negative=3", "grad_norm"),
     "advantage": (ONE, None, "leave_one_out", "grad_norm"),
-    "advantage_clip": (ONE, None, "0.5", "grad_norm"),
     "teacher_model_name_or_path": (f"{DATA} --algorithm grpo", None, "model --distillation_coef 1",
                                    lambda seen: "teacher_kl" in seen.metrics[-1]),
     "self_distillation": (f"{TEACHER} --distillation_coef 1 --prompts_per_step 8", "answer",
