@@ -107,8 +107,7 @@ class Feature:
 
     def metrics(self, batch, mini, new):
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
-        under the policy after the updates. It is called before the core's own metrics of routers,
-        which describe the routes of these two."""
+        under the policy after the updates."""
 
     def report(self, folder, record):
         """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it

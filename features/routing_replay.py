@@ -83,12 +83,13 @@ class RoutingReplay(Feature):
         batch.rollout = attach(batch.rollout, RecordedRoutes(old.passes, own))
 
     def metrics(self, batch, mini, new):
-        """The core's metrics describe what routers choose by themselves: so they get these."""
+        """own_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
+        flip_rate and tokens.jsonl describe."""
         routes = batch.rollout.attached["routes"]
         if not isinstance(routes, RecordedRoutes):
             return {"route_bytes_per_token": None}
-        mini.routes = mini.rollout.attached["routes"].own or mini.routes
-        new.routes = self.learner.score(unforced(mini.rollout)).routes
+        free = self.learner.score(unforced(mini.rollout)).routes                    # [L, B, T, ·]
+        mini.more["own_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
         return {"route_bytes_per_token": route_bytes(routes.recorded) / tokens}
 

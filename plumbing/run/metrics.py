@@ -154,6 +154,12 @@ def mean_of(x, mask):
     return chosen.mean().item() if len(chosen) else None
 
 
+def own_routes(mini, new):
+    """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
+    each, also where a feature forces other experts; None for what was not recorded."""
+    return mini.more.get("own_routes", (mini.routes, new.routes))
+
+
 def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
@@ -164,8 +170,9 @@ def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     for metrics in of_features:
         more |= metrics(batch, mini, new)
     flips = None
-    if mini.routes and new.routes and mini.rollout.mask.any():
-        flips = flip_rate(mini.routes.indices, new.routes.indices, mini.rollout.mask).tolist()
+    own = own_routes(mini, new)
+    if all(own) and mini.rollout.mask.any():
+        flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     mismatch = None
     if args.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
@@ -382,12 +389,13 @@ def group_record(step, mini, new, tokenizer, task):
     if task.first_error:
         problem = one.problems[0]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
-    if one.routes and new.routes:
+    own = own_routes(mini, new)
+    if all(own):
         new_logits = new.routes.logits[:, rows]                                     # [L, G, T, E]
         shift = router_shift(one.routes.logits, new_logits, one.routes.indices,
                              one.rollout.mask)                                      # [G, T]
-        more |= dict(old_experts=one.routes.indices, new_experts=new.routes.indices[:, rows],
-                     router_shift=shift)
+        old_experts, new_experts = (x.indices[:, rows] for x in own)                # [L, G, T, K]
+        more |= dict(old_experts=old_experts, new_experts=new_experts, router_shift=shift)
     if one.factors is not None:
         more["factors"] = one.factors
     if one.rollout.kept is not None:

@@ -6,8 +6,10 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 """
 
 import copy
+import json
 import math
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -240,3 +242,20 @@ def test_r3_trains_on_the_samplers_log_probs(run):
     ("--routing_replay r3", "known: none, old, rollout")])
 def test_what_replay_cannot_do_is_refused(line, words, refused):
     assert words in refused(line)
+
+
+def test_tokens_show_the_routers_own_experts_and_the_shift_of_the_forced_ones(run, monkeypatch):
+    shift, forced_ones = run_metrics.router_shift, []
+
+    def noted(old, new, indices, mask):
+        forced_ones.append(indices)                                                 # [L, G, T, K]
+        return shift(old, new, indices, mask)
+    monkeypatch.setattr(run_metrics, "router_shift", noted)
+    run(LINE + "--routing_replay rollout --sampler_dtype int3 --steps 1")
+    record = json.loads(Path("run/tokens.jsonl").read_text())
+    own = [experts for layer in record["old_experts"] for row in layer for experts in row]
+    length = [len(row) for row in record["mask"]]
+    forced = [forced_ones[0][layer, g, t].tolist() for layer in range(len(forced_ones[0]))
+              for g, n in enumerate(length) for t in range(n)]
+    apart = [sorted(a) != sorted(b) for a, b in zip(own, forced, strict=True)]
+    assert any(apart) and not all(apart)
