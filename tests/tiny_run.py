@@ -41,11 +41,19 @@ def jsonl(path, rows):
     return str(path)
 
 
+def read_json(path):
+    """What a file holds: of .jsonl a list of its lines."""
+    text = Path(path).read_text()
+    if str(path).endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    return json.loads(text)
+
+
 def metrics(run):
     """The lines of metrics.jsonl, without what a clock says."""
     clocks = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")
-    lines = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in clocks} for line in lines]
+    return [{key: value for key, value in line.items() if key not in clocks}
+            for line in read_json(Path(run) / "metrics.jsonl")]
 
 
 def state(run, step):

@@ -69,7 +69,8 @@ class Characters(gspo.Characters):
         return super().decode([i for i in ids if i != 16])
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["once", "twice"])
+@pytest.fixture(scope="module", params=[
+    1, pytest.param(2, marks=pytest.mark.slow)], ids=["once", "twice"])
 def page(request, tmp_path_factory):
     """With every mini-batch used once, and twice. train.py trains two batches from a start;
     page(**changed) lets the page train on the same tokens, with other constants or functions of

@@ -3,7 +3,6 @@ References: transformers' own logits warpers, an enumerated expectation, a float
 python -m pytest tests/concepts/test_kept_tokens.py
 """
 
-import json
 import math
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from plumbing.speed import fast
 from plumbing.speed.rollouts import concat
 from ratios import token_ratio
 from rollout import draw_token, kept_tokens, only, response_logp, sample, token_logp
+from tiny_run import read_json
 
 PROMPTS = [[3, 10, 4, 11], [7, 10, 2, 10, 9, 11], [1, 11]]
 TOKENIZER = builtin_tokenizer()
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_refused(flags, words, refused):
 
 
 def saved_group(folder):
-    return json.loads(Path(folder, "tokens.jsonl").read_text().splitlines()[0])
+    return read_json(Path(folder, "tokens.jsonl"))[0]
 
 
 def test_the_page_of_a_run_knows_the_sets_and_the_responses_that_were_cut_off(run):

@@ -16,6 +16,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, Dynam
 import models
 from moe import TinyMoE
 from plumbing.speed.experts import AllExperts
+from tiny_run import read_json
 
 V = 19
 SHAPE = dict(vocab_size=V, num_hidden_layers=3, moe_intermediate_size=24, num_experts=6,
@@ -191,7 +192,7 @@ def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
 def test_transformers_reads_our_checkpoint_and_generates(tmp_path, changes):
     tiny = make(**changes)
     tiny.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = read_json(tmp_path / "config.json")
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
     assert AutoConfig.from_pretrained(tmp_path).model_type == "qwen3_moe"
     assert not list(tmp_path.glob("*.bin"))
@@ -233,7 +234,7 @@ def test_all_tokens_that_end_a_response_survive_load_and_save(run, cold_start):
     GenerationConfig(eos_token_id=ends).save_pretrained(folder)
     run("--model_name_or_path checkpoint")
     saved = Path("run/checkpoints/step_1")
-    assert json.loads((saved / "generation_config.json").read_text())["eos_token_id"] == ends
+    assert read_json(saved / "generation_config.json")["eos_token_id"] == ends
     assert TinyMoE.from_pretrained(saved).generation_config.eos_token_id == ends
     for line in Path("run/samples.jsonl").read_text().splitlines():
         for sample in json.loads(line)["samples"]:
@@ -251,7 +252,7 @@ def edited(change):
 
 def reconfigured(**values):
     def damage(folder):
-        config = json.loads((folder / "config.json").read_text())
+        config = read_json(folder / "config.json")
         (folder / "config.json").write_text(json.dumps(config | values))
     return damage
 

@@ -24,7 +24,7 @@ import train
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import Recorder
-from tiny_run import SMALL, TINY, metrics
+from tiny_run import SMALL, TINY, metrics, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -186,7 +186,7 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     Path("checkpoints").symlink_to(SMOLLM2.parent)
     train.main([*section("A tool")[0], *small])
     record, = metrics("run")
-    group = json.loads(Path("run/tokens.jsonl").read_text().splitlines()[0])
+    group = read_json("run/tokens.jsonl")[0]
     rows = [*zip(group["tokens"], group["mask"])]
     holes = ["".join(t for t, own in zip(tokens, mask) if not own) for tokens, mask in rows]
     called = ["".join(tokens) for tokens, mask in rows if 0 in mask]
@@ -241,7 +241,7 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch, capsys):
     exec(Path("merge.py").read_text().replace("step_40", "step_4"), {})
     plain = AutoModelForCausalLM.from_pretrained("runs/notes/merged")
     tokenizer = AutoTokenizer.from_pretrained("runs/notes/merged")
-    settings = json.loads(Path("runs/notes/config.json").read_text())["arguments"]
+    settings = read_json("runs/notes/config.json")["arguments"]
     prompt = settings["prompt_template"].replace("{prompt}", NOTE)
     inputs = tokenizer(f"{settings['system_prompt']}\n{prompt}", return_tensors="pt")
     output = plain.generate(**inputs, max_new_tokens=32, do_sample=False, stop_strings="\n",
@@ -292,5 +292,5 @@ def test_a_curriculum(model, capsys):
     assert joins in capsys.readouterr().out
     train.main([*SHORT, *own, "--steps", "2", "--stage2_step", "1"])
     assert joins in capsys.readouterr().out
-    samples = json.loads(Path("runs/stages/samples.jsonl").read_text().splitlines()[0])["samples"]
+    samples = read_json("runs/stages/samples.jsonl")[0]["samples"]
     assert samples and all(len(sample["prompt"]) == 4 for sample in samples)

@@ -1,7 +1,6 @@
 """Prompts: what stands around them, and what the policy reads in the end.
 python -m pytest tests/data/test_prompts.py"""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt, shown
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
-from tiny_run import jsonl
+from tiny_run import jsonl, read_json
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -97,7 +96,7 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
     assert out.index("first prompt") < out.index("batch 1/1")
     responses = Path("seen").read_text().splitlines()        # the template's part is not in them
     assert responses and max(map(len, responses)) <= 4
-    for sample in json.loads(Path("run/samples.jsonl").read_text())["samples"]:
+    for sample in read_json("run/samples.jsonl")[0]["samples"]:
         assert len(sample["response"]) <= 4 and sample["prompt"].endswith("+1=")
 
 

@@ -3,7 +3,6 @@ weighed, and what is logged. python -m pytest tests/data/test_rewards.py"""
 
 import importlib.util
 import inspect
-import json
 import math
 import re
 import shutil
@@ -28,7 +27,7 @@ from plumbing.data.tasks import load_task
 from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.parallel import processes
 from rollout import Rollout
-from tiny_run import SMALL, TRAIN, differences, jsonl, metrics
+from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, read_json
 
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
         "--verifier mine.py:reward ")
@@ -379,11 +378,11 @@ def test_a_trl_function_works_unchanged(task, sums):
 def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged):
     records = judged(
         "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
-        "    with open('calls', 'a') as file:\n"
+        "    with open('calls.jsonl', 'a') as file:\n"
         "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
         "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
         "--steps 2 --verifier mine.py:reward exact")
-    trial, *calls = map(json.loads, Path("calls").read_text().splitlines())
+    trial, *calls = read_json("calls.jsonl")
     assert [ids[-1] for ids in trial[2]] == [15] * 8         # answers and <eos>
     for (prompts, completions, ids, columns), record in zip(calls, records, strict=True):
         assert len(prompts) == len(completions) == len(ids) == 16
@@ -412,7 +411,7 @@ def test_an_answer_without_any_reward_does_not_pass(judged):
     record, = judged("def reward(completions, **columns):\n"
                      "    return [None if i % 4 == 1 else 1.0 for i in range(len(completions))]\n",
                      "--eval_samples 4 --eval_prompts 2")
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     assert record["pass_rate"] == 0.75 and record["reward"] == 1
     assert record["reward_parts"] == {"reward": 1}
     assert record["dead_groups"] == 1 and record["verifier_errors"] >= 4

@@ -1,7 +1,6 @@
 """Masks with holes: what a tool inserted is read by the policy and is no loss token.
 python -m pytest tests/data/test_tools.py"""
 
-import json
 import random
 import sys
 from dataclasses import replace
@@ -26,7 +25,7 @@ from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample
 from rollout import use_tool
-from tiny_run import TINY, metrics
+from tiny_run import TINY, metrics, read_json
 
 sys.path.insert(0, str(Path(__file__).parent))
 import calculator as toy  # noqa: E402
@@ -295,7 +294,7 @@ def slow(line):
 def test_the_calculator_trains_with(line, small):
     first, _ = small(line + " --eval_samples 1")
     assert first["mismatch_kl"] < (1 if "int4" in line else 1e-8)
-    samples = map(json.loads, Path("run/samples.jsonl").read_text().splitlines())
+    samples = read_json("run/samples.jsonl")
     longest = max(len(sample["response"]) for line in samples for sample in line["samples"])
     assert first["length"] < longest + 1                     # the tool's tokens are in no length
 

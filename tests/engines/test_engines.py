@@ -3,7 +3,6 @@
 python -m pytest tests/engines/test_engines.py"""
 
 import importlib
-import json
 import math
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from plumbing.engines.agreement import check_agreement
 from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
 from features.vllm_engine import RUNNING, VllmSampler, close_engine
 from rollout import response_logp, sample
-from tiny_run import differences, jsonl, metrics
+from tiny_run import differences, jsonl, metrics, read_json
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = [[1, 10, 2, 11], [3, 11], [4, 10, 4, 10, 4, 11]]
@@ -200,7 +199,7 @@ def test_passk_uses_an_engine_in_the_format_that_it_is_given(place, vllm):
     for line, loads in (("", 0), ("--sampler vllm", 1),
                         ("--sampler vllm --sampler_dtype bfloat16", 2)):
         eval.main((PASSK + line + " --temperature 0.01 --output scores.json").split())
-        found = json.loads(Path("scores.json").read_text())["checkpoints"][0]
+        found = read_json("scores.json")["checkpoints"][0]
         lengths.append(found["mean_length"])
         assert vllm.CALLS.count("load") == loads
         if loads:

@@ -1,7 +1,6 @@
 """Samplers: a class of the user's own, from the command line.
 python -m pytest tests/engines/test_samplers.py"""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from models import for_chats, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.samplers import load_class
 from rollout import response_logp
-from tiny_run import jsonl
+from tiny_run import jsonl, read_json
 
 ROOT = Path(__file__).parents[2]
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
@@ -104,7 +103,7 @@ def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(roundin
     Path("answers.py").write_text(ANSWERS)
     line = DATA + "--sampler answers.py:Answers "
     run(line + rounding + " --eval_samples 2")
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     for name in ("pass_at_1_before", "greedy_before", "pass_at_1_after"):
         assert summary[name] == 1
     sampler = sys.modules["verifier_answers"].Answers
@@ -112,4 +111,4 @@ def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(roundin
     whole = [torch.float32] * 2
     assert sampler.scale == [*whole, dtype, *whole]
     eval.main(f"passk {line} --n 2 --k 1 --device cpu --output passk.json".split())
-    assert json.loads(Path("passk.json").read_text())["checkpoints"][0]["pass@1"][0] == 1
+    assert read_json("passk.json")["checkpoints"][0]["pass@1"][0] == 1

@@ -20,7 +20,7 @@ from plumbing.model.cold_start import tiny_config
 from plumbing.model.policy import own_logp
 from plumbing.run.arguments import parse
 from rollout import response_logp, sample
-from tiny_run import differences
+from tiny_run import differences, read_json
 
 STUDENT = "--algorithm grpo --warmup_steps 0 "
 ALONE = "--advantage distillation "
@@ -192,7 +192,7 @@ def test_micro_batches_and_the_plain_way_change_nothing(flags, teacher, run):
 def test_sdpo_trains_and_says_how_far_the_teacher_is(run):
     records = run("--steps 2 --algorithm sdpo --num_generations 8")
     assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
-    settings = json.loads(Path("run/config.json").read_text())["arguments"]
+    settings = read_json("run/config.json")["arguments"]
     assert settings["self_distillation"] == "sibling"
     assert settings["teacher_update_rate"] == 0.05
 
@@ -211,7 +211,7 @@ def test_the_averaged_teacher_is_part_of_a_checkpoint(run):
 def test_another_tokenizer_is_refused_in_one_line(teacher, run):
     shutil.copytree("teacher/checkpoints/step_4", "other")
     file = Path("other/tokenizer.json")
-    tokenizer = json.loads(file.read_text())
+    tokenizer = read_json(file)
     tokenizer["model"]["vocab"] |= {"1": 2, "2": 1}
     file.write_text(json.dumps(tokenizer))
     for name in ("SHA256SUMS", "state.pt"):                  # it would be refused as damaged

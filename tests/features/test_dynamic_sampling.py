@@ -1,12 +1,12 @@
 """Dynamic sampling. python -m pytest tests/features/test_dynamic_sampling.py"""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from features import dynamic_sampling
+from tiny_run import read_json
 
 
 def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
@@ -31,7 +31,7 @@ def test_dynamic_sampling_logs_what_was_sampled(run, first):
     assert record["length"] == pytest.approx(sum(lengths) / len(lengths))
     assert record["reward_parts"]["correct"] == pytest.approx(rewards.mean().item())
     assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()))
-    config = json.loads(Path("run/config.json").read_text())
+    config = read_json("run/config.json")
     limit = config["arguments"]["max_completion_length"]
     zone = round(0.5 * limit)                                # DAPO eq. 13
     penalized = [[right - max(0, n - (limit - zone)) / zone

@@ -1,7 +1,6 @@
 """Long responses: the overlong penalty, and responses that were cut off left out of the loss.
 python -m pytest tests/features/test_lengths.py"""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +9,7 @@ import torch
 
 import train
 from features.lengths import Lengths, overlong_zone
-from tiny_run import differences, jsonl
+from tiny_run import differences, jsonl, read_json
 
 CUT = "--max_completion_length 3 --mask_truncated_completions "      # answers of one number have
 HELD = "--lr_scheduler_type constant_with_warmup "                   # three tokens, of two, five
@@ -37,7 +36,7 @@ def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, monkeypatc
     assert right.any() and lengths[right].max() == 5                     # the longest right ones
     assert (batch.parts[right].sum(-1) == 1).all()                       # nothing taken off
     assert {"correct", "overlong"} == record["reward_parts"].keys()
-    config = json.loads(Path("run/config.json").read_text())
+    config = read_json("run/config.json")
     assert limit == config["arguments"]["max_completion_length"]
     zones = [overlong_zone(float(share), n) for n in (limit, limit - 1)]
     assert limit - zones[0] >= 5 > limit - 1 - zones[1]

@@ -1,15 +1,13 @@
 """--report_to. python -m pytest tests/features/test_trackers.py"""
 
-import json
 import sys
 from importlib import util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from features import trackers
-from tiny_run import metrics
+from tiny_run import metrics, read_json
 
 
 def test_tensorboard_gets_the_metrics_and_the_parts_of_the_reward(run):
@@ -61,7 +59,7 @@ def test_trackers_get_both_ends_of_the_held_out_scores(run, monkeypatch):
     monkeypatch.setattr(trackers, "start",
                         lambda *args: lambda numbers, step: sent.append((step, numbers)))
     run("--steps 2 --eval_samples 1 --eval_prompts 4 --report_to tensorboard")
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     ends = [(step, numbers) for step, numbers in sent if "held_out_reward/0" in numbers]
     assert [step for step, _ in ends] == [0, 2] and len(sent) == 4
     for (_, numbers), when in zip(ends, ("before", "after")):

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from documents import DOCUMENTS, ROOT
-from tiny_run import TINY
+from tiny_run import TINY, read_json
 
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
 import fill  # noqa: E402
@@ -27,7 +27,7 @@ WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
 # ------------------------------------------------------------ verdicts, figures, tables, commands
 
 def test_every_verdict_and_number_is_what_the_rules_say_of_the_runs():
-    recorded = json.loads((ROOT / "experiments/results/numbers.json").read_text())
+    recorded = read_json(ROOT / "experiments/results/numbers.json")
     assert json.loads(json.dumps(run.summary())) == recorded, "run python experiments/run.py"
 
 

@@ -6,7 +6,6 @@ anew, with its outputs; python notebooks/make_family.py the second.
 """
 
 import ast
-import json
 import re
 
 import pytest
@@ -16,9 +15,10 @@ from documents import DOCUMENTS, PROGRAM
 from losses import OBJECTIVES
 from notebooks import make_family, make_gspo
 from notebooks.make_gspo import executed, made, notebook, page_cells, picture, sources
+from tiny_run import read_json
 
 PAGE = PROGRAM["gspo.py"]
-BOOK, FAMILY = (json.loads(make.NOTEBOOK.read_text()) for make in (make_gspo, make_family))
+BOOK, FAMILY = (read_json(make.NOTEBOOK) for make in (make_gspo, make_family))
 STALE = "python notebooks/make_gspo.py and make_family.py write the notebooks anew"
 
 
@@ -92,7 +92,7 @@ def test_the_familys_notebook_needs_three_concept_files():
 
 
 def test_the_recorded_batch_is_one_of_the_page():
-    batch = json.loads(make_family.BATCH.read_text())
+    batch = read_json(make_family.BATCH)
     G, rewards = batch["group_size"], batch["rewards"]
     for row, (text, reward) in enumerate(zip(batch["responses"], rewards)):
         terms = [int(c) for c in batch["prompts"][row // G] if c.isdigit()]

@@ -2,7 +2,6 @@
 python -m pytest tests/house/test_reading.py"""
 
 import importlib.util
-import json
 import math
 import os
 import re
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT
-from tiny_run import SMALL, TINY, metrics
+from tiny_run import SMALL, TINY, metrics, read_json
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/reading.md"]
@@ -168,7 +167,7 @@ def test_exercise_2_a_task(tmp_path, monkeypatch):
     assert {pair: reward(*pair) for pair in given} == given
     monkeypatch.chdir(code)
     runpy.run_path("reverse.py", run_name="__main__")
-    rows = [json.loads(line) for line in (code / "reverse.jsonl").read_text().splitlines()]
+    rows = read_json(code / "reverse.jsonl")
     assert all(row["prompt"][-2::-1] == row["answer"] for row in rows) and len(rows) > 200
 
 

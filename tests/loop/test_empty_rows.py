@@ -3,22 +3,19 @@
 python -m pytest tests/loop/test_empty_rows.py
 """
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-import train
 from losses import policy_loss
 from plumbing.run import metrics as recorded
 from plumbing.run.metrics import batch_record
 from routes import Pass
-from tiny_run import TINY, metrics
+from tiny_run import read_json
 
-SHORT = "--mask_truncated_completions --max_completion_length 3 --warmup_steps 0".split()
+SHORT = "--mask_truncated_completions --max_completion_length 3 --warmup_steps 0"
 ADDED = "discarded_groups route_bytes_per_token".split()     # count the added prompt, its memory
 
 
@@ -27,24 +24,17 @@ def near(want, **tolerance):
     return pytest.approx(want, **tolerance) if isinstance(want, float) else want
 
 
-def tokens_of(run):
-    return [json.loads(line) for line in (Path(run) / "tokens.jsonl").read_text().splitlines()]
-
-
-def test_a_mini_batch_without_loss_tokens_has_a_load_balancing_loss_of_zero(workplace):
-    train.main([*TINY, *SHORT, "--steps", "6", "--router_aux_loss_coef", "0.1",
-                "--output_dir", "run"])
-    records = metrics("run")
+def test_a_mini_batch_without_loss_tokens_has_a_load_balancing_loss_of_zero(run):
+    records = run(f"{SHORT} --steps 6 --router_aux_loss_coef 0.1")
     assert len(records) == 6 and sum(record["empty_minibatches"] for record in records) >= 3
     assert not any(record["skipped"] for record in records)
     assert all(math.isfinite(record["loss"] + record["grad_norm"]) for record in records)
 
 
-def test_perplexities_are_means_over_the_responses_with_loss_tokens(workplace):
+def test_perplexities_are_means_over_the_responses_with_loss_tokens(run):
     """The last mini-batch is one group here, the one whose tokens are saved."""
-    train.main([*TINY, *SHORT, "--steps", "8", "--prompts_per_step", "2", "--output_dir", "run"])
-    counts = set()
-    for record, group in zip(metrics("run"), tokens_of("run"), strict=True):
+    records, counts = run(f"{SHORT} --steps 8 --prompts_per_step 2"), set()
+    for record, group in zip(records, read_json("run/tokens.jsonl"), strict=True):
         rows = [i for i, mask in enumerate(group["mask"]) if any(mask)]
         counts.add(len(rows))
         entropies = {}
@@ -60,9 +50,8 @@ def test_perplexities_are_means_over_the_responses_with_loss_tokens(workplace):
     assert 0 in counts and {1, 2, 3} & counts
 
 
-def test_updates_without_loss_tokens_are_not_averaged_over(workplace):
-    train.main([*TINY, *SHORT, "--steps", "8", "--output_dir", "run"])
-    half = [record for record in metrics("run") if record["empty_minibatches"] == 1]
+def test_updates_without_loss_tokens_are_not_averaged_over(run):
+    half = [r for r in run(f"{SHORT} --steps 8") if r["empty_minibatches"] == 1]
     assert half
     for record in half:
         norms = [one["grad_norm"] for one in record["minibatches"]]
@@ -91,7 +80,7 @@ def of_rows(scores, rows):
     "--entropy_quantile 0.5 --entropy_coef 0.01", "--routing_replay old --beta 0.1",
     "--sampler_dtype int8 --mismatch token_truncate --mismatch_mask token",
     "--distillation_coef 0.5 --self_distillation answer --algorithm grpo --routing_replay old"])
-def test_an_added_empty_group_changes_no_metric(flags, workplace, monkeypatch):
+def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
     compared = []
 
     def twice(args, step, task, batch, mini, new, updates, of_features):
@@ -113,20 +102,19 @@ def test_an_added_empty_group_changes_no_metric(flags, workplace, monkeypatch):
         compared.append((record, more))
         return record
     monkeypatch.setattr(recorded, "batch_record", twice)
-    train.main([*TINY, *flags.split(), "--steps", "3", "--warmup_steps", "0",
-                "--output_dir", "run"])
+    run(f"{flags} --steps 3 --warmup_steps 0")
     assert len(compared) == 3
     for record, more in compared:
         for name in more.keys() - set(ADDED):
             assert more[name] == near(record[name], rel=1e-5, abs=1e-7), name
 
 
-def test_teacher_kl_is_the_mean_over_the_tokens_that_have_a_teacher(workplace):
+def test_teacher_kl_is_the_mean_over_the_tokens_that_have_a_teacher(run):
     """SDPO teaches the wrong responses of groups that have a right one: there -A is its k1."""
-    train.main([*TINY, "--algorithm", "sdpo", "--steps", "10", "--prompts_per_step", "1",
-                "--steps_per_generation", "1", "--warmup_steps", "0", "--output_dir", "run"])
+    records = run("--algorithm sdpo --steps 10 --prompts_per_step 1 --steps_per_generation 1 "
+                  "--warmup_steps 0")
     mixed = 0
-    for record, group in zip(metrics("run"), tokens_of("run"), strict=True):
+    for record, group in zip(records, read_json("run/tokens.jsonl"), strict=True):
         right = [reward >= 1 for reward in group["rewards"]]
         rows = [i for i in range(4) if any(right) and not right[i]]
         gaps = [-a for i in rows for a, m in zip(group["advantages"][i], group["mask"][i]) if m]

@@ -25,7 +25,7 @@ from plumbing.model.adapters import named_adapters
 from plumbing.model.copies import merged
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
-from tiny_run import chance, differences, flags
+from tiny_run import chance, differences, flags, read_json
 
 peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
@@ -100,7 +100,7 @@ def test_trained_saved_loaded_equal(tied, start, bits, ends):
     assert (final - begin).abs().max() > 0.01                # and learns
     folder = Path("second/checkpoints/step_2")
     close(loaded(folder), final)
-    config = json.loads((folder / "adapter_config.json").read_text())
+    config = read_json(folder / "adapter_config.json")
     assert config["base_model_name_or_path"] == tied         # whatever lies in between
     if not more:
         close(theirs(folder, tied), final)
@@ -165,7 +165,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
     Path("untied").rename("elsewhere")
     assert "untied" in said()
     Path("elsewhere").rename("untied")
-    config = json.loads(Path(FIRST, "adapter_config.json").read_text())
+    config = read_json(Path(FIRST, "adapter_config.json"))
     Path("untied/adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": "x"}))
     assert "an adapter itself" in said()

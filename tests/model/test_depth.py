@@ -1,8 +1,6 @@
 """A tiny MoE of more than 4 layers: how its random weights are scaled, and that it learns.
 python -m pytest tests/model/test_depth.py"""
 
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.cold_start import scale_residual, tiny_config
 from plumbing.run.arguments import parse
+from tiny_run import read_json
 
 
 @pytest.mark.parametrize("layers, factor", [(1, None), (4, None), (16, 0.5), (9, 2 / 3)])
@@ -36,4 +35,4 @@ def test_sixteen_layers_learn_from_the_command_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)                              # a cold start of its own
     train.main("--num_hidden_layers 16 --device cpu --steps 1 --eval_prompts 64 --eval_samples 2 "
                "--output_dir run".split())
-    assert json.loads(Path("run/summary.json").read_text())["pass_at_1_before"] > 0.4
+    assert read_json("run/summary.json")["pass_at_1_before"] > 0.4

@@ -22,7 +22,7 @@ from make_smollm2 import FOLDER, make_smollm2
 from models import own_logits
 from plumbing.speed import fast
 from plumbing.speed.fast import sample
-from tiny_run import jsonl, metrics
+from tiny_run import jsonl, metrics, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is the capital of France?",              # of unequal length
@@ -214,7 +214,7 @@ def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path):
     file = tmp_path / "bfloat16.json"
     words = ["benchmarks/bfloat16.py", "--quick", "--json", file]
     subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
-    noise = json.loads(file.read_text())["noise"]
+    noise = read_json(file)["noise"]
     one, sixteen = noise["steps"]["1"], noise["steps"]["16"]
     assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)
     assert sixteen["arms"]["bfloat16"]["correlation"] > 0.5

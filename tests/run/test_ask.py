@@ -1,16 +1,13 @@
 """eval.py ask: a checkpoint answers a prompt of one's own.
 python -m pytest tests/run/test_ask.py"""
 
-import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
 import eval
-import train
-from tiny_run import SMALL, TINY
+from tiny_run import jsonl
 
 
 @pytest.fixture
@@ -23,8 +20,8 @@ def asked(workplace, capsys):
     return ask
 
 
-def test_the_built_in_task_answers_and_is_judged(asked):
-    train.main([*TINY, "--steps", "1", "--temperature", "0.7", "--output_dir", "run"])
+def test_the_built_in_task_answers_and_is_judged(asked, run):
+    run("--temperature 0.7")
     said = asked("run/checkpoints/step_1", "3+8=", "--n", "3", "--answer", "3,1.")
     assert said.startswith("settings of run: ") and "--temperature 0.7" in said
     found = re.findall(r"temperature ([\d.]+)   reward ([01])\n(.*)", said)
@@ -33,14 +30,12 @@ def test_the_built_in_task_answers_and_is_judged(asked):
     assert "reward" not in asked("run/checkpoints/step_1", "3+8=", "--n", "1")
 
 
-def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, cold_start):
-    shutil.copytree(cold_start, "model")
-    rows = [{"prompt": f"{a}+{b}", "answer": "1"} for a in range(1, 10) for b in range(1, 10)]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, cold_start):
+    jsonl("rows.jsonl", [{"prompt": f"{a}+{b}", "answer": "1"} for a in range(1, 10)
+                         for b in range(1, 10)])
     Path("mine.py").write_text("def reward(response, answer):\n    return answer == 'yes'\n")
-    train.main([*SMALL, "--model_name_or_path", "model", "--dataset_name", "rows.jsonl",
-                "--verifier", "mine.py:reward", "--prompt_template", "{prompt}=", "--steps", "1",
-                "--max_completion_length", "5", "--output_dir", "run"])
+    run(f"--model_name_or_path {cold_start} --dataset_name rows.jsonl --verifier mine.py:reward "
+        "--prompt_template {prompt}= --max_completion_length 5")
     with pytest.raises(SystemExit):
         asked("run/checkpoints/step_1", "3+8")               # code of a folder, not typed
     typed = ("--verifier", "mine.py:reward", "--n", "1")
@@ -51,11 +46,8 @@ def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, cold_start)
     assert other.split("temperature 0\n")[1].split("\n")[0] == greedy
 
 
-@pytest.mark.parametrize("words, said", [
-    (["run"], "required: PROMPT"), (["run", "3+8=", "--n", "0"], "--n 0: it must be at least 1"),
-    (["run", "3+8=", "--learning_rate", "1"], "ask: --learning_rate affects training only")])
-def test_what_cannot_be_asked_is_refused_in_one_line(words, said, workplace, capsys):
-    with pytest.raises(SystemExit) as stop:
-        eval.main(["ask", *words])
-    printed = capsys.readouterr().err
-    assert stop.value.code == 2 and said in printed and printed.count("\n") == 1
+@pytest.mark.parametrize("line, words", {
+    "run": "required: PROMPT", "run 3+8= --n 0": "--n 0: it must be at least 1",
+    "run 3+8= --learning_rate 1": "ask: --learning_rate affects training only"}.items())
+def test_what_cannot_be_asked_is_refused_in_one_line(line, words, refused):
+    assert words in refused(f"ask {line}", main=eval.main)

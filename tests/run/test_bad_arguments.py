@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 import models
 from plumbing.parallel import processes
 from plumbing.run.arguments import ALGORITHMS, GONE, flags, parse
-from tiny_run import TRAIN, metrics
+from tiny_run import TRAIN, metrics, read_json
 
 MODEL = "--model_name_or_path m"
 DATA = f"{MODEL} --dataset_name rows.jsonl"
@@ -300,7 +300,7 @@ def model(cold_start, refused):
 
 def config(model, **changes):
     path = model / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(read_json(path) | changes))
 
 
 def pickled(model):

@@ -9,7 +9,7 @@ import yaml
 import train
 from plumbing.parallel import devices
 from plumbing.run.arguments import parse
-from tiny_run import TINY, differences
+from tiny_run import TINY, differences, read_json
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -114,4 +114,4 @@ def test_smollm2s_recipe_runs_shortened(tmp_path):
                 "--prompts_per_step", "4", "--eval_prompts", "2", "--dataset_name", str(train_rows),
                 "--test_dataset_name", str(test_rows), "--output_dir", str(tmp_path / "run"),
                 "--model_name_or_path", str(ROOT / "checkpoints/SmolLM2-135M-Instruct")])
-    assert json.loads((tmp_path / "run/summary.json").read_text())["steps"] == 1
+    assert read_json(tmp_path / "run/summary.json")["steps"] == 1

@@ -1,7 +1,6 @@
 """--dry_run: the first batch of the run itself, its memory and its time; no folder is made.
 python -m pytest tests/run/test_dry_run.py"""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 import train
 from plumbing.run import dry_run
 from plumbing.run.arguments import parse
-from tiny_run import flags, jsonl
+from tiny_run import flags, jsonl, read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,13 +35,13 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
     said = dry(capsys, *words)
     assert not Path("runs/gspo").exists() and "metrics are written to runs/gspo/" in said
     first, *_ = run("--steps 3 --eval_samples 2 --eval_prompts 3 --eval_steps 1")
-    sample, _ = json.loads(Path("run/samples.jsonl").read_text().splitlines()[0])["samples"]
+    sample, _ = read_json("run/samples.jsonl")[0]["samples"]
     assert f"prompt, 4 tokens: {sample['prompt']!r}\n" in said
     assert f" tokens: {sample['response']!r}\n" in said
     assert f"reward {sample['reward']:g}\n" in said
     assert (f"first batch: pass rate {first['pass_rate']:.3f}, dead groups "
             f"{first['dead_groups']:.0%}, mean length {first['length']:.1f}, ") in said
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     assert f"3 held-out prompts before training: held-out pass@1 {summary['pass_at_1_before']:.3f}"\
         in said
     memory = re.search(r"8 responses of 5 tokens in a pass: ([\d.]+) GiB resident", said)

@@ -112,8 +112,9 @@ NOTHING = ("resume",)
 @pytest.mark.parametrize("flag", [
     flag if flag in FIRST else pytest.param(flag, marks=pytest.mark.slow)
     for flag in EFFECTS if flag not in {*NOTHING, "config"}])     # a file of other flags
-def test_a_flag_alone(flag, run, monkeypatch):  # noqa: F811
+def test_a_flag_alone(flag, run, home, monkeypatch):  # noqa: F811
     both, *values, _ = EFFECTS[flag]
+    monkeypatch.chdir(home)                                  # where files of the flags are
     if "vllm" in both:                                       # as in test_flags.py
         monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
     runs = [f"{both} {'' if value is None else f'--{flag} {value}'}" for value in values]
@@ -135,7 +136,7 @@ ROUTED = "--routing_replay rollout --sampler_dtype int3 --beta 0.1"
     "--self_distillation answer --distillation_coef 1 --algorithm grpo"])
 def test_routing_replay_with_a_rounded_sampler(more, workplace):
     """The sampler chooses other experts than the policy, in every response."""
-    flags = [*TINY, *ROUTED.split(), *more.split(), *STILL.split()]
+    flags = [*TINY, *f"{ROUTED} {more} {STILL}".split()]
     train.main([*flags, "--output_dir", "run"])
     records = metrics("run")
     check(records, parse(flags))

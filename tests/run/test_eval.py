@@ -105,6 +105,7 @@ def test_the_paired_difference_is_narrower_than_two_intervals():
 
 # ------------------------------------------------------------------------------- command lines
 
+@pytest.mark.slow
 def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name(capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", "no_such"])

@@ -15,7 +15,7 @@ import train
 from plumbing.model import checksums
 from plumbing.run import checkpoints
 from plumbing.run.metrics import collapse
-from tiny_run import metrics
+from tiny_run import metrics, read_json
 
 # ------------------------------------------------------------------------------- not finite
 
@@ -119,7 +119,7 @@ def test_python_files_in_a_model_folder_are_not_run(model, run):
     names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     both = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
     for name, key in (("config.json", names), ("tokenizer_config.json", both)):
-        kept = json.loads((model / name).read_text())
+        kept = read_json(model / name)
         (model / name).write_text(json.dumps(kept | {"auto_map": key}))
     try:
         run("--model_name_or_path ./model")                  # transformers knows its type

@@ -27,7 +27,7 @@ import models
 import train
 from plumbing.model import cold_start
 from plumbing.run.arguments import flags
-from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl
+from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl, read_json
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
 GRPO = f"{ONE} --algorithm grpo --learning_rate 0.01"        # far off
@@ -239,7 +239,7 @@ def home(cold_start, tmp_path_factory):
     shutil.copytree(cold_start, model)
 
     def edit(name, **changes):
-        content = json.loads((model / name).read_text())
+        content = read_json(model / name)
         (model / name).write_text(json.dumps(content | changes))
         return content
     edit("tokenizer_config.json", chat_template="{{ messages[0].content }}+")
@@ -316,7 +316,7 @@ def observed(patch, flags, name):
         hook.remove()
         sys.modules.pop("vllm", None)
     folder = Path.cwd() / folder
-    read = lambda file: [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    read = lambda file: read_json(folder / file)
     there = (folder / "metrics.jsonl").exists()
     return Seen(code, out.getvalue(), read("metrics.jsonl") if there else [],
                 [s for row in read("samples.jsonl") for s in row["samples"]] if there else [],

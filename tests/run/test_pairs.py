@@ -24,7 +24,7 @@ import models
 import pair_runs
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run import metrics as run_metrics
-from tiny_run import TINY, differences, metrics
+from tiny_run import TINY, differences, metrics, read_json
 
 SEED, DEFAULT, ALL = 0, 12, 160
 RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
@@ -179,7 +179,7 @@ def apart(one, other):
         far = ((a - b).norm() / b.norm().clamp(min=1e-3)).item()
         if not far < (1e-4 if step == 0 else 5e-3):
             found.append(f"gradient of update {step + 1}: {far:.1e} apart")
-    trusted = json.loads((one / "config.json").read_text())["arguments"]["old_logp"] == "sampler"
+    trusted = read_json(one / "config.json")["arguments"]["old_logp"] == "sampler"
     for a, b in zip(metrics(one), metrics(other), strict=True):
         for name in a.keys() | b.keys():
             x, y = a.get(name), b.get(name)

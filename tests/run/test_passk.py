@@ -3,7 +3,6 @@
 python -m pytest tests/run/test_passk.py
 """
 
-import json
 import shlex
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 import eval
 import models
-from tiny_run import jsonl
+from tiny_run import jsonl, read_json
 
 ONCE = "--eval_samples 2 --eval_prompts 8"
 SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json"
@@ -23,7 +22,7 @@ SUMS = [{"prompt": f"{a}+{b}=", "answer": f"{(a + b) % 10}"}
 def passk(line):
     """What the command saved."""
     eval.main(["passk", "--model_name_or_path", *shlex.split(f"{line} {SAME}")])
-    return json.loads(Path("scores.json").read_text())
+    return read_json("scores.json")
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def checkpoints(tmp_path_factory):
 def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
     """The same numbers: the same problems, prompts, lengths and random numbers."""
     run(f"{ONCE} {more}")
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     capsys.readouterr()
     scores, = passk(STEP)["checkpoints"]
     assert scores["pass@1"] == [summary["pass_at_1_after"], *summary["interval_after"]]
@@ -121,7 +120,7 @@ def test_two_checkpoints_and_their_difference(checkpoints, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     eval.main(["passk", "--model_name_or_path", *checkpoints,
                *"--n 4 --k 1 4 --problems 6 --device cpu".split()])
-    report = json.loads(Path("runs/passk.json").read_text())
+    report = read_json("runs/passk.json")
     printed = capsys.readouterr().out
     assert report["n"] == 4 and len(report["checkpoints"]) == 2
     for one in report["checkpoints"]:

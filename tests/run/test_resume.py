@@ -23,7 +23,7 @@ import torch
 
 import train
 from plumbing.run import checkpoints, folder
-from tiny_run import differences, flags, metrics, state
+from tiny_run import differences, flags, metrics, read_json, state
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def test_resumed_run_equals_uninterrupted(more, killed, as_whole):
         pytest.importorskip(PACKAGES[more])
     line = f"--steps 4 --save_steps 2 {more}"
     killed(3, line)
-    before = json.loads(Path("run/config.json").read_text())
+    before = read_json("run/config.json")
     typed = flags(*line.split())
     assert before["given"].keys() == {word[2:] for word in typed if word.startswith("--")}
     as_whole(more)
     assert sum(record["grad_norm"] for record in metrics("run")) > 0
-    after = json.loads(Path("run/config.json").read_text())
+    after = read_json("run/config.json")
     assert after["given"] == before["given"]
     assert after["arguments"] == before["arguments"] | {"resume": True}
     if "srpo" in more:                                      # the test sees what it is about
@@ -142,7 +142,7 @@ def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps_and_says_so(
     out = capsys.readouterr().out.splitlines()
     line, = (line for line in out if line.startswith("--steps 4: from batch 3 on"))
     assert f"of a {kind} schedule over 4 batches: {want[0]:.2e}, after 0.00e+00" in line
-    assert json.loads(Path("run/config.json").read_text())["arguments"]["steps"] == 4
+    assert read_json("run/config.json")["arguments"]["steps"] == 4
 
 
 def test_finished_run_resumed_only_reports_again(run, capsys):
@@ -168,7 +168,7 @@ def config(run):
     file = Path("run/config.json")
 
     def change(part, **changes):
-        kept = json.loads(file.read_text())
+        kept = read_json(file)
         kept[part] |= changes
         kept[part] = {k: v for k, v in kept[part].items() if v is not None or k not in changes}
         file.write_text(json.dumps(kept))
@@ -188,7 +188,7 @@ def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(config, r
         line = run.refused(f"--output_dir run --resume {given}")
         assert f"with other flags: {words}; leave them out" in line
     run("--resume --save_steps 1 --stop ,, --temperature 0.9")
-    kept = json.loads(Path("run/config.json").read_text())
+    kept = read_json("run/config.json")
     assert kept["given"]["save_steps"] == kept["arguments"]["save_steps"] == 1
     assert len(metrics("run")) == 4
 
@@ -207,9 +207,9 @@ def test_a_run_with_a_flag_that_is_gone_is_refused(config, run):
 
 
 def test_a_run_of_an_older_version_is_resumed_with_its_flags_typed_again(config, run):
-    given = json.loads(Path("run/config.json").read_text())["given"]
+    given = read_json("run/config.json")["given"]
     config("arguments", weight_decay=None)
-    kept = json.loads(Path("run/config.json").read_text())
+    kept = read_json("run/config.json")
     del kept["given"]
     Path("run/config.json").write_text(json.dumps(kept))
     line = run.refused("--output_dir run --resume --device cpu")

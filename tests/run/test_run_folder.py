@@ -20,7 +20,7 @@ from plumbing.model import checksums
 from plumbing.model.policy import load_policy
 from plumbing.run import checkpoints
 from plumbing.run.arguments import flags, parse
-from tiny_run import TINY_MODEL, differences, jsonl, metrics
+from tiny_run import TINY_MODEL, differences, jsonl, metrics, read_json
 
 RESUME = "--output_dir run --resume"
 NEWEST = Path("run/checkpoints/step_3")
@@ -56,7 +56,7 @@ def files():
 def edit(**changes):
     """Change flags in config.json, where they are recorded and where they are given."""
     file = Path("run/config.json")
-    config = json.loads(file.read_text())
+    config = read_json(file)
     for part in ("arguments", "given"):
         config[part] |= changes
     file.write_text(json.dumps(config))
@@ -230,14 +230,14 @@ def test_code_that_is_typed_again_or_trusted_is_run(data, run, first, capsys):
     assert f"python train.py {typed} continues" in capsys.readouterr().out
     assert verifier in run.refused(RESUME)
     run("--resume --trust_run_code")
-    assert "trust_run_code" not in json.loads(Path("run/config.json").read_text())["given"]
+    assert "trust_run_code" not in read_json("run/config.json")["given"]
     assert [record["step"] for record in run(f"{typed} --steps 3")] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("flag, value", [
     ("learning_rate", 0.1), ("temperature", 0.5), ("steps", 2), ("num_generations", 2)])
 def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, value, finished, run):
-    was = json.loads(Path("run/config.json").read_text())["arguments"][flag]
+    was = read_json("run/config.json")["arguments"][flag]
     edit(**{flag: value})
     err = run.refused(RESUME)
     assert f"{NEWEST} was made with other settings than run/config.json says: " in err

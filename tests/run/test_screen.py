@@ -2,7 +2,6 @@
 the spread of log s, a collapse, a reference that never moves, progress through a pipe.
 python -m pytest tests/run/test_screen.py"""
 
-import json
 import math
 import shlex
 from pathlib import Path
@@ -15,7 +14,7 @@ from plumbing.data.datafiles import Problem
 from plumbing.model import cold_start as warm_up
 from plumbing.run import metrics as records_of, screen
 from plumbing.run.arguments import parse
-from tiny_run import jsonl
+from tiny_run import jsonl, read_json
 
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys):
@@ -26,7 +25,7 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys
     first, _ = run(f"--model_name_or_path {cold_start} --dataset_name rows.jsonl "
                    "--verifier mine.py:reward --max_completion_length 5 --steps 2 --eval_samples 2 "
                    "--eval_prompts 2 --eval_steps 1 --reward_weights 1 2")
-    summary = json.loads(Path("run/summary.json").read_text())
+    summary = read_json("run/summary.json")
     for when in ("before", "after"):
         parts, reward = summary[f"reward_parts_{when}"], summary[f"reward_{when}"]
         assert parts.keys() == {"some", "any"} and parts["any"] == .25 and 0 < parts["some"] <= .5
@@ -65,7 +64,7 @@ def test_three_batches_of_equal_rewards_are_reported_at_once(
     run("--steps 5")
     printed = capsys.readouterr().out.splitlines()
     note, = [i for i, text in enumerate(printed) if text.startswith("note: in the last 3 batches")]
-    third = json.loads(Path("run/samples.jsonl").read_text().splitlines()[2])["samples"][0]
+    third = read_json("run/samples.jsonl")[2]["samples"][0]
     assert printed[note - 1].startswith("batch 3/5") and "dead 1.00" in printed[note - 1]
     assert words in printed[note] and reward in (None, third["reward"])
     answered = f"{third['prompt'].strip()!r} -> {third['response']!r}"
@@ -136,7 +135,7 @@ def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
 
 def test_a_run_ends_with_eight_lines_whose_commands_run(run, cold_start, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n")
-    own = (f"--model_name_or_path {next(cold_start.iterdir())} --dataset_name "
+    own = (f"--model_name_or_path {cold_start} --dataset_name "
            + jsonl("rows.jsonl", [{"prompt": f"1+{a}=", "answer": "1"} for a in range(1, 9)])
            + " --verifier mine.py:reward --max_completion_length 5 --no_chat_template")
     for line in ("", "--save_tokens false", own):
@@ -147,7 +146,7 @@ def test_a_run_ends_with_eight_lines_whose_commands_run(run, cold_start, capsys)
         end = list(filter(None, said[last + 1:]))
         assert [text.split()[0] for text in end[:5]] == ["prompt", "before", "after", "before:",
                                                           "after:"]
-        one = json.loads(Path(folder, "summary.json").read_text())["example"]
+        one = read_json(Path(folder, "summary.json"))["example"]
         assert repr(one["prompt"]) in end[0] and repr(one["after"]) in end[2]
         assert end[2].endswith("right" if one["right"][1] else "wrong")
         assert len(end) == 8 and f"are in {folder}/" in end[5]

@@ -1,7 +1,6 @@
 """train.py as its user sees it: every algorithm, what a run prints and leaves behind, and where.
 python -m pytest tests/run/test_train.py"""
 
-import json
 import math
 import os
 import re
@@ -25,16 +24,12 @@ from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
 from plumbing.run.arguments import ALGORITHMS, flags
 from rollout import sample
-from tiny_run import TINY, TRAIN, differences, metrics
+from tiny_run import TINY, TRAIN, differences, metrics, read_json
 
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
     variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
     entropy grad_norm lr length truncated dead_groups flip_rate flip_rate_per_layer mismatch_kl
     seconds_rollout seconds_logp seconds_update tokens_per_second""".split()
-
-
-def lines(file):
-    return [json.loads(line) for line in Path(file).read_text().splitlines()]
 
 
 def weights(run, step=1):
@@ -64,10 +59,10 @@ def test_script_from_prompt_to_summary(start, workplace, capfd):
     assert not any(line.lstrip().startswith("python ") for line in out)  # no command to try next
     assert err == ""                                         # no bar, no warnings
 
-    summary = json.loads(Path("runs/gspo/summary.json").read_text())
+    summary = read_json("runs/gspo/summary.json")
     assert summary["steps"] == 2 and summary["seconds"] > 0
     assert 0 <= summary["pass_at_1_before"] <= 1 and 0 <= summary["pass_at_1_after"] <= 1
-    config = json.loads(Path("runs/gspo/config.json").read_text())
+    config = read_json("runs/gspo/config.json")
     resolved = config["arguments"]
     assert resolved.keys() == {f.name for f in flags()}
     assert resolved["epsilon"] == 3e-4 and resolved["max_completion_length"] == 5
@@ -91,7 +86,7 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start, monkeypatch
     monkeypatch.setattr(warm_up, "MUST_PASS", 0.0)
     more = "--stage2_step 1 --cold_start_steps 60" if algorithm == "srpo" else ""
     run(f"--algorithm {algorithm} --steps 2 --warmup_steps 1 {more}")
-    records = lines("run/metrics.jsonl")
+    records = read_json("run/metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2]
     for record in records:
         assert set(METRICS) <= record.keys()
@@ -113,7 +108,7 @@ def test_every_algorithm_takes_two_steps(algorithm, run, cold_start, monkeypatch
 def test_tokens_per_second_leaves_out_evaluations(run, first):
     first(train, "held_out", lambda *_: time.sleep(1))
     run("--steps 2 --eval_steps 1 --eval_samples 1 --eval_prompts 2")
-    record = lines("run/metrics.jsonl")[0]
+    record = read_json("run/metrics.jsonl")[0]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
     assert "pass_at_1" in record
     assert record["tokens_per_second"] == pytest.approx(16 * record["length"] / seconds)
@@ -250,7 +245,7 @@ def test_checkpoint_is_an_ordinary_hugging_face_one(run):
 
 def test_samples_are_real_responses(run):
     run("--steps 2")
-    rows = lines("run/samples.jsonl")
+    rows = read_json("run/samples.jsonl")
     assert [row["step"] for row in rows] == [1, 2]
     for sampled in (s for row in rows for s in row["samples"]):
         terms = [int(c) for c in sampled["prompt"] if c.isdigit()]

@@ -23,6 +23,7 @@ import memory  # noqa: E402
 import scaling  # noqa: E402
 import timing  # noqa: E402
 import versus_trl  # noqa: E402
+from tiny_run import read_json
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
@@ -73,10 +74,10 @@ def test_sides_take_turns_and_the_first_round_does_not_count():
 def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
     """python benchmarks/scaling.py --quick --only plain: the other parts of the file stay."""
     file = tmp_path / "scaling.json"
-    measured = json.loads((ROOT / "experiments/results/scaling.json").read_text())
+    measured = read_json(ROOT / "experiments/results/scaling.json")
     file.write_text(json.dumps(measured))
     scaling.main(["--quick", "--only", "plain", "--json", str(file)])
-    found = json.loads(file.read_text())
+    found = read_json(file)
     assert found["plain"]["median"] > 1 and found["plain"]["rounds"] == 2
     assert found["texts"]["plain"] == f"{found['plain']['median']:.1f}"
     assert found["algorithms"] == measured["algorithms"]

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from plumbing.run.arguments import ALGORITHMS
+from tiny_run import read_json
 
 HERE = Path(__file__).parents[1]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="the pretended GPU needs g++")
@@ -138,7 +139,7 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     file = tmp_path / "gpu.json"
     started(HERE.parent / "benchmarks/gpu.py", "--cpu", "--json", file, "--limit", "150",
             folder=tmp_path)
-    found = json.loads(file.read_text())
+    found = read_json(file)
     skipped = {name for name, part in found.items() if "skipped" in part}
     assert skipped == {"versus_trl"}, found
     assert not [part for part in found.values() if "error" in part], found

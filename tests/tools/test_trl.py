@@ -177,11 +177,16 @@ def test_a_flag_that_is_gone_says_what_to_type(program, refused):
     assert f"python tools/export.py {program}" in refused(f"--print_{program}_config --beta 0.1")
 
 
-def test_the_command_line_of_the_exports(refused):
-    """No file of train.py's; errors are one line."""
+@pytest.mark.slow
+def test_the_script_of_the_exports():
     done = subprocess.run([sys.executable, ROOT / "tools/export.py", "trl", "--epsilon", "-1"],
                           capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.startswith("export.py: --epsilon")
+
+
+def test_the_command_line_of_the_exports(refused):
+    """No file of train.py's; errors are one line."""
+    assert refused("trl --epsilon -1", main=export.main).startswith("export.py: --epsilon")
     for line in ("tlr", "verl --lerning_rate 1"):
         refused(line, main=export.main)
 

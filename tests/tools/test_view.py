@@ -14,13 +14,12 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-import train
 from eval import main
 from losses import OBJECTIVES, Objective, policy_loss, token_weights, varied
 from tools import view
-from plumbing.run.metrics import read_metrics, token_record
+from plumbing.run.metrics import token_record
 from rollout import Rollout
-from tiny_run import TINY
+from tiny_run import read_json
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
 WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
@@ -128,26 +127,21 @@ def test_a_record_of_per_token_advantages_and_of_what_is_not_finite():
     assert saved["new_logp"][0][0] is None
 
 
-def lines(run):
-    return [json.loads(line) for line in (run / "tokens.jsonl").read_text().splitlines()]
-
-
-def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(tmp_path):
-    command = [*TINY, "--steps", "3", "--save_steps", "1"]
-    train.main([*command, "--output_dir", str(tmp_path / "whole")])
-    saved, metrics = lines(tmp_path / "whole"), read_metrics(tmp_path / "whole")
+def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(run):
+    records = run("--steps 3 --save_steps 1", folder="whole")
+    saved = read_json("whole/tokens.jsonl")
     assert [group["step"] for group in saved] == [1, 2, 3]
-    for group, row in zip(saved, metrics):
+    for group, record in zip(saved, records):
         assert len(group["rewards"]) == 4 and group["tokens"][0][-1] == "<eos>"
         assert {len(x) for x in group["old_experts"]} == {1} and "router_shift" in group
         live = any(group["advantages"])
-        assert live or row["dead_groups"] >= 0.5             # 2 of 4 groups are in `mini`
-        for i, reward in enumerate(group["rewards"]):        # the built-in verifier's own words
-            assert (group["first_error"][i] is None) == (reward == 1)
-    shutil.copytree(tmp_path / "whole", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/step_3")
-    train.main([*command, "--output_dir", str(tmp_path / "resumed"), "--resume"])
-    assert lines(tmp_path / "resumed") == saved
+        assert live or record["dead_groups"] >= 0.5          # 2 of 4 groups are in `mini`
+        for error, reward in zip(group["first_error"], group["rewards"]):
+            assert (error is None) == (reward == 1)          # the built-in verifier's own words
+    shutil.copytree("whole", "run")
+    shutil.rmtree("run/checkpoints/step_3")
+    run("--resume")
+    assert read_json("run/tokens.jsonl") == saved
 
 
 # -------------------------------------------------------------------------------- the file
