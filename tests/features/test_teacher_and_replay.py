@@ -10,8 +10,8 @@ from contextlib import nullcontext
 import torch
 
 import train
+from models import gradient
 from routes import Pass, Routes, record_routes, replay_routes
-from tiny_run import TINY
 
 RATE = 0.05                      # --teacher_update_rate
 
@@ -33,7 +33,7 @@ def at_response(routes, prompt, told):
                           for x, fill in ((indices, -1), (logits, 0))))])
 
 
-def gradient(policy, old, teacher, mini, tokenizer, replaying_teacher):
+def sdpo_gradient(policy, old, teacher, mini, tokenizer, replaying_teacher):
     """The gradient of SDPO's loss by autograd in float64, row by row: CISPO's clip, the mean over
     responses of the mean over tokens, Â = log π_T - log π_old for wrong responses of groups that
     have a right one."""
@@ -56,33 +56,30 @@ def gradient(policy, old, teacher, mini, tokenizer, replaying_teacher):
         new, _ = row_logp(policy, prompt, response, routes)                             # [t]
         w = (new - old_logp).exp().detach().clamp(0, 2)
         loss = loss - (w * A * new).mean() / len(rollout.mask)
-    parameters = list(policy.parameters())
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+    return gradient(policy, loss)
 
 
-def test_the_teacher_of_sdpo_does_not_replay_routes(workplace, monkeypatch):
-    update = train.update
-    seen = {}
-    gaps = []
+def test_the_teacher_of_sdpo_does_not_replay_routes(run, first, then):
+    seen, gaps = {}, []
 
-    def watched(settings, learner, mini):
-        now = copy.deepcopy(learner.policy).double()
+    def before(settings, learner, mini):
+        seen["now"] = now = copy.deepcopy(learner.policy).double()
         if mini.step not in seen:                            # the first mini-batch of a batch
             seen[mini.step] = now
             teacher = seen.setdefault("teacher", copy.deepcopy(now))
             for mean, weight in zip(teacher.parameters(), now.parameters()):
                 mean.data.lerp_(weight.data, RATE)
-        stats = update(settings, learner, mini)
+
+    def compare(stats, settings, learner, mini):
         if stats["grad_norm"] > 0:
             ours = torch.cat([p.grad.double().flatten() for p in learner.policy.parameters()])
-            found = [gradient(now, seen[mini.step], seen["teacher"], mini, learner.tokenizer, too)
-                     for too in (False, True)]
+            found = [sdpo_gradient(seen["now"], seen[mini.step], seen["teacher"], mini,
+                                   learner.tokenizer, too) for too in (False, True)]
             gaps.append([((ours - one).norm() / ours.norm()).item() for one in found])
-        return stats
-    monkeypatch.setattr(train, "update", watched)
-    train.main([*TINY, "--algorithm", "sdpo", "--routing_replay", "old", "--steps", "6",
-                "--warmup_steps", "0", "--learning_rate", "0.003", "--max_grad_norm", "0",
-                "--output_dir", "run"])
+    first(train, "update", before)
+    then(train, "update", compare)
+    run("--algorithm sdpo --routing_replay old --steps 6 --warmup_steps 0 --learning_rate 0.003 "
+        "--max_grad_norm 0")
     free, forced = zip(*gaps)
     assert len(gaps) >= 4 and max(free) < 1e-4
     assert max(forced) > 1e-2
