@@ -28,8 +28,9 @@ FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_
 @dataclass(frozen=True)
 class Flags:
     use_peft: bool = flag(
-        False, "train LoRA adapters and freeze the weights of the model; if --model_name_or_path "
-               "is an adapter's checkpoint, go on training its adapters (needs pip install peft)",
+        False, "train LoRA adapters and freeze the weights of the model, with about ten times the "
+               "--learning_rate of full training; if --model_name_or_path is an adapter's "
+               "checkpoint, go on training its adapters (needs pip install peft)",
         section="adapters", without="shard")
     lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
     lora_alpha: int = flag(

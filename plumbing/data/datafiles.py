@@ -258,7 +258,7 @@ def checked_rows(rows, source, prompt_column=None, answer_column=None):
         columns += [name for name in names if name in there][:1]
         if not set(names) & set(there):
             raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has "
-                             f"{', '.join(there) or 'none'}")
+                             f"{', '.join(there) or 'none'}: --columns PROMPT ANSWER names two")
     problems = []
     asks, answers = columns
     for where, row in rows:

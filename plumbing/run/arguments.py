@@ -182,7 +182,9 @@ class Core:
     steps: int = flag(50, "number of rollout batches; a resumed run can be given more",
                       section="the rollout batch", at_least=1)
     prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1)
-    num_generations: int = flag(8, "group size G: responses per prompt", at_least=1)
+    num_generations: int = flag(8, "group size G: responses per prompt; at pass rate p a share "
+                                "p^G + (1-p)^G of the groups is all right or all wrong and "
+                                "teaches nothing", at_least=1)
     steps_per_generation: int = flag(4, "mini-batches per rollout batch, one optimizer step each",
                                      at_least=1)
     num_iterations: int = flag(

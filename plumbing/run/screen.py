@@ -9,6 +9,7 @@ import shlex
 
 from features import FEATURES
 from losses import OBJECTIVES
+from plumbing.model.adapters import base_of, is_adapter
 from plumbing.run import checkpoints
 from plumbing.run.arguments import code_in
 from plumbing.run.metrics import collapse
@@ -153,8 +154,13 @@ def spoken(one):
 
 
 def following(args, folder, task):
-    """The line with the next command: ask the checkpoint."""
+    """The line with the next command: ask the checkpoint. Of adapters beside a checkpoint: the two
+    lines that load them elsewhere."""
+    checkpoint = f"{folder}/checkpoints/step_{args.steps}"
+    if is_adapter(checkpoint) and args.model_name_or_path:
+        return (f"load: base = AutoModelForCausalLM.from_pretrained({base_of(checkpoint)!r}); "
+                f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
     trust = " --trust_run_code" if code_in(args.given) else ""
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
-    return f"next: python eval.py ask {folder}/checkpoints/step_{args.steps} {prompt}{trust}"
+    return f"next: python eval.py ask {checkpoint} {prompt}{trust}"

@@ -57,7 +57,8 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "columns.jsonl": ('{"text": "x", "label": 1}\n',
                       ": no column prompt or question or problem for the prompt; it has text, lab"),
     "answers.csv": ("prompt,label\nx,1\n",
-                    ": no column answer or solution for the answer; it has prompt, label"),
+                    ": no column answer or solution for the answer; it has prompt, label: "
+                    "--columns PROMPT ANSWER names two"),
     "list.jsonl": ("[1, 2]\n", " row 1: not an object with named columns but int"),
     "number.jsonl": ("7\n", " line 1: not an object"),
     "later.jsonl": (f'{GOOD}"text"\n', " line 2: not an object with named columns but str"),
@@ -111,7 +112,7 @@ def test_a_null_deep_inside_a_parquet_file_is_refused_by_its_row(tmp_path):
 
 
 @pytest.mark.parametrize("test, more, words", [
-    (None, {"prompt_column": "ask"}, "no column ask for the prompt; it has prompt, answer"),
+    (None, {"prompt_column": "ask"}, "no column ask for the prompt; it has prompt, answer: "),
     ("empty.jsonl", {}, "empty.jsonl: is empty"),
     ("x.jsonl", {}, "every prompt is in the test split")])
 def test_a_column_or_a_test_file_that_is_not_there_is_refused(test, more, words, tmp_path,

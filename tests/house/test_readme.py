@@ -17,12 +17,26 @@ from tiny_run import metrics
 def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
     """In a process of its own: benchmarks/simulate.py comes before torch."""
     code = ("import json, sys; sys.path[:0] = ['benchmarks', '.']; import simulate\n"
-            "for name in 'versus_trl scaling memory bfloat16 engines simulated'.split():\n"
+            "names = 'versus_trl scaling memory bfloat16 engines first_run simulated'\n"
+            "for name in names.split():\n"
             "    found = json.load(open(f'experiments/results/{name}.json'))\n"
             "    module = simulate if name == 'simulated' else __import__(name)\n"
             "    assert module.texts(found) == found['texts'], name")
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_lines_of_files_are_those_of_the_readme_but_for_a_tenth():
+    """What others change there need not be typed here each time."""
+    lines = {name: text.count("\n") for name, text in PROGRAM.items()}
+    concepts = 0
+    for _, files, told, _ in table("README.md", "| read | file | lines |"):
+        real = sum(lines[name] for name in re.findall(r"`([\w.]+)`", files))
+        assert real == pytest.approx(int(told), rel=0.1), files
+        concepts += real
+    told = re.search(r"Nine concept files, ([\d,]+) lines; the program [^:]+, ([\d,]+):", README)
+    for text, real in zip(told.groups(), (concepts, sum(lines.values()))):
+        assert real == pytest.approx(int(text.replace(",", "")), rel=0.1)
 
 
 def with_readmes_objective(source):
