@@ -57,6 +57,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
 
 
 def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
+    Path("mine.py").touch()                                  # a file that is missing is refused
     Path("a.yaml").write_text("sampler: mine.py:Sampler")
     assert parse(["--config", "a.yaml", "--sampler", "mine.py:Sampler"]).sampler
     assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
