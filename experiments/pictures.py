@@ -59,7 +59,7 @@ def reuse(curves):
     """Reward against samples and against optimizer steps. curves: {(arm, "μ4"): mean pass rates of
     the batches}, of fresh starts at the chosen rates."""
     figure, both = style.panels(1, 2, sharey=True, width=8.6)
-    colours = dict(zip(dict.fromkeys(arm for arm, _ in curves), style.COLOURS))
+    colours = {"GRPO": style.ORANGE, "GSPO": style.BLUE, "GSPO ×100": style.GREEN}
     for (arm, group), rates in curves.items():
         mu = int(group.removeprefix("μ"))
         for axes, each in zip(both, (256, 4 * mu)):
