@@ -386,7 +386,7 @@ GONE = {
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
                     "(docs/evidence.md)",
-    "advantage_clip": "write it as a feature of your own: CONTRIBUTING.md has such a one",
+    "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md has such a one",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
                       "--verifier (docs/data.md)",
     "sampler_dtype float8": "--sampler_dtype int8 also has 8 bits",

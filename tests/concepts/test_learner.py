@@ -113,7 +113,7 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
 def documented():
     """What CONTRIBUTING.md has a reader write for an advantage: [(function, row)], and its
     commands, each a list of words."""
-    page = (ROOT / "CONTRIBUTING.md").read_text()
+    page = (ROOT / ".github/CONTRIBUTING.md").read_text()
     section = page.split("## An advantage, for example\n")[1].split("\n## ")[0]
     blocks = ["\n".join(line[4:] for line in block.splitlines())
               for block in re.findall(r"(?:^    .*\n)+", section, re.M)]

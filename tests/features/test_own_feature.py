@@ -20,7 +20,7 @@ ROOT = Path(train.__file__).parent
 
 def documented():
     """(name of the file, its text, the two lines, the words of the command)."""
-    section = (ROOT / "CONTRIBUTING.md").read_text().split("## A feature, for example\n")[1]
+    section = (ROOT / ".github/CONTRIBUTING.md").read_text().split("## A feature, for example\n")[1]
     section = section.split("\n## ")[0]
     name, = re.findall(r"One file, `(\S+)`", section)
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", section, re.M)

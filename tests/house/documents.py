@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in
-             (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = (ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
+DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in PAGES}
 README = DOCUMENTS["README.md"]
 FOLDERS = ("features", "plumbing", "tools")
 PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in

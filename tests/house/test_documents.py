@@ -14,7 +14,7 @@ from plumbing.run import commands
 from plumbing.run.arguments import ALGORITHMS, flags, given_flags, parse
 from tools.trl import trl_loss
 
-CONTRIBUTING = DOCUMENTS["CONTRIBUTING.md"]
+CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
 ABOVE = [file for folder in ("experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
 CODE = PROGRAM | {str(file.relative_to(ROOT)): file.read_text() for file in ABOVE}
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
