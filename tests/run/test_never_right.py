@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import eval
 from plumbing.data import tasks
-from plumbing.run.arguments import parse
+from plumbing.run.arguments import flags, parse
 from plumbing.run.metrics import NEVER_RIGHT
 from tiny_run import jsonl
 
@@ -76,3 +76,14 @@ def right(folder):
     sampler = eval.evaluation_sampler(settings, policy, tokenizer, task)
     answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)
     return answers["pass_at_1"][0]
+
+
+def test_help_and_page_say_what_a_group_needs_and_what_lora_does():
+    told = {f.name: f.metadata["help"] for f in flags()}
+    assert "p^G + (1-p)^G" in told["num_generations"]
+    assert "ten times the --learning_rate" in told["use_peft"]
+    page = " ".join((ROOT / "docs/data.md").read_text().split())
+    share = 0.1 ** 8 + 0.9 ** 8
+    assert f"{share:.0%}".replace("%", " %") + " at p = 0.1 and G = 8" in page
+    assert "With GSPO choose `geo_truncate`: a geometric mean over the response as s is" in page
+    assert "a router stays frozen if the optimizer" in page
