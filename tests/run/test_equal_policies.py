@@ -105,8 +105,8 @@ SECTION = by_section()
 FIRST = [flag for flag in EFFECTS if SECTION.get(flag) == "the sampler and the routers"]
 FIRST += ["dynamic_sampling", "beta", "micro_batch_size", "plain", "bf16", "num_generations",
           "teacher_model_name_or_path"]
-# It needs a run with the same flags.
-NOTHING = ("resume",)
+# A run that goes on needs one with the same flags; a dry run writes no metrics.
+NOTHING = ("resume", "dry_run")
 
 
 @pytest.mark.parametrize("flag", [
