@@ -21,6 +21,10 @@ class Pass(NamedTuple):
     indices: torch.Tensor  # [L, B, S, K] chosen experts; -1: not recorded, the router decides
     logits: torch.Tensor   # [L, B, S, E] router logits, with gradient if the forward had one
 
+    def rows(self, index):
+        """Those of the rows `index` along B."""
+        return Pass(self.indices[:, index], self.logits[:, index])
+
 
 class Routes:
     """The routes of one or several forwards, in order. For example, a forward over the prompts and
@@ -37,6 +41,10 @@ class Routes:
             raise ValueError(f"these routes hold {len(self.passes)} forwards, not one: take one of "
                              ".passes")
         return self.passes[0]
+
+    def rows(self, index):
+        """Those of some rows. index: for each forward an index along B."""
+        return Routes(p.rows(one) for p, one in zip(self.passes, index, strict=True))
 
 
 def routers_of(model):

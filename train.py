@@ -294,7 +294,7 @@ class Batch:
         rows = rows.to(self.old_logp.device, non_blocking=True)
         tensors = {f.name: getattr(self, f.name) for f in fields(self)}
         tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        routes = self.routes and Pass(*(x[:, rows] for x in self.routes))      # [L, rows, T, ·]
+        routes = self.routes and self.routes.rows(rows)                        # [L, rows, T, ·]
         more = {name: x[rows] if isinstance(x, torch.Tensor) else
                 x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
         return replace(self, rollout=rollout, problems=problems, routes=routes, more=more,

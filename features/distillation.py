@@ -139,18 +139,12 @@ class Distillation(Feature):
         return {"teacher_kl": mean_of(old_logp - batch.more["teacher_logp"], kept)}
 
     def state_dict(self):
-        if not self.settings.teacher_update_rate:
-            return {}
-        return {"teacher": [own.data for own, _ in self.run.pairs(self.teacher)]}
+        moves = self.settings.teacher_update_rate
+        return {"teacher": self.run.weights_of(self.teacher)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.teacher_update_rate:
-            if "teacher" not in state:
-                raise ValueError("--resume: the checkpoint has no teacher, which "
-                                 "--teacher_update_rate moves: an older version wrote it; start a "
-                                 "new run")
-            for (own, _), saved in zip(self.run.pairs(self.teacher), state["teacher"], strict=True):
-                own.data.copy_(saved)
+            self.run.put_back(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
 
 
 def added(advantages, coef, teacher_logp, old_logp, mask):

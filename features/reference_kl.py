@@ -134,19 +134,13 @@ class ReferenceKL(Feature):
         return {"kl": mean_of(kl_penalty(batch.old_logp, batch.more["ref_logp"], mask), mask)}
 
     def state_dict(self):
-        if not self.settings.sync_ref_model:
-            return {}
-        return {"reference": [own.data for own, _ in self.run.pairs(self.reference)]}
+        moves = self.settings.sync_ref_model
+        return {"reference": self.run.weights_of(self.reference)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
-            if "reference" not in state:
-                raise ValueError("--resume: the checkpoint has no reference policy, which "
-                                 "--sync_ref_model moves: an older version wrote it; start a new "
-                                 "run")
-            for (own, _), saved in zip(self.run.pairs(self.reference), state["reference"],
-                                       strict=True):
-                own.data.copy_(saved)
+            self.run.put_back(self.reference, state.get("reference"), "reference policy",
+                              "sync_ref_model")
 
 
 def kl_in_rewards(settings):

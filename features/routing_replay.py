@@ -122,11 +122,6 @@ def route_bytes(routes):
     return sum(x.numel() * x.element_size() for p in routes.passes for x in p)
 
 
-def rows_of(one, index):
-    """A Pass with the rows `index` along B."""
-    return Pass(*(x[:, index] for x in one))
-
-
 # ------------------------------------------------------------------- what is attached to a rollout
 
 @dataclass
@@ -145,8 +140,8 @@ class RecordedRoutes:
         index = [rows[::share] // share for share in shares]
         if passes[0].indices.shape[2] == getattr(rollout, "prefix", 0):
             index[0] = slice(1)
-        own = self.own and rows_of(self.own, rows)
-        return RecordedRoutes(Routes(map(rows_of, passes, index)), own)
+        own = self.own and self.own.rows(rows)
+        return RecordedRoutes(self.recorded.rows(index), own)
 
     def of_forwards(self, policy, rollout):
         return self.recorded
@@ -162,8 +157,8 @@ class SampledRoutes:
     together: bool               # whether the policy reads prompt and response in one forward
 
     def cut(self, rollout, prompts, rows):
-        return replace(self, prompts=rows_of(self.prompts, prompts),
-                       responses=rows_of(self.responses, rows))
+        return replace(self, prompts=self.prompts.rows(prompts),
+                       responses=self.responses.rows(rows))
 
     def join(self, others, P, T):
         """All of these as one, padded to prompts of P tokens and responses of T tokens."""

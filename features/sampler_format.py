@@ -34,7 +34,7 @@ class SamplerFormat(Feature):
 
     @classmethod
     def trl(cls, settings):
-        return {} if format_of(settings) == usual(settings) else "rounded sampler"
+        return {} if format_of(settings) == settings.arithmetic else "rounded sampler"
 
     @classmethod
     def verl(cls, settings):
@@ -55,12 +55,7 @@ class SamplerFormat(Feature):
 
 
 def format_of(settings):
-    return settings.sampler_dtype or usual(settings)
-
-
-def usual(settings):
-    """The format of the run's arithmetic."""
-    return str(settings.half or torch.float32)[6:]
+    return settings.sampler_dtype or settings.arithmetic
 
 
 class RoundedSampler(Wrapper):

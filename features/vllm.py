@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, util
 
-import torch
 
 from features.feature import Feature, flag, refuse
 
@@ -57,7 +56,7 @@ class VLLM(Feature):
 
     @classmethod
     def engine(cls, settings):
-        dtype = getattr(settings, "sampler_dtype", None) or str(settings.half or torch.float32)[6:]
+        dtype = getattr(settings, "sampler_dtype", None) or settings.arithmetic
         return partial(import_module("features.vllm_engine").VllmSampler, dtype=dtype,
                        prompt_tokens=settings.max_prompt_length,
                        memory_share=settings.vllm_gpu_memory_utilization)

@@ -8,7 +8,6 @@ losses with verl's own functions under the printed settings.
 import re
 import shlex
 
-import torch
 
 from features.mismatch import bounds_of
 from losses import OBJECTIVES
@@ -222,7 +221,7 @@ def optimizer(settings):
         f"{ACTOR}.optim.{schedule}": SCHEDULE[settings.lr_scheduler_type],
         f"{ACTOR}.optim.lr_warmup_steps":
             -(-settings.warmup_steps // settings.updates_per_batch),
-        f"{ACTOR}.{worker}.dtype": str(settings.half or torch.float32)[6:]}, *notes
+        f"{ACTOR}.{worker}.dtype": settings.arithmetic}, *notes
 
 
 def run(settings):

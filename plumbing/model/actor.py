@@ -126,8 +126,7 @@ class Run:
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are
         drawn. A feature may replace this method, and give its Scorer a method `pairs`."""
         with torch.random.fork_rng(devices=[]):
-            policy = load_policy(self.settings, self.task, self.device)[0]
-        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
+            return self.scorer_of(load_policy(self.settings, self.task, self.device)[0])
 
     def another(self, flag):
         """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
@@ -137,7 +136,11 @@ class Run:
                                             getattr(self.settings, flag))
         except ValueError as error:
             raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
-        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False), tokenizer
+        return self.scorer_of(policy), tokenizer
+
+    def scorer_of(self, policy):
+        """A frozen Scorer of another policy than the one that is trained."""
+        return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
 
     def join(self, rollouts):
         """Rollouts of the same group size as one."""
@@ -147,13 +150,22 @@ class Run:
         """The largest number of tokens in a row that the policy can read; None: any number."""
         return most_tokens(self.actor.policy)
 
-    def pairs(self, frozen):
-        """[(weight of a frozen Scorer, weight of the policy)], see pairs_of."""
-        return pairs_of(frozen, self.actor.policy)
-
     def move(self, frozen, share):
         """Move a frozen Scorer towards the policy, see move_towards."""
         move_towards(frozen, self.actor.policy, share)
+
+    def weights_of(self, frozen):
+        """What a checkpoint keeps of a frozen Scorer that moves: its weights, a list of tensors."""
+        return [own.data for own, _ in pairs_of(frozen, self.actor.policy)]
+
+    def put_back(self, frozen, weights, what, flag):
+        """The reverse of weights_of. Raises ValueError if weights is None: the checkpoint lacks
+        `what`, which --flag moves."""
+        if weights is None:
+            raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: an "
+                             "older version wrote it; start a new run")
+        for own, saved in zip(self.weights_of(frozen), weights, strict=True):
+            own.copy_(saved)
 
 
 def pairs_of(reference, policy):

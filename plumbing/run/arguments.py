@@ -296,6 +296,11 @@ class Core:
         """The format of autocast: torch.bfloat16, torch.float16, or None without autocast."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else None
 
+    @property
+    def arithmetic(self):
+        """The number format of forwards: "bfloat16", "float16", or "float32" without autocast."""
+        return str(self.half or torch.float32).removeprefix("torch.")
+
 
 # Fields come in the reverse order of bases: those of the core first.
 FLAGS = [feature.flags for feature in FEATURES if feature.flags]

@@ -314,10 +314,9 @@ def noise_note(args, noise):
     nats), else ""."""
     if noise <= (args.epsilon + args.epsilon_high) / 2:
         return ""
-    arithmetic = str(args.half or torch.float32).removeprefix("torch.")
     remedy = ("--fp16, --bf16 false" if args.bf16 else "--fp16 false" if args.fp16 else
               "--old_logp recompute" if args.old_logp == "sampler" else "")
-    return (f"note: log s has an error of {noise:.1e} here ({arithmetic}; log_s_noise in "
+    return (f"note: log s has an error of {noise:.1e} here ({args.arithmetic}; log_s_noise in "
             f"metrics.jsonl), more than the clip range 1 - {args.epsilon:g} to 1 + "
             f"{args.epsilon_high:g}: the clip removes responses by chance; try "
             + ", or ".join(filter(None, (remedy, "a clip range wider than the error (--epsilon, "

@@ -20,8 +20,7 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
-from plumbing.speed.rollouts import (FastRollout, counted_places, prefix_of, response_routes,
-                                     route_rows)
+from plumbing.speed.rollouts import FastRollout, counted_places, prefix_of, response_routes
 from rollout import (MAX_LOGITS, KeptSets, Sampler, Scores, draw_token, end_test, finish, left_pad,
                      pad_token, token_ids, use_tool)
 from routes import Routes, record_routes
@@ -257,7 +256,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     if record:
         last = passes.passes[-1].indices.shape[1]
         if last != len(rollout.prompt_ids):  # equal responses have shared a row
-            passes = route_rows(passes, [slice(None)] * (len(passes.passes) - 1) + [where])
+            passes = passes.rows([slice(None)] * (len(passes.passes) - 1) + [where])
         scores.passes = passes
         scores.routes = response_routes(passes, rollout)                            # [L, B, T, ·]
     return scores

@@ -99,12 +99,6 @@ def join_scores(parts):
 
 # ------------------------------------------------------------------------------------------ routes
 
-def route_rows(routes, rows):
-    """The routes of some rows. rows: for each forward an index along B."""
-    pairs = zip(routes.passes, rows, strict=True)
-    return Routes(Pass(p.indices[:, index], p.logits[:, index]) for p, index in pairs)
-
-
 def cat_routes(parts):
     """Join chunks of a batch along B. Narrower ones are padded, indices with -1, logits with 0."""
     def join(tensors, fill):

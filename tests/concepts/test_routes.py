@@ -20,7 +20,7 @@ import rollout as plain
 from losses import policy_loss
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.rollouts import FastRollout, cat_routes, response_routes, route_rows
+from plumbing.speed.rollouts import FastRollout, cat_routes, response_routes
 from ratios import token_ratio
 from rollout import left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
@@ -276,7 +276,7 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
     for prompts in (slice(1, 3), slice(0, 1)):              # cut otherwise than the chunks
         rows = slice(prompts.start * 2, prompts.stop * 2)
         index = [prompts, rows] if share else [rows]
-        used = replayed(model, route_rows(routes, index), part.rows(rows.start, rows.stop), share)
+        used = replayed(model, routes.rows(index), part.rows(rows.start, rows.stop), share)
         for forced, old, index in zip(used.passes, routes.passes, index, strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
@@ -495,7 +495,7 @@ def test_reading_several_forwards_as_one_is_refused():
             routes.indices
     routes, _ = record(make(), **batch())
     with pytest.raises(ValueError):
-        route_rows(routes, [slice(0, 1), slice(0, 1)])      # one pass, two row indices
+        routes.rows([slice(0, 1), slice(0, 1)])      # one pass, two row indices
     with pytest.raises(ValueError):
         cat_routes([routes, Routes(routes.passes * 2)])
 
