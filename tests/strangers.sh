@@ -8,8 +8,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 place=$(mktemp -d)
-server=
-trap 'rm -rf "$place"; [ -z "$server" ] || kill "$server"' EXIT
+trap 'rm -rf "$place"' EXIT
 export TQDM_DISABLE=1 HF_HUB_OFFLINE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
 TINY=(--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 1
@@ -80,8 +79,11 @@ path_5() {                                 # an adapter, loaded elsewhere, merge
         "AutoTokenizer.from_pretrained('notes/checkpoints/step_1').save_pretrained('merged')" >load.py
     python load.py
     transformers serve "$PWD/merged" --device cpu --port 8765 >served 2>&1 &
-    server=$!
-    until curl -sf localhost:8765/health >/dev/null; do sleep 1; done
+    trap "kill $!" EXIT
+    until curl -sf localhost:8765/health >/dev/null; do
+        kill -0 $! || { tail -n 5 served; exit 1; }          # it has stopped: its last words
+        sleep 1
+    done
     must_say '"content"' curl -s localhost:8765/v1/chat/completions \
         -H 'Content-Type: application/json' -d "{\"model\": \"$PWD/merged\", \"max_tokens\": 8,
         \"messages\": [{\"role\": \"user\", \"content\": \"What is the capital of France?\"}]}"
