@@ -289,8 +289,8 @@ def test_the_running_sum_rewards_what_plain_python_finds_right(tmp_path):
 
 
 def test_the_exact_verifier_rewards_what_is_equal_but_for_white_space(tmp_path):
-    responses = [*hostile("42", tmp_path / "trap"), " 42 "]
-    rewards = judged(Verifier("exact"), "42", responses, tmp_path / "trap")
+    responses = [*hostile("42", tmp_path / "trap"), " 42\n"]
+    rewards = judged(Verifier("exact"), "42 ", responses, tmp_path / "trap")
     assert rewards == [response.strip() == "42" for response in responses] and sum(rewards) > 1
 
 

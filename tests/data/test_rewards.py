@@ -62,25 +62,22 @@ def judged(model, sums, run):
 
 # ------------------------------------------------------------------------- one answer, many parts
 
-def test_the_row_is_given_to_a_function_that_asks_for_it(task, sums):
+
+def test_parts_are_weighed_in_the_order_in_which_they_are_named(task, sums):
+    """A function that asks for its row gets it."""
     judge = task("def reward(response, answer, problem):\n"
-                 "    return problem['largest'] + len(problem) / 10\n")
+                 "    return {'right': response == answer, 'b': 0.5, 'a': problem['largest']}\n",
+                 reward_weights=[1.0, 2.0, -1.0])
+    assert judge.part_names == ["right", "b", "a"]
+    assert judge.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
     largest = {row["prompt"]: row["largest"] for row in sums}
     for problem in judge.train:
-        assert judge.verify("", problem) == pytest.approx(largest[problem.prompt] + 0.3)
-
-
-def test_parts_are_weighed_in_the_order_in_which_they_are_named(task):
-    judge = task("def reward(response, answer):\n"
-                 "    return {'right': response == answer, 'short': 0.5, 'a': 3}\n",
-                 reward_weights=[1.0, 2.0, -1.0])
-    problem = judge.train[0]
-    assert judge.part_names == ["right", "short", "a"]
-    assert judge.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
-    assert judge.judge([problem.answer, "no"], [problem] * 2).tolist() == [[1, 0.5, 3], [0, 0.5, 3]]
-    assert judge.verify(problem.answer, problem) == -1.0
+        a = largest[problem.prompt]
+        parts = judge.judge([problem.answer, "no"], [problem] * 2)
+        assert parts.tolist() == [[1, 0.5, a], [0, 0.5, a]]
+        assert judge.verify(problem.answer, problem) == 2 - a
     judge.reward_weights = [1.0, 2.0]
-    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right, sho"):
+    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right, b, a"):
         judge.weights(torch.ones(4, 3))
 
 
@@ -200,28 +197,16 @@ def test_parts_of_several_verifiers_stand_side_by_side(sums):
     judge.verifiers[1].close()
 
 
-def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(task):
-    source = ("import os, time\ndef reward(response, answer):\n    n = int(response)\n"
-              "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
-              "    if n % 31 == 5: os._exit(1)\n    return n / 1000\n")
-    Path("mine.py").write_text(source)
-    expected = [0.0 if n % 7 == 3 or n % 31 == 5 else n / 1000 for n in range(1, 100)]
-    for workers in (1, 4):
-        check = Verifier("mine.py:reward", 20.0)
-        texts = [str(n) for n in range(1, 100)]
-        assert in_parallel(check, texts, [""] * 99, workers=workers) == expected
-        assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) <= workers
-        check.close()
-
-
-def test_four_workers_wait_at_the_same_time(tmp_path):
-    (tmp_path / "mine.py").write_text("import time\ndef check(response, answer):\n"
-                                      "    time.sleep(0.2)\n    return 1\n")
-    check = Verifier(f"{tmp_path}/mine.py:check", 20.0)
-    in_parallel(check, [""] * 4, [""] * 4, workers=4)        # their processes start
-    began = time.monotonic()
-    assert in_parallel(check, [""] * 16, [""] * 16, workers=4) == [1.0] * 16
-    assert 0.8 <= time.monotonic() - began < 2.4             # 3.2 s one after the other
+@pytest.mark.parametrize("workers", [1, 4])
+def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(workers, sums):
+    Path("mine.py").write_text(
+        "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
+        "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
+        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
+    check, texts = Verifier("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
+    expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
+    assert in_parallel(check, texts, [""] * 99, workers=workers) == expected
+    assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) == workers
     check.close()
 
 
@@ -375,7 +360,7 @@ def test_a_trl_function_works_unchanged(task, sums):
     torch.testing.assert_close(judge.total(parts), nansum)
 
 
-def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged):
+def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged, capsys):
     records = judged(
         "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
         "    with open('calls.jsonl', 'a') as file:\n"
@@ -393,6 +378,9 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
         assert record["reward_parts"]["reward"] == record["pass_rate"] == right
         assert record["verifier_errors"] == 0
         assert set(record["reward_parts"]) == {"reward", "exact"}
+    line, = [line for line in capsys.readouterr().out.splitlines() if "takes whole batch" in line]
+    assert line.startswith("verifier mine.py:reward")
+    assert "no time limit" in line and "ends the run" in line
 
 
 def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
@@ -454,15 +442,6 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
         found.append(processes.divided(judge.judge)(texts, problems))
     rewards = judge.total(torch.cat(found), 4)
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
-
-
-def test_a_run_of_one_problem_keeps_its_groups_apart(judged):
-    """Every group of the batch asks the same problem; group g gets g and a None: all are dead."""
-    jsonl("one.jsonl", [{"prompt": "1+1=", "answer": "2"}])
-    record, = judged("def reward(completions):\n    return [None if i % 4 == 1 else i // 4 "
-                     "for i in range(len(completions))]\n", "--dataset_name one.jsonl")
-    assert record["reward"] == 1.5 and record["dead_groups"] == 1
-    assert record["grad_norm"] == 0 and record["verifier_errors"] == 4
 
 
 def test_gdpo_ignores_a_part_that_an_answer_does_not_have():
@@ -530,8 +509,9 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
                  "import colorsys\n@dataclass\nclass Mark:\n    value: float\n"
                  "def reward(completions):\n"
                  "    return [Mark(colorsys.mine).value for _ in completions]\n"
-                 "def one(response, answer):\n    return Mark(0.5).value\n", "reward", "one")
-    assert judge.judge(["x"], judge.train[:1]).tolist() == [[7, 0.5]]
+                 "def one(response, answer):\n    return Mark(colorsys.mine).value\n",
+                 "reward", "one")
+    assert judge.judge(["x"], judge.train[:1]).tolist() == [[7, 7]]
     assert sys.path[0] != str(Path.cwd()) and sys.path[-1] == str(Path.cwd())
     sys.modules.pop("colorsys", None)
     import colorsys
@@ -548,20 +528,12 @@ def test_completion_ids_are_the_sampled_tokens_with_a_tools_output():
     assert rollout.token_lists() == [[4, 5, 6, 7], [4, 9, 9, 7], [4, 15], [4, 5, 9, 9], [15]]
 
 
-def test_the_start_of_a_run_says_what_a_parameter_completions_changes(judged, capsys):
-    judged("def reward(completions):\n    return [1.0] * len(completions)\n"
-           "def one(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:one")
-    out = capsys.readouterr().out
-    line, = [line for line in out.splitlines() if "takes whole batches" in line]
-    assert line.startswith("verifier mine.py:reward")
-    assert "no time limit" in line and "ends the run" in line
-
-
-def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(judged, sums):
+def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(task, sums):
     jsonl("rows.jsonl", [*sums[:-1], sums[-1] | {"late": 7}])
-    judged("def reward(completions, late):\n    open('late', 'a').write(f'{late}')\n"
-           "    return [1.0] * len(completions)\n", "--steps 4")
-    assert "7" in Path("late").read_text() and "None" in Path("late").read_text()
+    judge = task("def reward(completions, late):\n    return [n or 0.5 for n in late]\n")
+    problems = judge.train + judge.test
+    rewards = judge.judge([""] * len(sums), problems).flatten().tolist()
+    assert sorted(rewards) == [0.5] * (len(sums) - 1) + [7]
 
 
 # ------------------------------------------------------------- every reward function of TRL

@@ -1,13 +1,11 @@
 """tasks.py: the built-in task against sums done in plain Python, its tokenizer, loading of data,
 and the data position. python -m pytest tests/data/test_tasks.py"""
 
-import csv
 import json
 import random
 import re
 import runpy
 import sys
-import time
 from dataclasses import FrozenInstanceError, asdict
 from itertools import product
 from pathlib import Path
@@ -18,10 +16,10 @@ from transformers import AutoTokenizer
 
 import train
 from make_max_data import make_max_data
-from plumbing.data.datafiles import Problem, gym_generators
+from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.stream import PromptStream
-from plumbing.data.task import Task, encode_prompt
+from plumbing.data.task import Task
 from plumbing.data.tasks import from_arguments, load_task, of_run
 from plumbing.model import cold_start as cold
 from plumbing.run.arguments import parse
@@ -41,10 +39,12 @@ def custom(kind=int, **more):
                 teacher=sums.teacher, sizes=(len(sums.train),), **more)
 
 
-@pytest.mark.parametrize("kind", [bool, int, numpy.float32])
-def test_a_verifier_of_ones_own_may_return_any_kind_of_number(kind, workplace, monkeypatch):
+def test_a_verifier_of_ones_own_may_return_any_kind_of_number(workplace, monkeypatch):
+    for kind in (bool, int):
+        task = custom(kind)
+        assert task.judge([task.train[0].answer, ""], task.train[:1]).tolist() == [[1], [0]]
     monkeypatch.setattr(cold, "MUST_PASS", 0.0)
-    train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(kind))
+    train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(numpy.float32))
     record, = metrics("run")
     assert record["reward"] == record["pass_rate"] > 0
 
@@ -92,16 +92,9 @@ def test_the_answer_is_the_last_digit_of_every_partial_sum(low, high):
         terms, digits = last_digits(problem.prompt)
         steps = [f"{d}+{t}={e}" for d, t, e in zip([0] + digits, terms, digits)]
         assert low <= len(terms) <= high and set(terms) <= set(range(1, 10))
+        assert problem.prompt == ("+".join(map(str, terms)) + "=").ljust(2 * high), "one width"
         assert problem.answer == ",".join(map(str, digits)) + "."
         assert verbose == problem._replace(answer=",".join(steps) + ".")
-        assert len(problem.answer) == 2 * len(terms)
-
-
-@pytest.mark.parametrize("low, high", [(8, 12), (3, 20)])
-def test_every_prompt_is_padded_with_spaces_to_one_width(low, high):
-    task = running_sum(low, high)
-    assert len({len(p.prompt) for p in task.train + task.test}) == 1
-    assert all(p.prompt.rstrip(" ").endswith("=") for p in task.train)
 
 
 def test_reward_is_1_for_exactly_one_of_all_answers_of_three_steps():
@@ -111,27 +104,6 @@ def test_reward_is_1_for_exactly_one_of_all_answers_of_three_steps():
     for problem in task.test:
         a, b, c = last_digits(problem.prompt)[1]
         assert [text for text in answers if task.verify(text, problem)] == [f"{a},{b},{c}."]
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_every_prefix_and_every_longer_answer_gets_nothing(verbose):
-    task = running_sum(verbose=verbose, train_size=5, test_size=5)
-    for problem in task.test:
-        answer = problem.answer
-        assert task.verify(answer, problem) == 1.0
-        wrong = [answer[:i] for i in range(len(answer))]
-        wrong += [answer + c for c in "0123456789+=,. "] + [" " + answer]
-        for response in wrong:
-            assert task.verify(response, problem) == 0.0
-            assert task.first_error(response, problem) is not None
-
-
-def test_two_cancelling_errors_are_not_rewarded():
-    task = running_sum(train_size=5, test_size=5)
-    problem = task.test[0]
-    wrong = str((int(problem.answer[2]) + 1) % 10)
-    response = problem.answer[:2] + wrong + problem.answer[3:]       # its last digit is right
-    assert task.verify(response, problem) == 0.0 and task.first_error(response, problem) == 2
 
 
 @pytest.mark.parametrize("verbose", [False, True])
@@ -186,12 +158,6 @@ def test_few_terms_give_every_query_there_is_and_a_note():
     assert "only" in task.notes[0]
 
 
-def test_ten_thousands_of_problems_are_made_in_a_moment():
-    start = time.process_time()
-    running_sum(train_size=20_000)
-    assert time.process_time() - start < 2.0                 # 0.2 s is usual
-
-
 def test_the_teacher_has_the_habit_and_the_slips_it_is_said_to_have():
     task, rng = running_sum(habit=0.6, slip=0.02, train_size=4000, test_size=10), random.Random(0)
     habits, slips = [], []
@@ -243,22 +209,6 @@ def test_a_character_is_a_token_both_ways_and_after_saving(tmp_path):
 
 # ------------------------------------------------------------------------------------- your data
 
-def write(path, rows):
-    """Rows in the format that the name of the file asks for; its path as str."""
-    if path.suffix == ".csv":
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif path.suffix == ".parquet":
-        import datasets
-        datasets.Dataset.from_list(rows).to_parquet(path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows, indent=1))
-    else:
-        jsonl(path, rows)
-    return str(path)
-
 
 def pairs(task):
     """{prompt: answer} of all problems, each of which is there once."""
@@ -273,13 +223,24 @@ def numbered(path, numbers):
     return jsonl(path, [{"prompt": f"p{i}", "answer": "1"} for i in numbers])
 
 
+def as_file(path, rows):
+    """A file of rows in the format that its name asks for; its path as str."""
+    import datasets
+    data = datasets.Dataset.from_list(rows)
+    make = {".csv": data.to_csv, ".parquet": data.to_parquet,
+            ".json": lambda path: path.write_text(json.dumps(rows, indent=1)),
+            ".jsonl": lambda path: jsonl(path, rows)}
+    make[path.suffix](path)
+    return str(path)
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
 @pytest.mark.parametrize("prompt, answer", [("prompt", "answer"), ("question", "solution"),
                                             ("problem", "answer")])
 def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix, prompt, answer):
     rows = [{"id": i, prompt: f"What is {i} and “{i}”,\n{i}?", answer: f"{2 * i}"}
             for i in range(30)]
-    task = load_task(write(tmp_path / f"rows{suffix}", rows), verifier="exact")
+    task = load_task(as_file(tmp_path / f"rows{suffix}", rows), verifier="exact")
     assert pairs(task) == {row[prompt]: row[answer] for row in rows}
     assert len(task.test) == 3 and task.sizes == (27,) and task.chat
     assert "held out 3 problem(s)" in task.notes[0]
@@ -321,73 +282,64 @@ def test_a_prompt_of_the_test_file_leaves_the_train_file(tmp_path):
                           "split"]
 
 
-def test_a_hub_dataset_brings_its_own_configuration_and_test_split(monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    """hub({split: rows}): what the hub has from now on, or the error that it gives. Gives a list,
+    to which each question adds its (name, configuration)."""
     import datasets
     asked = []
 
-    def load_dataset(name, config):
-        asked.append((name, config))
-        return {split: [{"question": f"{split} {i}", "answer": f"so\n#### {i}"} for i in range(5)]
-                for split in ("train", "test")}
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    def has(found):
+        def load_dataset(*words):
+            asked.append(words)
+            if isinstance(found, Exception):
+                raise found
+            return found
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        return asked
+    return has
+
+
+def test_a_hub_dataset_brings_its_own_configuration_and_splits(hub):
+    asked = hub({split: [{"question": f"{split} {i}", "answer": f"so\n#### {i}"} for i in range(5)]
+                 for split in ("train", "test")})
     task = load_task("openai/gsm8k", verifier="exact")
     assert asked == [("openai/gsm8k", "main")]
     assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2", None)
     assert len(task.test) == 5 and not task.notes
+    hub({"everything": [{"prompt": f"p{i}", "answer": i} for i in range(20)]})
+    task = load_task("some/body", verifier="exact")
+    assert len(task.train) == 18 and len(task.test) == 2
 
 
-def test_a_hub_that_cannot_be_reached_is_one_clear_line(monkeypatch):
-    import datasets
-
-    def load_dataset(name, config):
-        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand more")
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+def test_a_hub_that_cannot_be_reached_is_one_clear_line(hub):
+    hub(ConnectionError("Couldn't reach the Hub\nand more"))
     words = "^dataset nobody/nothing: there is no such file, and the hub gives Conn"
     with pytest.raises(ValueError, match=words) as refusal:
         load_task("nobody/nothing")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_dataset_with_a_single_unnamed_split_is_split_by_hash(monkeypatch):
-    import datasets
-    rows = [{"prompt": f"p{i}", "answer": i} for i in range(20)]
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: {"everything": rows})
-    task = load_task("some/body", verifier="exact")
-    assert len(task.train) == 18 and len(task.test) == 2
-
-
-@pytest.mark.slow
-def test_reasoning_gym_judges_its_own_problems():
-    gym = pytest.importorskip("reasoning_gym")
-    task = load_task("reasoning_gym:basic_arithmetic", size=40, seed=3)
-    theirs = gym.create_dataset("basic_arithmetic", seed=3, size=40)
-    assert pairs(task) == {item["question"]: item["answer"] for item in theirs}
-    assert len(task.test) == len(pairs(task)) // 10
-    for problem in task.train[:10]:
-        assert task.verify(problem.answer, problem) == 1.0
-        assert task.verify(f"I think <answer>{problem.answer}</answer>", problem) == 1.0
-        assert task.verify("no idea", problem) < 0.1
-    task.verifiers[0].close()
-
-
 def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path):
-    pytest.importorskip("reasoning_gym")
+    """The reference: the package's own data sets, and its verifier."""
+    gym = pytest.importorskip("reasoning_gym")
     (tmp_path / "mine.py").write_text(
         "def short(response, answer):\n    return float(len(response) < 4)\n")
-    name = ("reasoning_gym:chain_sum?min_terms=2&max_terms=2&max_digits=1&size=60,"
-            "letter_counting?max_words=5&size=30")
-    task = load_task(name, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
-    problems = task.train + task.test
-    sums = [p for p in problems if "+" in p.prompt or " - " in p.prompt]
-    letters = [p for p in problems if "letter" in p.prompt]
-    assert len(letters) == 30 and len(sums) + len(letters) == len(problems) > 60
-    assert all(sum(map(str.isdigit, p.prompt)) == 2 for p in sums)
-    assert {"+" in p.prompt for p in task.train[:6]} == {True, False}        # one of each in turn
+    name = ('reasoning_gym:basic_arithmetic?operators=["+","-"]&max_digits=1&size=60,'
+            "reasoning_gym:letter_counting?max_words=5&size=30")
+    task = load_task(name, seed=3, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
+    theirs = [gym.create_dataset("basic_arithmetic", seed=3, size=60, operators=["+", "-"],
+                                 max_digits=1),
+              gym.create_dataset("letter_counting", seed=3, size=30, max_words=5)]
+    assert pairs(task) == {item["question"]: item["answer"] for one in theirs for item in one}
+    letters = [p for p in task.train if "letter" in p.prompt]
+    sums = [p for p in task.train if p not in letters]
+    assert {"letter" in p.prompt for p in task.train[:6]} == {True, False}   # one of each in turn
     assert task.part_names == ["reasoning_gym", "short"]     # both rewards count
     for problem in (sums[0], letters[0]):
-        parts = task.judge([problem.answer, "long, and wrong"], [problem] * 2)
-        assert parts[:, 1].tolist() == [1, 0]
-        assert task.verify(problem.answer, problem) == 1.5
+        said = f"I think <answer>{problem.answer}</answer>"
+        parts = task.judge([problem.answer, said], [problem] * 2)
+        assert parts.tolist() == [[1, 1], [1, 0]]
         assert task.verify("nonsense", problem) < 0.1
     for verifier in task.verifiers:
         verifier.close()
@@ -405,14 +357,6 @@ def test_an_option_or_generator_that_there_is_not_is_named(name, words):
     pytest.importorskip("reasoning_gym")
     with pytest.raises(ValueError, match=re.escape(words)):
         load_task(f"reasoning_gym:{name}")
-
-
-def test_a_list_in_an_options_value_keeps_its_commas():
-    pytest.importorskip("reasoning_gym")
-    name = 'reasoning_gym:basic_arithmetic?operators=["+","-"]&size=5,reasoning_gym:chain_sum'
-    assert gym_generators(name, 9, 1) == [
-        ("basic_arithmetic", {"seed": 1, "size": 5, "operators": ["+", "-"]}),
-        ("chain_sum", {"seed": 1, "size": 9})]
 
 
 def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
@@ -437,19 +381,6 @@ def test_the_max_of_two_files_hold_no_test_pair_in_train(tmp_path):
     for problem, found in zip(task.test, tests):
         assert task.verify(f"{max(found[4])} ", problem) == 1.0
     assert {n for pair in shown | asked for n in pair} == set(range(91))
-
-
-@pytest.mark.parametrize("template, chat, read", [
-    ("", True, "3+8="),                                      # the tokenizer has none
-    ("0{% for m in messages %}{{ m.content }}{% endfor %}"
-     "{% if add_generation_prompt %}.{% endif %}",
-     True, "03+8=."),
-    ("0{{ messages[0].content }}", False, "3+8=")])
-def test_the_chat_template_is_used_if_wanted_and_there(template, chat, read):
-    tokenizer = builtin_tokenizer()
-    tokenizer.chat_template = template or None
-    ids = encode_prompt(tokenizer, Problem("3+8=", "3,1."), chat=chat, max_prompt_length=10)
-    assert ids == tokenizer(read)["input_ids"]
 
 
 # --------------------------------------------------------------------------------- data position

@@ -6,9 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -57,23 +54,6 @@ def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong)
     assert not maths.errors
 
 
-def test_math_agrees_with_fractions_in_plain_python(maths):
-    """Every a/b + c/d with small numbers: its value is accepted, its neighbours are not."""
-    for a, b, c, d in product((1, 2, 7), (2, 3), (1, 5), (3, 4)):
-        value = Fraction(a, b) + Fraction(c, d)
-        assert maths(rf"$\frac{{{a}}}{{{b}}} + \frac{{{c}}}{{{d}}}$", str(value)) == 1.0
-        assert maths(str(value + Fraction(1, 12)), str(value)) == 0.0
-    assert not maths.errors
-
-
-@pytest.mark.parametrize("answer, right, wrong", [
-    ("42", [" 42\n"], ["42.0", "4 2", "42.", "", "٤٢", "42\u200b"]), ("a b ", ["a b"], ["ab"])])
-def test_exact_ignores_only_white_space_at_the_ends(answer, right, wrong):
-    check = Verifier("exact")
-    assert [r for r in right if check(r, answer) != 1.0] == []
-    assert [r for r in wrong if check(r, answer) != 0.0] == []
-
-
 def test_a_users_function_may_give_any_finite_number(own, capfd):
     """It prints to stderr and reads nothing."""
     check = own("import sys\nprint('loading')\n\ndef check(response, answer):\n"
@@ -81,12 +61,6 @@ def test_a_users_function_may_give_any_finite_number(own, capfd):
                 "    return len(response) / len(answer) - sys.stdin.read().count('x')\n")
     assert [check(r, "abcd") for r in ("a", "ab\nc", "\x00é🙂", "")] == [0.25, 1.0, 0.75, 0.0]
     assert not check.errors and "checking ab" in capfd.readouterr().err
-
-
-def test_a_users_file_may_import_its_neighbour(own, tmp_path):
-    (tmp_path / "neighbour.py").write_text("reward = True\n")
-    check = own("import neighbour\ndef check(response, answer):\n    return neighbour.reward\n")
-    assert check("", "") == 1.0
 
 
 # -------------------------------------------------------------------------------- what breaks, is 0
@@ -120,14 +94,6 @@ def test_a_verifier_that_hangs_is_killed_in_time(own, body):
     assert 1.0 <= time.monotonic() - start < 10.0
     check.time_limit = 20.0
     assert check("right", "right") == 1.0 and check.errors == {"timeout": 1}
-
-
-def test_it_works_from_threads_and_in_parallel(own):
-    check = own("import time\ndef check(response, answer):\n    time.sleep(0.5)\n"
-                "    return response == answer\n")
-    with ThreadPoolExecutor(6) as pool:
-        rewards = pool.map(check, "012345", "002244")
-    assert [*rewards] == [1.0, 0.0] * 3 and not check.errors and 1 <= len(check.idle) <= 6
 
 
 def test_a_worker_that_somebody_kills_between_answers_is_replaced(own):
@@ -199,10 +165,16 @@ def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
 
 # ---------------------------------------------------------------------------------- what is refused
 
-@pytest.mark.parametrize("kind", ["maths", "mine.py", "mine.py:", "mine.txt:check", ""])
-def test_an_unknown_verifier_is_refused(kind):
-    with pytest.raises(ValueError, match="not known: use math, exact or file.py:function"):
-        Verifier(kind)
+UNKNOWN = "not known: use math, exact or file.py:function"
+
+
+@pytest.mark.parametrize("kind, limit, words", [
+    *((kind, 3, UNKNOWN) for kind in ("maths", "mine.py", "mine.py:", "mine.txt:check", "")),
+    ("nowhere.py:check", 3, "there is no file nowhere.py"),
+    *(("exact", limit, "time_limit") for limit in (0, -1.0, float("nan"), float("inf")))])
+def test_an_unknown_verifier_or_limit_is_refused(kind, limit, words):
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        Verifier(kind, limit)
 
 
 @pytest.mark.parametrize("source, words", [
@@ -213,14 +185,3 @@ def test_a_file_that_does_not_load_is_refused_in_one_line(own, source, words):
     with pytest.raises(ValueError, match=words) as refusal:
         own(source)
     assert "\n" not in str(refusal.value) and "mine.py:check" in str(refusal.value)
-
-
-def test_a_missing_file_is_refused_by_name(tmp_path):
-    with pytest.raises(FileNotFoundError, match="there is no file .*nowhere.py"):
-        Verifier(f"{tmp_path}/nowhere.py:check")
-
-
-@pytest.mark.parametrize("limit", [0, -1.0, float("nan"), float("inf")])
-def test_an_impossible_time_limit_is_refused(limit):
-    with pytest.raises(ValueError, match="time_limit"):
-        Verifier("exact", limit)

@@ -4,16 +4,14 @@
     with gpu:
         with gpu.phase("name"):
             ...
-    gpu.count["name"]["syncs"], gpu.peak["name"], gpu.sites["name"]
+    gpu.syncs["name"], gpu.sites["name"], gpu.peak["name"]
 
 Tensors on "cuda" are wrapper subclasses that say cuda:0, so that torch's own C++ (autograd engine,
 autocast, composite ops, Module.to, optimizers) takes its CUDA branches; a TorchDispatchMode
 computes their values on the CPU. It finds and counts, per phase:
 
     device mismatch   RuntimeError where CUDA and CPU tensors meet (legal mixtures pass, as on CUDA)
-    launches          ops that start a kernel (LAUNCHES has those that start several; roughly right)
     syncs             where the host waits: item, nonzero, boolean indices, copies; with file:line
-    bytes             read and written by those ops
     peak              live bytes of CUDA storages, and the masks that attention converts; without
                       the allocator's rounding, cuBLAS workspaces and fragments
 
@@ -67,16 +65,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 aten, CUDA, CPU = torch.ops.aten, torch.device("cuda", 0), torch.device("cpu")
 
-# Kernels that an op starts on CUDA, where it is not 1 (from reading ATen; roughly right).
-LAUNCHES = {
-    "sort": 4, "topk": 3, "_unique2": 8, "unique_dim": 12, "nonzero": 3, "logsumexp": 4,
-    "masked_scatter": 3, "masked_scatter_": 3, "embedding_dense_backward": 4, "isin": 3,
-    "_index_put_impl_": 5, "_foreach_norm": 2,
-    **dict.fromkeys(["lift_fresh", "_unsafe_view", "empty", "new_empty", "empty_like",
-                     "empty_strided", "new_empty_strided", "set_", "alias", "detach_",
-                     "_local_scalar_dense", "sym_size", "resize_"], 0)}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-GATHERS = INDEXING | {"embedding", "index_select", "gather", "scatter", "scatter_", "searchsorted"}
 WAITS = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount",
          "equal", "_local_scalar_dense"}
 STRICT = {"mm", "bmm", "addmm", "baddbmm", "cat", "stack", "index_select", "gather", "scatter",
@@ -167,10 +156,6 @@ def tree_map(change, x):
     return {k: tree_map(change, v) for k, v in x.items()} if isinstance(x, dict) else x
 
 
-def size(x):
-    return x.numel() * x.element_size()
-
-
 def in_engine():
     """Whether autograd's own thread asks, and no Python code of a backward. The engine adds up what
     flows into a node in place, but not for subclasses such as ours."""
@@ -188,8 +173,7 @@ class Gpu(TorchDispatchMode):
         self.reset()
 
     def reset(self):
-        zero = lambda: defaultdict(Counter)
-        self.count, self.ops, self.sites = zero(), zero(), zero()
+        self.syncs, self.sites = Counter(), defaultdict(Counter)
         self.peak, self.calls = Counter(), Counter()
 
     @contextlib.contextmanager
@@ -216,7 +200,7 @@ class Gpu(TorchDispatchMode):
         return theirs or "(autograd)"
 
     def wait(self, why, n=1):
-        self.count[self.phases[-1]]["syncs"] += n
+        self.syncs[self.phases[-1]] += n
         self.sites[self.phases[-1]][f"{why} @ {self.site()}"] += n
 
     def track(self, wrapper):
@@ -261,7 +245,7 @@ class Gpu(TorchDispatchMode):
         if name == "_to_copy":
             return self.to_copy(args[0], kwargs, device)
         if name == "copy_":
-            return self.copy(func, args, kwargs)
+            return self.copy(func, *args[:2])
         if name == "_local_scalar_dense":
             self.wait("item")
             if args[0].elem.device == CPU:
@@ -300,12 +284,11 @@ class Gpu(TorchDispatchMode):
             result = args[0]
         else:
             result = tree_map(wrap, out)
-        view = func.is_view or name in ("lift_fresh", "_unsafe_view", "detach", "alias")
-        self.account(func, name, args, kwargs, mine, result, view)
+        self.look_for_waits(func, name, args, kwargs)
         return result
 
     def to_copy(self, x, kwargs, device):
-        host_only, small = ("pin_memory", "non_blocking", "device"), size(x) <= 2**16
+        host_only, small = ("pin_memory", "non_blocking", "device"), x.nbytes <= 2**16
         waits = not (kwargs.get("non_blocking") and small)   # CUDA stages up to 64 KB and goes on
         kwargs = {k: v for k, v in kwargs.items() if k not in host_only}
         from_gpu = on_gpu(x)
@@ -313,28 +296,21 @@ class Gpu(TorchDispatchMode):
         elem, dtype = x.elem if from_gpu else x, kwargs.get("dtype") or x.dtype
         if from_gpu and not to_gpu:
             self.wait(f"D2H copy {list(x.shape)}")
-            self.count[self.phases[-1]]["d2h bytes"] += size(x)
             if elem.device.type == "meta":
                 return torch.zeros(x.shape, dtype=dtype)
             return aten._to_copy.default(elem, **kwargs)
         if not from_gpu:
             if waits:
                 self.wait(f"H2D copy {list(x.shape) if x.numel() < 1e6 else 'of a weight'}")
-            self.count[self.phases[-1]]["h2d bytes"] += size(x)
             big = self.shapes and x.is_floating_point() and x.numel() >= 1024
             if big or elem.device.type == "meta":
                 new = torch.empty_strided(x.size(), x.stride(), dtype=dtype, device="meta")
                 return Pretend(new)
-        out = Pretend(aten._to_copy.default(elem, **kwargs))
-        mine = [x] if from_gpu else []
-        self.account(aten._to_copy.default, "_to_copy", (x,), {}, mine, out, False)
-        return out
+        return Pretend(aten._to_copy.default(elem, **kwargs))
 
-    def copy(self, func, args, kwargs):
-        target, source = args[:2]
+    def copy(self, func, target, source):
         if on_gpu(target) and not on_gpu(source) and source.dim():
             self.wait(f"H2D copy_ {list(source.shape)}")
-            self.count[self.phases[-1]]["h2d bytes"] += size(source)
         if not on_gpu(target):
             self.wait(f"D2H copy_ {list(source.shape)}")
         a, b = (x.elem if on_gpu(x) else x for x in (target, source))
@@ -342,8 +318,6 @@ class Gpu(TorchDispatchMode):
             func(a, b)
         elif a.device.type != "meta":
             a.zero_()
-        mine = [x for x in (target, source) if on_gpu(x)]
-        self.account(func, "copy_", args, kwargs, mine, target, False)
         return target
 
     def check_devices(self, name, args, theirs):
@@ -400,46 +374,27 @@ class Gpu(TorchDispatchMode):
             kwargs["device"] = "meta"
         return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
 
-    def account(self, func, name, args, kwargs, mine, result, view):
-        launches = 0 if view else LAUNCHES.get(name, 1)
+    def look_for_waits(self, func, name, args, kwargs):
         indices = args[1] if name in INDEXING else ()
-        masks = sum(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in indices)
-        if masks:
+        if masks := sum(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in indices):
             self.wait("boolean index (nonzero)", masks)
         if name in WAITS:
             self.wait(name)
         if func is aten.repeat_interleave.Tensor and not kwargs.get("output_size"):
             self.wait("repeat_interleave(tensor)")
         if name == "_grouped_mm":
-            launches = self.grouped(args, kwargs)
-        if name.startswith(("_fused_adam", "_foreach_")):
-            launches = 1 + len(args[0]) // 30
-        outs = [x for x in leaves(result) if on_gpu(x)]
-        moved = sum(size(x) for x in {id(x): x for x in mine + outs}.values())
-        if name in GATHERS and outs:                         # what they touch, read and written
-            moved = 2 * size(outs[0])
-        self.charge(name, launches + 3 * masks, moved if launches else 0)
+            self.grouped(*args[:2])
 
-    def charge(self, name, launches, moved):
-        count = self.count[self.phases[-1]]
-        count["launches"] += launches
-        count["bytes"] += moved
-        self.ops[self.phases[-1]][name] += launches
-
-    def grouped(self, args, kwargs):
-        """Kernels of a grouped product, and the wait of its fallback (GroupedBlas.cpp)."""
-        a, b = args[:2]
+    def grouped(self, a, b):
+        """The wait of a grouped product's fallback (GroupedBlas.cpp)."""
         for x in (a, b):                                     # GroupedMMUtils.h
             s, n, align = x.stride(), x.shape, 16 // x.element_size()
             along = -2 if s[-1] == 1 and s[-2] >= max(1, n[-1]) else -1
             if s[along] % align or x.storage_offset() * x.element_size() % 16:
                 raise RuntimeError(f"grouped_mm on CUDA: strides {list(s)} of {list(n)} {x.dtype} "
                                    "should be multiples of 16 bytes")
-        if self.sm in (90, 100) and a.dtype == b.dtype == torch.bfloat16:
-            return 2
-        self.wait(f"grouped_mm fallback: offs.cpu() ({str(a.dtype)[6:]}, sm{self.sm})")
-        offsets = args[2] if len(args) > 2 and args[2] is not None else kwargs["offs"]
-        return len(offsets)
+        if self.sm not in (90, 100) or not a.dtype == b.dtype == torch.bfloat16:
+            self.wait(f"grouped_mm fallback: offs.cpu() ({str(a.dtype)[6:]}, sm{self.sm})")
 
     # --------------------------------------------------------------------------------- patches
 
@@ -448,15 +403,6 @@ class Gpu(TorchDispatchMode):
             self.ready = True
             patch(self)
         return super().__enter__()
-
-    def report(self, top=8):
-        lines = []
-        for name, c in self.count.items():
-            lines.append(f"\n== {name}: x{self.calls[name]}  launches {c['launches']:,}  "
-                         f"syncs {c['syncs']:,}  {c['bytes'] / 1e9:.3f} GB moved  "
-                         f"peak {self.peak[name] / 1e6:.1f} MB")
-            lines += [f"   sync {v:6,} x {k}" for k, v in self.sites[name].most_common(top)]
-        return "\n".join(lines)
 
 
 def patch(gpu):
@@ -536,10 +482,9 @@ class Emulated(torch.autograd.Function):
     """One kernel forward, a few backward, where the CPU build would run many small ops."""
 
     @staticmethod
-    def forward(ctx, call, name, *inputs):
-        ctx.call, ctx.name = call, name
+    def forward(ctx, call, *inputs):
+        ctx.call = call
         ctx.save_for_backward(*inputs)
-        gpu.charge(name, 1, sum(map(size, inputs)) + size(inputs[0]))
         with _disable_current_modes(), torch.no_grad():
             if any(x.elem.device.type == "meta" for x in inputs):
                 return Pretend(torch.empty(inputs[0].shape, dtype=inputs[0].dtype, device="meta"))
@@ -548,7 +493,6 @@ class Emulated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         inputs = ctx.saved_tensors
-        gpu.charge(f"{ctx.name}_backward", 3, 2 * sum(map(size, inputs)) + size(grad))
         with _disable_current_modes():
             if any(x.elem.device.type == "meta" for x in (*inputs, grad)):
                 grads = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in inputs]
@@ -558,7 +502,7 @@ class Emulated(torch.autograd.Function):
                     used = [x for x in own if x.requires_grad]
                     grads = torch.autograd.grad(ctx.call(*own), used, grad.elem, allow_unused=True)
             grads = [None if g is None else Pretend(g) for g in grads]
-            return None, None, *grads, *[None] * (len(inputs) - len(grads))
+            return None, *grads, *[None] * (len(inputs) - len(grads))
 
 
 def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
@@ -585,7 +529,7 @@ def attention(plain, query, key, value, attn_mask=None, dropout_p=0.0, is_causal
     def call(q, k, v, m=None):
         return plain(q, k, v, m, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     with torch.autocast("cuda", enabled=False):
-        return Emulated.apply(call, "sdpa", query, key, value, *mask)
+        return Emulated.apply(call, query, key, value, *mask)
 
 
 def rms_norm(plain, input, normalized_shape, weight=None, eps=None):
@@ -596,7 +540,7 @@ def rms_norm(plain, input, normalized_shape, weight=None, eps=None):
     if input.dtype != weight.dtype:
         return plain(input, normalized_shape, weight, eps)
     call = lambda x, w: plain(x, normalized_shape, w, eps)
-    return Emulated.apply(call, "rms_norm", input, weight)
+    return Emulated.apply(call, input, weight)
 
 
 gpu = Gpu()

@@ -6,9 +6,10 @@ First words: `hf` trains a random Qwen2 checkpoint (`mixtral`: a random Mixtral)
 unequal length that begin alike, not the tiny MoE; `resume` takes the last checkpoint away, resumes
 and wants the same weights. The run folder is the current one.
 
-Says {"flags", "exit" (None: it ran to its end), "error", "syncs" and "launches" per phase, "where"
-the host waits}. Phases: a rollout without its token steps and looks for ended rows, these, the
-cutting of a batch, optimizer steps.
+Says {"flags", "exit" (None: it ran to its end), "error", "syncs" per phase, "where" the host
+waits}.
+Phases: a rollout without its token steps and looks for ended rows, these, the cutting of a batch,
+optimizer steps.
 """
 
 import contextlib
@@ -90,9 +91,7 @@ def run(case):
     except Exception as failure:
         code, error = 1, f"{failure} {traceback.format_exc().splitlines()[-3:]}"
     found = {"flags": case, "exit": code, "error": error}
-    for what in ("syncs", "launches"):
-        found[what] = {name: round(gpu.count[name][what] / max(1, gpu.calls[name]), 3)
-                       for name in PHASES}
+    found["syncs"] = {name: round(gpu.syncs[name] / max(1, gpu.calls[name]), 3) for name in PHASES}
     return found | {"where": {name: gpu.sites[name].most_common(12) for name in PHASES}}
 
 
