@@ -132,7 +132,7 @@ def test_a_byte_put_in_left_out_or_replaced_is_read_or_refused(suffix, good, tmp
     path = tmp_path / f"x{suffix}"
     read = refused = 0
     for place in range(len(good)):
-        for noise in (b"", *(bytes([byte]) for byte in b'0a- ,"{[\n\\\0\xff')):
+        for noise in (b"", *(bytes([byte]) for byte in b'0 ,"{\n\\\xff')):
             for after in (place, place + 1):
                 path.write_bytes(good[:place].encode() + noise + good[after:].encode())
                 try:

@@ -30,14 +30,16 @@ from plumbing.run.arguments import flags
 from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl, read_json
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
-GRPO = f"{ONE} --algorithm grpo --learning_rate 0.01"        # far off
-FLAT = f"{ONE} --lr_scheduler_type constant_with_warmup"
-NEW = f"{ONE} --cold_start_steps 1"                          # another tiny MoE, hardly taught
-TEACHER = f"{ONE} --algorithm grpo"                          # of itself
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
-DENSE = DATA.replace("path model", "path dense")
-MASK = f"{ONE} --mismatch_mask token"
-MOVES = "--steps 2 --warmup_steps 0 --algorithm grpo --learning_rate 0.003"   # two batches apart
+STARTS = {
+    "ONE": ONE, "DATA": DATA, "DENSE": DATA.replace("path model", "path dense"),
+    "TWO": "--steps 2 --warmup_steps 0",
+    "GRPO": f"{ONE} --algorithm grpo --learning_rate 0.01",  # far off
+    "TOLD": f"{ONE} --algorithm grpo --self_distillation answer --prompts_per_step 8",
+    "FLAT": f"{ONE} --lr_scheduler_type constant_with_warmup",
+    "NEW": f"{ONE} --cold_start_steps 1",                    # another tiny MoE, hardly taught
+    "MASK": f"{ONE} --mismatch_mask token",
+    "MOVES": "--steps 2 --warmup_steps 0 --algorithm grpo --learning_rate 0.003"}      # far apart
 
 
 @dataclass
@@ -52,155 +54,163 @@ class Seen:
     kept: int                # bytes that its forwards keep for their backwards
     folder: Path
 
-    def last(self, name):
-        return self.metrics[-1][name]
 
-    def state(self):
-        """What the last checkpoint holds besides the model."""
-        return torch.load(self.checkpoint() / "state.pt", weights_only=True)
-
-    def checkpoint(self):
-        return max(self.folder.glob("checkpoints/step_*"), key=lambda path: int(path.name[5:]))
-
-    def weights(self):
-        return (self.checkpoint() / "model.safetensors").read_bytes()
-
-    def trained(self):
-        """(rows, width) of the forwards with gradient."""
-        return [shape for *shape, gradient in self.forwards if gradient]
+def state(seen):
+    """What the last checkpoint holds besides the model."""
+    return torch.load(checkpoint(seen) / "state.pt", weights_only=True)
 
 
-def minibatches(name):
-    return lambda seen: [u[name] for u in seen.last("minibatches")]
+def checkpoint(seen):
+    return max(seen.folder.glob("checkpoints/step_*"), key=lambda path: int(path.name[5:]))
 
 
-def prompts(seen):
-    return [s["prompt"] for s in seen.samples]
+def weights(seen):
+    return (checkpoint(seen) / "model.safetensors").read_bytes()
 
 
-# flag: (flags of both runs, one value, another, what must differ: a metric of the last batch, or a
-# function of what was seen). None leaves the flag out.
-EFFECTS = {
-    "algorithm": (ONE, None, "grpo", "clip_low"), "epsilon": (ONE, None, "0.9", "clip_low"),
-    "epsilon_high": (ONE, None, "0.9", "clip_high"),
-    "reduction": (ONE, None, "sequence-sum", "grad_norm"),
-    "objective_constants": (f"{ONE} --algorithm sapo", None, "tau_negative=3", "grad_norm"),
-    "advantage": (ONE, None, "leave_one_out", "grad_norm"),
-    "teacher_model_name_or_path": (f"{DATA} --algorithm grpo", None, "model --distillation_coef 1",
-                                   lambda seen: "teacher_kl" in seen.metrics[-1]),
-    "self_distillation": (f"{TEACHER} --distillation_coef 1 --prompts_per_step 8", "answer",
-                          "sibling", "teacher_kl"),
-    "hint_template": (f"{TEACHER} --distillation_coef 1 --self_distillation answer", None,
-                      "{answer}{prompt}", "teacher_kl"),
-    "distillation_coef": (f"{TEACHER} --advantage group --self_distillation answer", "1", "0.5",
-                          "grad_norm"),
-    "teacher_update_rate": (f"{MOVES} --distillation_coef 1 --self_distillation answer", None,
-                            "0.05", "teacher_kl"),
-    "scale_rewards": (ONE, None, "none", "grad_norm"),
-    "dual_clip": (GRPO, None, "1.001", "clip_high"),
-    "off_policy_mask": (GRPO, None, "0.001", "clip_low"),
-    "entropy_quantile": (ONE, None, "0.8", "grad_norm"),
-    "beta": (ONE, None, "0.1", lambda seen: "kl" in seen.metrics[-1]),
-    "kl_estimator": (f"{ONE} --beta 0.1", None, "k1", minibatches("grad_norm")),
-    "sync_ref_model": (f"{MOVES} --beta 0.1", "false", "true --ref_model_sync_steps 1", "kl"),
-    "ref_model_mixup_alpha": (f"{MOVES} --beta 0.1 --sync_ref_model --ref_model_sync_steps 1", None,
-                              "1", "kl"),
-    "ref_model_sync_steps": (f"{MOVES} --beta 0.1 --sync_ref_model", None, "1", "kl"),
-    "entropy_coef": (ONE, None, "0.1", "loss"),
-    "positive_example_nll_weight": (f"{ONE} --prompts_per_step 8", None, "0.5", "loss"),
-    "dynamic_sampling": (ONE, None, "true", lambda seen: seen.metrics[-1].get("discarded_groups")),
-    "overlong_cache": (ONE, None, "0.5", "reward"),
-    "mask_truncated_completions": (f"{ONE} --max_completion_length 1", None, "true",
-                                   "empty_minibatches"),
-    "stage2_dataset_name": (f"{DATA} --stage2_step 1", "b.jsonl", "c.jsonl",
-                            lambda seen: seen.state()["stream"]["sizes"]),
-    "stage2_step": (NEW, None, "1", lambda seen: seen.state()["stream"]["sizes"]),
-    "old_logp": (ONE, None, "sampler", "mismatch_kl"),
-    "sampler": (ONE, None, "sampler.py:Greedy", lambda seen: [s["response"] for s in seen.samples]),
-    "vllm_gpu_memory_utilization": (f"{ONE} --sampler vllm", None, "0.2",
-                                    lambda seen: "'gpu_memory_utilization': 0.2" in seen.out),
-    "zero_variance_filter": (f"{ONE} --reduction token-mean", None, "true", "grad_norm"),
-    "use_kl_in_reward": (f"{ONE} --beta 0.1", None, "true",
-                         lambda seen: "kl_loss" in seen.metrics[-1]),
-    "lam": (f"{ONE} --algorithm ppo", None, "0.5", "grad_norm"),
-    "critic_warmup": (f"{ONE} --algorithm ppo --steps 2", None, "1", "grad_norm"),
-    "top_p": (ONE, None, "0.5", "entropy"), "top_k": (ONE, None, "2", "entropy"),
-    "sampler_dtype": (ONE, None, "int4", lambda seen: seen.last("mismatch_kl") > 1e-6),
-    "mismatch": (ONE, None, "token_truncate --mismatch_high 0.5", "grad_norm"),
-    "mismatch_high": (f"{ONE} --mismatch seq_truncate", None, "0.5", "grad_norm"),
-    "mismatch_mask": (ONE, None, "token --mismatch_mask_bounds 2 5", "grad_norm"),
-    "mismatch_mask_bounds": (MASK, None, "2 5", "grad_norm"),
-    "routing_replay": (f"{ONE} --sampler_dtype int3", "old", "rollout", "mismatch_kl"),
-    "router_aux_loss_coef": (ONE, None, "0.1", "loss"),
+LOOKS = {                                                    # beside the attributes of Seen
+    "batches": lambda seen: len(seen.metrics),
+    "evaluated": lambda seen: "pass_at_1" in seen.metrics[0],
+    "first_forward": lambda seen: seen.forwards[0],
+    "grad_norms": lambda seen: [u["grad_norm"] for u in seen.metrics[-1]["minibatches"]],
+    "layers": lambda seen: len(seen.metrics[-1]["flip_rate_per_layer"]),
+    "mismatch": lambda seen: seen.metrics[-1]["mismatch_kl"] > 1e-6,
+    "prompts": lambda seen: [s["prompt"] for s in seen.samples],
+    "size": lambda seen: len(weights(seen)),
+    "sources": lambda seen: state(seen)["stream"]["sizes"],
+    "tfevents": lambda seen: any("tfevents" in file for file in seen.files),
+    "trained": lambda seen: [shape for *shape, gradient in seen.forwards if gradient],
+    "updates": lambda seen: len(seen.metrics[-1]["minibatches"]),
+    "vllm_share": lambda seen: "'gpu_memory_utilization': 0.2" in seen.out,
+    "weights": weights,
+    "widths": lambda seen: {width for _, width, _ in seen.forwards}}
 
-    "model_name_or_path": (FLAT, None, "model", "lr"),
-    "hidden_size": (NEW, None, "16", lambda seen: len(seen.weights())),
-    "num_hidden_layers": (NEW, None, "2", lambda seen: len(seen.last("flip_rate_per_layer"))),
-    "num_experts": (NEW, None, "2", lambda seen: len(seen.weights())),
-    "num_experts_per_tok": (NEW, None, "1", "entropy"),
-    "cold_start_steps": (NEW, "1", "2", "entropy"),
-    "cold_start_learning_rate": (NEW, None, "0.01", "entropy"),
 
-    "use_peft": (ONE, None, "true", "grad_norm"),
-    "lora_r": (f"{ONE} --use_peft", None, "2", "grad_norm"),
-    "lora_alpha": (f"{ONE} --use_peft", None, "8", "grad_norm"),
-    "lora_target_modules": (f"{ONE} --use_peft", None, "q_proj", "grad_norm"),
-    "load_in_4bit": (f"{DENSE} --use_peft", None, "true", "perplexity_old"),
+def look(seen, what):
+    if what in LOOKS:
+        return LOOKS[what](seen)
+    return getattr(seen, what) if hasattr(seen, what) else seen.metrics[-1].get(what)
 
-    "dataset_name": (DATA, "a.jsonl", "b.jsonl", prompts),
-    "test_dataset_name": (f"{DATA} --eval_samples 1", "b.jsonl", "c.jsonl",
-                          lambda seen: seen.forwards),
-    "columns": (DATA, None, "other other_answer", prompts),
-    "verifier": (DATA, "exact", "mine.py:reward", "reward"),
-    "verifier_timeout": (f"{DATA} --verifier mine.py:slow", None, "0.01", lambda seen: seen.code),
-    "reward_weights": (f"{DATA} mine.py:reward", None, "1 0.5", "reward"),
-    "chat_template": (DATA, None, "false", lambda seen: {width for _, width, _ in seen.forwards}),
-    "tool": (DATA, None, "mine.py:tool --tool_stop ,", lambda seen: seen.samples),
-    "tool_stop": (f"{DATA} --tool mine.py:tool", ",", "=", lambda seen: seen.samples),
-    "system_prompt": (DATA, None, "3", lambda seen: {width for _, width, _ in seen.forwards}),
-    "prompt_template": (DATA, None, "1+1=2,{prompt}",
-                        lambda seen: {width for _, width, _ in seen.forwards}),
-    "stop": (DATA, None, ",", "length"), "min_terms": (NEW, None, "2", prompts),
-    "max_terms": (NEW, None, "3", prompts), "verbose_answers": (NEW, None, "true", "length"),
 
-    "steps": (ONE, "1", "2", lambda seen: len(seen.metrics)),
-    "prompts_per_step": (ONE, None, "8", lambda seen: seen.trained()),
-    "num_generations": (ONE, None, "8", lambda seen: seen.trained()),
-    "steps_per_generation": (ONE, None, "1", lambda seen: len(seen.last("minibatches"))),
-    "num_iterations": (ONE, None, "2", lambda seen: len(seen.last("minibatches"))),
-    "max_prompt_length": (DATA, None, "3", lambda seen: seen.out),
-    "max_completion_length": (ONE, None, "2", "truncated"),
-    "temperature": (ONE, None, "2", "entropy"),
+# A flag | its value, beside a run without it, or two of them | what must differ: a metric of the
+# last batch, or a look | the flags of both runs, which begin as one of STARTS: ONE, if nothing is
+# said.
+EFFECTS = """
+algorithm              | grpo | clip_low
+epsilon                | 0.9 | clip_low
+epsilon_high           | 0.9 | clip_high
+reduction              | sequence-sum | grad_norm
+objective_constants    | tau_negative=3 | grad_norm | ONE --algorithm sapo
+advantage              | leave_one_out | grad_norm
+teacher_model_name_or_path | model --distillation_coef 1 | teacher_kl | DATA --algorithm grpo
+self_distillation      | answer or sibling | teacher_kl | TOLD --distillation_coef 1
+hint_template          | {answer}{prompt} | teacher_kl | TOLD --distillation_coef 1
+distillation_coef      | 1 or 0.5 | grad_norm | TOLD --advantage group
+teacher_update_rate    | 0.05 | teacher_kl | MOVES --distillation_coef 1 --self_distillation answer
+scale_rewards          | none | grad_norm
+dual_clip              | 1.001 | clip_high | GRPO
+off_policy_mask        | 0.001 | clip_low | GRPO
+entropy_quantile       | 0.8 | grad_norm
+beta                   | 0.1 | kl
+kl_estimator           | k1 | grad_norms | ONE --beta 0.1
+sync_ref_model         | false or true --ref_model_sync_steps 1 | kl | MOVES --beta 0.1
+ref_model_mixup_alpha  | 1 | kl | MOVES --beta 0.1 --sync_ref_model --ref_model_sync_steps 1
+ref_model_sync_steps   | 1 | kl | MOVES --beta 0.1 --sync_ref_model
+entropy_coef           | 0.1 | loss
+positive_example_nll_weight | 0.5 | loss | ONE --prompts_per_step 8
+dynamic_sampling       | true | discarded_groups
+overlong_cache         | 0.5 | reward
+mask_truncated_completions | true | empty_minibatches | ONE --max_completion_length 1
+stage2_dataset_name    | b.jsonl or c.jsonl | sources | DATA --stage2_step 1
+stage2_step            | 1 | sources | NEW
+old_logp               | sampler | mismatch_kl
+sampler                | sampler.py:Greedy | samples
+vllm_gpu_memory_utilization | 0.2 | vllm_share | ONE --sampler vllm
+zero_variance_filter   | true | grad_norm | ONE --reduction token-mean
+use_kl_in_reward       | true | kl_loss | ONE --beta 0.1
+lam                    | 0.5 | grad_norm | ONE --algorithm ppo
+critic_warmup          | 1 | grad_norm | ONE --algorithm ppo --steps 2
+top_p                  | 0.5 | entropy
+top_k                  | 2 | entropy
+sampler_dtype          | int4 | mismatch
+mismatch               | token_truncate --mismatch_high 0.5 | grad_norm
+mismatch_high          | 0.5 | grad_norm | ONE --mismatch seq_truncate
+mismatch_mask          | token --mismatch_mask_bounds 2 5 | grad_norm
+mismatch_mask_bounds   | 2 5 | grad_norm | MASK
+routing_replay         | old or rollout | mismatch_kl | ONE --sampler_dtype int3
+router_aux_loss_coef   | 0.1 | loss
+model_name_or_path     | model | lr | FLAT
+hidden_size            | 16 | size | NEW
+num_hidden_layers      | 2 | layers | NEW
+num_experts            | 2 | size | NEW
+num_experts_per_tok    | 1 | entropy | NEW
+cold_start_steps       | 1 or 2 | entropy | NEW
+cold_start_learning_rate | 0.01 | entropy | NEW
+use_peft               | true | grad_norm
+lora_r                 | 2 | grad_norm | ONE --use_peft
+lora_alpha             | 8 | grad_norm | ONE --use_peft
+lora_target_modules    | q_proj | grad_norm | ONE --use_peft
+load_in_4bit           | true | perplexity_old | DENSE --use_peft
+dataset_name           | a.jsonl or b.jsonl | prompts | DATA
+test_dataset_name      | b.jsonl or c.jsonl | forwards | DATA --eval_samples 1
+columns                | other other_answer | prompts | DATA
+verifier               | exact or mine.py:reward | reward | DATA
+verifier_timeout       | 0.01 | code | DATA --verifier mine.py:slow
+reward_weights         | 1 0.5 | reward | DATA mine.py:reward
+chat_template          | false | widths | DATA
+tool                   | mine.py:tool --tool_stop , | samples | DATA
+tool_stop              | , or = | samples | DATA --tool mine.py:tool
+system_prompt          | 3 | widths | DATA
+prompt_template        | 1+1=2,{prompt} | widths | DATA
+stop                   | , | length | DATA
+min_terms              | 2 | prompts | NEW
+max_terms              | 3 | prompts | NEW
+verbose_answers        | true | length | NEW
+steps                  | 1 or 2 | batches
+prompts_per_step       | 8 | trained
+num_generations        | 8 | trained
+steps_per_generation   | 1 | updates
+num_iterations         | 2 | updates
+max_prompt_length      | 3 | out | DATA
+max_completion_length  | 2 | truncated
+temperature            | 2 | entropy
+learning_rate          | 0.001 | lr | FLAT
+lr_scheduler_type      | constant_with_warmup | lr
+warmup_steps           | 0 or 10 | lr | --steps 1
+weight_decay           | 1 | weights | FLAT
+max_grad_norm          | 0.001 | weights
+micro_batch_size       | 2 | trained
+gradient_checkpointing | true | kept
+plain                  | true | trained
+fp16                   | true | perplexity_old
+device                 | cpu or auto | out
+bf16                   | true | perplexity_old
+optim                  | adamw_8bit | weights | FLAT
+config                 | settings.yaml | grad_norm
+dry_run                | true | files
+output_dir             | elsewhere | folder
+overwrite_output_dir   | true | code | ONE --output_dir used
+resume                 | true | code | ONE --output_dir used
+trust_run_code         | true | code
+save_steps             | 1 | files | TWO
+save_tokens            | false | files
+eval_steps             | 1 | evaluated | TWO --eval_samples 1 --eval_prompts 2
+eval_prompts           | 2 or 3 | first_forward | ONE --eval_samples 1
+eval_samples           | 1 --eval_prompts 2 | forwards
+seed                   | 1 | prompts | DATA
+report_to              | tensorboard | tfevents
+"""
 
-    "learning_rate": (FLAT, None, "0.001", "lr"),
-    "lr_scheduler_type": (ONE, None, "constant_with_warmup", "lr"),
-    "warmup_steps": ("--steps 1", "0", "10", "lr"), "weight_decay": (FLAT, None, "1", Seen.weights),
-    "max_grad_norm": (ONE, None, "0.001", Seen.weights),
 
-    "micro_batch_size": (ONE, None, "2", lambda seen: len(seen.trained())),
-    "gradient_checkpointing": (ONE, None, "true", lambda seen: seen.kept),
-    "plain": (ONE, None, "true", lambda seen: seen.trained()),
-    "fp16": (ONE, None, "true", "perplexity_old"),
-    "device": (ONE, "cpu", "auto", lambda seen: seen.out),  # a GPU that is taken
-    "bf16": (ONE, None, "true", "perplexity_old"),
-    "optim": (FLAT, None, "adamw_8bit", Seen.weights),
+def entry(line):
+    """A line of EFFECTS: (flag, (flags of both runs, one value or None, another, what differs))."""
+    flag, values, what, both = [*(part.strip() for part in line.split(" | ")), "ONE"][:4]
+    start, _, more = both.partition(" ")
+    one, _, other = values.rpartition(" or ")
+    return flag, (f"{STARTS.get(start, start)} {more}".strip(), one or None, other, what)
 
-    "config": (ONE, None, "settings.yaml", "grad_norm"),
-    "dry_run": (ONE, None, "true", lambda seen: seen.files),
-    "output_dir": (ONE, None, "elsewhere", lambda seen: seen.folder.name),
-    "overwrite_output_dir": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
-    "resume": (f"{ONE} --output_dir used", None, "true", lambda seen: seen.code),
-    "trust_run_code": (ONE, None, "true", lambda seen: seen.code),
-    "save_steps": ("--steps 2 --warmup_steps 0", None, "1",
-                   lambda seen: len([f for f in seen.files if f.endswith("state.pt")])),
-    "save_tokens": (ONE, None, "false", lambda seen: seen.files),
-    "eval_steps": ("--steps 2 --warmup_steps 0 --eval_samples 1 --eval_prompts 2", None, "1",
-                   lambda seen: "pass_at_1" in seen.metrics[0]),
-    "eval_prompts": (f"{ONE} --eval_samples 1", "2", "3", lambda seen: seen.forwards[0]),
-    "eval_samples": (ONE, None, "1 --eval_prompts 2", lambda seen: len(seen.forwards)),
-    "seed": (DATA, None, "1", prompts),
-    "report_to": (ONE, None, "tensorboard", lambda seen: any("tfevents" in f for f in seen.files)),
-}
+
+EFFECTS = dict(map(entry, EFFECTS.strip().splitlines()))
 
 
 FILES = {
@@ -298,7 +308,7 @@ def observed(patch, flags, name):
     if "vllm" in flags:                                      # the real one needs an environment
         patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
 
-    def look(module, args):
+    def watch(module, args):
         if isinstance(module, torch.nn.Embedding):
             forwards.append((*args[0].shape, torch.is_grad_enabled()))
 
@@ -306,7 +316,7 @@ def observed(patch, flags, name):
         kept.append(tensor.numel() * tensor.element_size())
         return tensor
     folder = flags[flags.index("--output_dir") + 1] if "--output_dir" in flags else name
-    hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(watch)
     try:
         with redirect_stdout(out), redirect_stderr(out), saved_tensors_hooks(keep, lambda x: x):
             train.main([*tiny_for(flags), "--output_dir", folder, *flags])
@@ -336,8 +346,7 @@ def test_a_flag_has_an_effect(flag, run):
     for word, package in optional.items():
         if word in f"{both} {flag} {one} {other}":
             pytest.importorskip(package)
-    observe = what if callable(what) else lambda seen: seen.last(what)
-    seen = [observe(run(both if value is None else f"{both} --{flag} {value}"))
+    seen = [look(run(both if value is None else f"{both} --{flag} {value}"), what)
             for value in (one, other)]
     assert seen[0] != seen[1], f"--{flag} {one} and {other}: {seen[0]} both times"
 
