@@ -11,9 +11,7 @@ inference engine can replace, and a Scorer, a module that DDP and FSDP can wrap.
 Each token is drawn with one uniform random number, which belongs to its row and position. If the
 caller passes these numbers, the rollout does not depend on how its rows are split into batches.
 
-With top-p or top-k, tokens come from another distribution than softmax(logits / temperature): the
-rollout keeps which tokens could be drawn, and log-probs are those over these alone. Repetition
-penalties are left out on purpose: their distribution depends on the whole response.
+Repetition penalties are left out on purpose: their distribution depends on the whole response.
 
 Next: train.py, the loop that joins sampling, advantages and loss.
 """
@@ -46,7 +44,6 @@ class Rollout:
     truncated: torch.Tensor      # [B] bool: reached max_new_tokens without an end
     texts: list                  # B strings, each cut before its stop string
     group_size: int
-    kept: torch.Tensor | None = None     # [B, T, K] tokens left by top-p and top-k to draw from
     attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
 
     def groups(self, index):
@@ -67,7 +64,13 @@ class Rollout:
         """The same responses after other prompts, given as Q lists of token ids."""
         ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [Q, P] each
         return Rollout(ids, mask, self.response_ids, self.mask, self.sampler_logp, self.truncated,
-                       self.texts, self.group_size, self.kept)
+                       self.texts, self.group_size, self.without("routes").attached)
+
+    def without(self, name):
+        """The rollout without what is attached by that name. Without "routes", routers choose by
+        themselves when it is scored."""
+        others = {other: x for other, x in self.attached.items() if other != name}
+        return replace(self, attached=others)
 
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and tool output
@@ -90,8 +93,6 @@ class Rollout:
         of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
         of_rows = {name: getattr(self, name)[rows]
                    for name in ("response_ids", "mask", "sampler_logp", "truncated")}
-        if self.kept is not None:
-            of_rows["kept"] = self.kept[rows]                                       # [b, T, K]
         attached = {name: x.cut(self, prompts, rows) for name, x in self.attached.items()}
         return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size,
                        attached=attached)
@@ -110,28 +111,26 @@ class Sampler:
     replace it: a fast sampler, a copy with rounded weights
     (plumbing/engines/samplers.py), another inference engine."""
 
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None,
-                 top_p=1.0, top_k=0):
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
         self.policy = policy
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.stop = stop
         self.tool = tool
-        self.top_p = top_p
-        self.top_k = top_k
 
-    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+    def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         """G responses to each of Q prompts (lists of token ids, or strings) -> Rollout. uniforms
-        [B, max_new_tokens]: see `sample` below. temperature: replaces the sampler's own."""
+        [B, max_new_tokens], options: see `sample` below. temperature: replaces the sampler's
+        own."""
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool, self.top_p, self.top_k)
+                      temperature, uniforms, self.stop, self.tool, **options)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, top_p=1.0, top_k=0):
+           stop=(), tool=None, leave=None):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
@@ -141,7 +140,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                  end-of-sequence token
     tool         a function of the text of a response so far -> text to insert next, usually ''.
                  The policy reads the inserted text, but its tokens are not in the loss mask
-    top_p, top_k draw only from the likeliest tokens (see kept_tokens); the Rollout remembers which
+    leave        a function of (logits [b, V] of token t, t, which responses they are of) -> the
+                 logits to draw from, -inf where a token must not be drawn
     """
     model.eval()
     device = model.device
@@ -158,7 +158,6 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
     inserted = torch.full((B, T), -1, device=device)        # [B, T] tool tokens; -1: policy's token
-    sets = KeptSets(top_p, top_k, temperature)
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -169,7 +168,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     position = attention.sum(-1, keepdim=True)                                      # [B, 1]
 
     for t in range(T):
-        logits = sets.leave(logits, t)                                              # [B, V]
+        logits = leave(logits, t, slice(None)) if leave else logits                 # [B, V]
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
         own = inserted[:, t] < 0                                                    # [B]
         response[:, t] = torch.where(own, token, inserted[:, t]).masked_fill(ended, pad)
@@ -185,62 +184,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                        position_ids=position + t, past_key_values=cache,
                        use_cache=True).logits[:, -1]                                # [B, V]
     return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended,
-                  inserted, sets)
-
-
-class KeptSets:
-    """The sets of tokens that top-p and top-k leave, one for every token of a rollout.
-
-    The distribution that is sampled must be the one whose log-probs the loss uses: every log-prob
-    of a token, under any policy, is renormalized over the set that was kept when it was sampled
-    (DeepSeek-V3.2 2512.02556 §3.1). Otherwise each ratio is wrong by the mass that was cut off."""
-
-    def __init__(self, top_p, top_k, temperature):
-        self.top_p = top_p
-        self.top_k = top_k
-        self.temperature = temperature
-        self.on = temperature > 0 and (top_p < 1 or top_k > 0)
-        self.steps = []                                      # (rows [b], t, ids [b, K])
-
-    def leave(self, logits, t, rows=slice(None)):
-        """logits [b, V] of the responses `rows` at token t, -inf for the tokens that are cut."""
-        if not self.on:
-            return logits
-        kept = kept_tokens(logits.float() / self.temperature, self.top_p, self.top_k)   # [b, K]
-        self.steps.append((rows, t, kept))
-        return only(logits, kept)                                                   # [b, V]
-
-    def joined(self, B, T, device):
-        """All sets as one tensor [B, T, K], padded with a token of the set; None without any."""
-        if not self.on:
-            return None
-        width = max(kept.shape[1] for _, _, kept in self.steps)
-        joined = torch.zeros(B, T, width, dtype=torch.long, device=device)          # [B, T, K]
-        for rows, t, kept in self.steps[:T]:                 # later ones followed the last end
-            joined[rows, t] = padded(kept, width)
-        return joined
-
-
-def kept_tokens(logits, top_p, top_k):
-    """The ids [b, K] of the tokens that are left of logits [b, V]: the top_k likeliest (0: all), of
-    these the fewest whose probability is at least top_p. Smaller sets are padded with their
-    likeliest token."""
-    values, ids = logits.topk(min(top_k or logits.shape[-1], logits.shape[-1]))     # [b, k] each
-    probability = values.softmax(-1)                                                # [b, k]
-    kept = probability.cumsum(-1) - probability < top_p                             # [b, k]
-    return torch.where(kept, ids, ids[:, :1])[:, :int(kept.sum(-1).max())]          # [b, K]
-
-
-def padded(kept, width):
-    """Sets of tokens [..., K] with `width` tokens each, padded with a token of the set."""
-    more = kept[..., :1].expand(*kept.shape[:-1], width - kept.shape[-1])           # [..., more]
-    return torch.cat([kept, more], -1)                                              # [..., width]
-
-
-def only(logits, kept):
-    """logits [b, V] with -inf outside the tokens kept [b, K]."""
-    cut = torch.ones_like(logits, dtype=torch.bool).scatter(1, kept, False)         # [b, V]
-    return logits.masked_fill(cut, -torch.inf)                                      # [b, V]
+                  inserted)
 
 
 def token_ids(tokenizer, prompts):
@@ -330,10 +274,9 @@ def use_tool(tool, tokenizer, response, inserted, ready):
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted,
-           sets=None):
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
     """The Rollout of what was sampled: cut to the longest response, with its mask and texts.
-    prompts: (ids, mask), [Q, P] each; sets: the KeptSets of top-p and top-k."""
+    prompts: (ids, mask), [Q, P] each."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
     mask &= inserted[:, :width] < 0
@@ -343,8 +286,7 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     if stop:
         texts = [before_stop(tokenizer, *row, stop) for row in zip(texts, rows, mask.tolist())]
-    kept = sets and sets.joined(*mask.shape, mask.device)                           # [B, T, K]
-    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size, kept)
+    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
 
 
 def before_stop(tokenizer, text, ids, own, stop):
@@ -440,12 +382,11 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]
-    sets = [None] * len(parts)
-    if rollout.kept is not None:
-        sets = rollout.kept.flatten(0, 1).index_select(0, where).split(rows)        # [n, K]
+    kept = rollout.attached.get("kept")                      # features/kept_tokens.py
+    leave = kept.leave(where, rows) if kept else [None] * len(parts)
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
-    chunks = [call(head, h, y, temperature, entropy, entropy_grad, kept)
-              for (h, y), kept in zip(parts, sets)]
+    chunks = [call(head, h, y, temperature, entropy, entropy_grad, some)
+              for (h, y), some in zip(parts, leave)]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
     values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
               for x in zip(*chunks)]
@@ -471,12 +412,13 @@ def head_of(model):
     return head
 
 
-def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False, kept=None):
+def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False, leave=None):
     """LM head (see `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
-    with entropy (log-probs [N], entropies [N]). kept [N, K]: over these tokens only."""
+    with entropy (log-probs [N], entropies [N]). leave: a function that puts -inf into the logits
+    of the tokens that could not be drawn."""
     logits = head(hidden)                                                           # [N, V]
     logits = logits if temperature == 1 else logits / temperature                   # [N, V]
-    logits = logits if kept is None else only(logits, kept)                         # [N, V]
+    logits = leave(logits) if leave else logits                                     # [N, V]
     logp = logits.log_softmax(-1)                                                   # [N, V]
     chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]
     if not entropy:

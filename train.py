@@ -140,11 +140,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
     B = len(prompts) * settings.num_generations
     T = task.max_completion_length
     uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
-    rollout = learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
-    if rollout.kept is None and (settings.top_p < 1 or settings.top_k):
-        raise ValueError(f"--sampler {settings.sampler} does not return the kept tokens "
-                         "(Rollout.kept), which --top_p and --top_k need: leave these two out")
-    return rollout
+    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
 
 
 def reward(learner, rollout, problems):

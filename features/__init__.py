@@ -7,6 +7,7 @@ from features.critic import Critic
 from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
 from features.entropy import Entropy
+from features.kept_tokens import KeptTokens
 from features.lengths import Lengths
 from features.four_bit import FourBit
 from features.likelihood import Likelihood
@@ -25,6 +26,6 @@ from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
-FEATURES = (FourBit, LoRA, RoutingReplay, SamplerFormat, VLLM, Rounding, DynamicSampling, SRPO,
-            Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL, Mismatch, Entropy,
-            Critic, Likelihood, LoadBalancing, Trackers)
+FEATURES = (FourBit, LoRA, KeptTokens, RoutingReplay, SamplerFormat, VLLM, Rounding,
+            DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
+            Mismatch, Entropy, Critic, Likelihood, LoadBalancing, Trackers)

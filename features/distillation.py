@@ -15,7 +15,7 @@ mean something else.
 
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -119,7 +119,7 @@ class Distillation(Feature):
         """log π_T [B, T] of the responses. Those that it does not teach get log π_old, so their
         advantage is 0."""
         if not self.settings.self_distillation:
-            own = replace(batch.rollout, attached={})        # its routers choose by themselves
+            own = batch.rollout.without("routes")            # its routers choose by themselves
             return learner.score(own, scorer=self.teacher).logp                     # [B, T]
         rollout = hinted(self.settings, self.run.task, self.run.tokenizer, batch)
         check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])

@@ -71,6 +71,12 @@ class Feature:
         """For a value of --sampler in `engines`: what makes the sampler of rollouts and of
         evaluations from the first six arguments of rollout.Sampler."""
 
+    @classmethod
+    def base_sampler(cls, settings, sampler):
+        """The sampler of rollouts and of evaluations, in place of this one: what --sampler names,
+        or the built-in one."""
+        return sampler
+
     def __init__(self, run):
         """run: a plumbing.model.actor.Run. run.actor is not wrapped for several processes yet, and
         the optimizer is made of its parameters afterwards."""
@@ -177,7 +183,9 @@ def flag(default, help, **words):
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
-    evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then)
+    evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then);
+                     "kept": and an evaluation of a run's checkpoint has the run's value
+    evaluation_needs what it needs there, as in `needs`
     free             whether it may change when a run is resumed: nothing computed depends on it
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read

@@ -12,7 +12,6 @@ measured.
 """
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -42,7 +41,7 @@ class Rounding(Feature):
         count = len(batch.old_logp)
         micro = settings.micro_batch_size or count // settings.steps_per_generation
         few = min(ROWS, settings.num_generations, max(micro // 2, 1))
-        self.rows = replace(batch.rollout, attached={}).rows(0, few)
+        self.rows = batch.rollout.without("routes").rows(0, few)
         self.before = self.scores()
 
     def report(self, folder, record):

@@ -77,7 +77,7 @@ class RoutingReplay(Feature):
             return
         own = None
         if self.by_sampler():                # the old log-probs have forced routes
-            free = learner.score(unforced(batch.rollout))
+            free = learner.score(batch.rollout.without("routes"))
             own = free.routes
             batch.more["free_logp"] = free.logp                                     # [B, T]
         batch.rollout = attach(batch.rollout, RecordedRoutes(old.passes, own))
@@ -88,7 +88,7 @@ class RoutingReplay(Feature):
         routes = batch.rollout.attached["routes"]
         if not isinstance(routes, RecordedRoutes):
             return {"route_bytes_per_token": None}
-        free = self.learner.score(unforced(mini.rollout)).routes                    # [L, B, T, ·]
+        free = self.learner.score(mini.rollout.without("routes")).routes            # [L, B, T, ·]
         mini.more["own_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
         return {"route_bytes_per_token": route_bytes(routes.recorded) / tokens}
@@ -109,12 +109,6 @@ def check_routers(policy):
 
 def attach(rollout, routes):
     return replace(rollout, attached=rollout.attached | {"routes": routes})
-
-
-def unforced(rollout):
-    """The rollout without routes: its routers choose by themselves."""
-    others = {name: x for name, x in rollout.attached.items() if name != "routes"}
-    return replace(rollout, attached=others)
 
 
 def route_bytes(routes):

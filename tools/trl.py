@@ -194,14 +194,6 @@ def run(settings):
             "model_init_kwargs": {"dtype": "float32"}} | saving
 
 
-
-
-def kept_tokens(settings):
-    if settings.top_p < 1 or settings.top_k:
-        return "log-probs renormalized over the tokens that top-p and top-k keep"
-    return {}
-
-
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
     objective: "algorithm epsilon epsilon_high objective_constants reduction dual_clip",
@@ -217,8 +209,7 @@ SUBJECTS = {
     mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
-    run: "output_dir save_steps report_to device seed",
-    kept_tokens: "top_p top_k"}
+    run: "output_dir save_steps report_to device seed"}
 
 
 def text(settings, keys):

@@ -257,8 +257,7 @@ SUBJECTS = {
     entropy: "entropy_coef entropy_quantile",
     correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
-    off_policy_mask: "off_policy_mask",
-    trl.kept_tokens: "top_p top_k"}
+    off_policy_mask: "off_policy_mask"}
 
 
 def hydra(value):

@@ -25,11 +25,13 @@ def base_sampler(settings, policy, tokenizer, task):
     name = settings.sampler
     common = (policy, tokenizer, task.max_completion_length, settings.temperature, task.stop,
               task.tool)
+    kinds = [feature.engine(settings) for feature in settings.features if name in feature.engines]
     if name is None:
-        kind = Sampler if settings.plain else FastSampler
-        return kind(*common, top_p=settings.top_p, top_k=settings.top_k)
-    engines = [feature.engine(settings) for feature in settings.features if name in feature.engines]
-    return (engines[0] if engines else load_class(name))(*common)
+        kinds = [Sampler if settings.plain else FastSampler]
+    sampler = (kinds[0] if kinds else load_class(name))(*common)
+    for feature in settings.features:
+        sampler = feature.base_sampler(settings, sampler)
+    return sampler
 
 
 def load_class(name):

@@ -65,8 +65,6 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
-KEPT = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
-                        "over which log-probs are renormalized"}
 OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
@@ -190,16 +188,13 @@ class Core:
     num_iterations: int = flag(
         1, "μ of GRPO: how often every mini-batch is used, in a new order each time; the old "
            "log-probs stay those of the policy that sampled", at_least=1)
-    max_prompt_length: int = flag(1024, "longest prompt in tokens", at_least=1)
+    max_prompt_length: int = flag(
+        1024, "longest prompt in tokens", at_least=1, evaluation="kept")
     max_completion_length: int | None = flag(None, "longest response in tokens",
                                              unset="256; for the built-in task, its longest "
-                                                   "answer", at_least=1)
-    temperature: float = flag(1.0, "temperature of sampling and of all log-probs", above=0)
-    top_p: float = flag(1.0, "draw tokens only from the likeliest ones that together have this "
-                        "probability; all log-probs are renormalized over them; 1: from all",
-                        above=0, at_most=1, without=KEPT)
-    top_k: int = flag(0, "draw tokens only from this many of the likeliest; 0: from all",
-                      at_least=0, without=KEPT)
+                                                   "answer", at_least=1, evaluation="kept")
+    temperature: float = flag(1.0, "temperature of sampling and of all log-probs", above=0,
+                              evaluation="kept")
 
     learning_rate: float = flag(4e-4, "peak learning rate", section="the optimizer", above=0)
     lr_scheduler_type: str = flag("cosine", "learning-rate schedule after warm-up",
@@ -260,7 +255,8 @@ class Core:
         256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
                              at_least=0)
-    seed: int = flag(0, "random seed", at_least=0)
+    seed: int = flag(0, "random seed, which also decides what is held out", at_least=0,
+                     evaluation="kept")
 
     # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
     given: dict = field(default_factory=dict, compare=False)

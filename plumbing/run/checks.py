@@ -65,14 +65,15 @@ def check_values(args, flags):
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
-def check_conditions(args, flags):
+def check_conditions(args, flags, needs="needs"):
     """Refuse a flag with a value other than its default that no other flag makes use of, or that
-    another flag contradicts, as its `needs` and `without` say (arguments.flag)."""
+    another flag contradicts, as its `needs` and `without` say (features.feature.flag). needs: the
+    word for the first of the two."""
     for f in flags:
         default = f.default_factory() if f.default is MISSING else f.default
         if getattr(args, f.name) == default:
             continue
-        for condition, why in as_reasons(f.metadata.get("needs")):
+        for condition, why in as_reasons(f.metadata.get(needs)):
             if not any(holds(args, one) for one in condition.split("|")):
                 needed = " or ".join(typed(one) for one in condition.split("|"))
                 refuse(args, f.name, f"needs {needed}{because(why)}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from features import FEATURES
 from plumbing.run.arguments import (Settings, as_words, check_trusted, check_types, config_of,
                                     flags, given_flags, parse, underscored)
+from plumbing.run.checks import check_conditions
 
 COMMANDS = {
     "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",
@@ -26,11 +27,6 @@ TRAINING = ("the algorithm", "the optimizer", "the run")
 TRAINING_FLAGS = ("old_logp", "steps", "prompts_per_step",
                   "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
                   "shard", "bf16", "fp16")
-
-# Flags that decide how a run is evaluated, besides those of the task. The seed also decides which
-# problems are held out.
-EVALUATION = ("max_prompt_length", "max_completion_length", "temperature", "top_p", "top_k",
-              "seed")
 
 
 def read(argv, description):
@@ -91,13 +87,12 @@ def runs_and_output(command, argv):
 def of_training():
     """The names of train.py's flags that have no effect in an evaluation."""
     names = {*TRAINING_FLAGS}
-    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)
-              if not f.metadata.get("evaluation")}
+    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)}
     section = None
     for f in flags():
         section = f.metadata.get("section", section)
         names |= {f.name} if section in TRAINING else set()
-    return names - {"seed"}
+    return names - {f.name for f in flags() if f.metadata.get("evaluation")}
 
 
 def sampling_parser(command):
@@ -166,9 +161,7 @@ def sampling_settings(own, rest, command):
     run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
     own.settings = in_words(run, kept, given)
     args = parse(rest, kept)
-    if "sampler_dtype" in args.given and args.sampler != "vllm":
-        raise ValueError(f"{command}: --sampler_dtype needs --sampler vllm, which copies the "
-                         "weights; the other samplers evaluate the checkpoint's own")
+    check_conditions(args, flags(), "evaluation_needs")
     return args
 
 
@@ -199,7 +192,7 @@ def settings_of_runs(names, given, trusted):
 def of_evaluation(arguments, given):
     """The part {flag: value} of a run's arguments that decides how it is evaluated: what differs
     from the defaults and is not given. Another data set takes over prompts, not problems."""
-    names = {*EVALUATION}
+    names = {f.name for f in flags() if f.metadata.get("evaluation") == "kept"}
     section = None
     for f in flags():
         section = f.metadata.get("section", section)

@@ -397,9 +397,8 @@ def group_record(step, mini, new, tokenizer, task):
         more |= dict(old_experts=old_experts, new_experts=new_experts, router_shift=shift)
     if one.factors is not None:
         more["factors"] = one.factors
-    if one.rollout.kept is not None:
-        more["kept"] = [[[tokenizer.decode([k]) for k in dict.fromkeys(kept)] for kept in row]
-                        for row in one.rollout.kept.tolist()]
+    if kept := one.rollout.attached.get("kept"):             # features/kept_tokens.py
+        more["kept"] = kept.texts(tokenizer)
     return token_record(step, one.rollout, tokenizer, one.old_logp, new.logp[rows], one.rewards,
                         one.advantages, **more)
 

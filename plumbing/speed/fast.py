@@ -21,8 +21,8 @@ from transformers import DynamicCache
 import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
 from plumbing.speed.rollouts import FastRollout, counted_places, prefix_of, response_routes
-from rollout import (MAX_LOGITS, KeptSets, Sampler, Scores, draw_token, end_test, finish, left_pad,
-                     pad_token, token_ids, use_tool)
+from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
+                     token_ids, use_tool)
 from routes import Routes, record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
@@ -32,18 +32,17 @@ MAX_PACKED = 256  # longest packed row, in tokens: attention between responses i
 # ---------------------------------------------------------------------------------------- sampling
 
 class FastSampler(Sampler):
-    """A rollout.Sampler that uses sample() of this file. options: drop_every, reads."""
+    """A rollout.Sampler that uses sample() of this file."""
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool, self.top_p, self.top_k,
-                      **options)
+                      temperature, uniforms, self.stop, self.tool, **options)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, top_p=1.0, top_k=0, drop_every=None, reads=None):
+           stop=(), tool=None, leave=None, drop_every=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
@@ -53,7 +52,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     """
     if not copies_rows(model.config):
         return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
-                                           temperature, uniforms, stop, tool, top_p, top_k))
+                                           temperature, uniforms, stop, tool, leave))
     model.eval()
     device = model.device
     G = group_size
@@ -73,11 +72,11 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
     inserted = torch.full((B, T), -1, device=device)                                # [B, T]
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
-    sets = KeptSets(top_p, top_k, temperature)
     rows = Rows(model, *prompts, prefix, G, share=drop_every == 1)
 
     for t in range(T):
-        logits = sets.leave(rows.logits[rows.of], t, live)                          # [b, V]
+        logits = rows.logits[rows.of]                                               # [b, V]
+        logits = leave(logits, t, live) if leave else logits                        # [b, V]
         token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
         over = ended[live]                                                          # [b]
         own = inserted[live, t] < 0                                                 # [b]
@@ -101,8 +100,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)
-    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted,
-                     sets)
+    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted)
     return FastRollout.of(rollout, prefix=prefix)
 
 
@@ -237,8 +235,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     record: what the routers chose, too."""
     max_logits = max_logits or chunk_logits(model.device.type)
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
-    # with routes or a set of tokens of its own, every response keeps its row
-    rows = "routes" in rollout.attached or keeps_rows(model) or rollout.kept is not None
+    # with something attached to it, every response keeps its row
+    rows = bool(rollout.attached) or keeps_rows(model)
     small, where = (rollout, slice(None)) if rows else distinct(rollout)
     width = rollout.mask.shape[1]
     T = rollout.mask.shape[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 import torch.nn.functional as F
 
-from rollout import Rollout, padded
+from rollout import Rollout
 from routes import Pass, Routes
 
 
@@ -55,20 +55,10 @@ def concat(rollouts):
     joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
                      right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
                      [t for r in rollouts for t in r.texts], rollouts[0].group_size,
-                     concat_kept(rollouts, T), concat_attached(rollouts, P, T))
+                     concat_attached(rollouts, P, T))
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
     return FastRollout.of(joined, prefix=shared(rollouts))
-
-
-def concat_kept(rollouts, T):
-    """The sets of tokens that top-p and top-k left, [B, T, K]; None without them. Smaller sets are
-    padded with a token of the set."""
-    if any(r.kept is None for r in rollouts):
-        return None
-    K = max(r.kept.shape[2] for r in rollouts)
-    return torch.cat([padded(F.pad(r.kept, (0, 0, 0, T - r.kept.shape[1])), K)
-                      for r in rollouts])                                           # [B, T, K]
 
 
 def concat_attached(rollouts, P, T):

@@ -30,7 +30,7 @@ ON = {                                                       # flags that switch
     "Distillation": "--algorithm grpo --advantage distillation --self_distillation answer",
     "ReferenceKL": "--beta 0.1",
     "ZeroVariance": "--zero_variance_filter",
-    "Mismatch": "--mismatch token_truncate",
+    "Mismatch": "--mismatch token_truncate", "KeptTokens": "--top_p 0.9",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",

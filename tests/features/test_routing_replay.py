@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes, unforced
+from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.run import metrics as run_metrics
 from plumbing.speed import fast
@@ -210,7 +210,7 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, monkeypa
         with torch.no_grad(), forced(reference, batch.rollout):
             want = fast.response_logp(reference, batch.rollout).logp
         torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.response_logp(reference, unforced(seen[1].rollout)).logp
+    free = fast.response_logp(reference, seen[1].rollout.without("routes")).logp
     assert (free - seen[1].more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 

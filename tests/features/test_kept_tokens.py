@@ -1,23 +1,26 @@
 """Sampling with top-p and top-k, and log-probs renormalized over the tokens that were kept.
 References: transformers' own logits warpers, an enumerated expectation, a float64 loop.
-python -m pytest tests/concepts/test_kept_tokens.py
+python -m pytest tests/features/test_kept_tokens.py
 """
 
 import math
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 import models
-import train
+from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, only
 from losses import policy_loss
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines import stale
 from plumbing.speed import fast
 from plumbing.speed.rollouts import concat
 from ratios import token_ratio
-from rollout import draw_token, kept_tokens, only, response_logp, sample, token_logp
+from rollout import Sampler, draw_token, response_logp, token_logp
 from tiny_run import read_json
 
 PROMPTS = [[3, 10, 4, 11], [7, 10, 2, 10, 9, 11], [1, 11]]
@@ -29,9 +32,17 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def rolled(way=fast.sample, **settings):
-    uniforms = torch.rand(12, 6, generator=torch.Generator().manual_seed(1))
-    return way(POLICY, TOKENIZER, PROMPTS, 4, 6, uniforms=uniforms, **settings)
+def rolled(kind=fast.FastSampler, prompts=PROMPTS, group_size=4, seed=1, *, top_p=1.0, top_k=0,
+           temperature=1.0):
+    sampler = KeepingSampler(kind(POLICY, TOKENIZER, 6), SimpleNamespace(
+        top_p=top_p, top_k=top_k, temperature=temperature))
+    generator = torch.Generator().manual_seed(seed)
+    uniforms = torch.rand(len(prompts) * group_size, 6, generator=generator)
+    return sampler.sample(prompts, group_size, uniforms=uniforms)
+
+
+def sets_of(rollout):
+    return rollout.attached["kept"].ids                                             # [B, T, K]
 
 
 @pytest.mark.parametrize("top_p, top_k", [(0.9, 0), (0.5, 0), (1.0, 3), (0.8, 4), (1e-6, 0),
@@ -44,36 +55,38 @@ def test_the_kept_tokens_are_those_of_transformers(top_p, top_k):
     assert torch.equal(ours.isinf(), theirs.isinf()) and ours.isfinite().any(-1).all()
 
 
-@pytest.mark.parametrize("way", [sample, fast.sample], ids=["plain", "fast"])
+@pytest.mark.parametrize("kind", [Sampler, fast.FastSampler])
 @pytest.mark.parametrize("settings", [dict(top_p=0.7), dict(top_k=2),
                                       dict(top_p=0.8, top_k=5, temperature=0.7)], ids=str)
-def test_the_ratio_is_1_and_without_the_sets_the_surviving_mass(way, settings):
-    rollout = rolled(way, **settings)
+def test_the_ratio_is_1_and_without_the_sets_the_surviving_mass(kind, settings):
+    rollout = rolled(kind, **settings)
     temperature, mask = settings.get("temperature", 1.0), rollout.mask
-    assert rollout.kept.shape[:2] == mask.shape
-    assert (rollout.kept == rollout.response_ids[..., None]).any(-1)[mask].all()
+    assert sets_of(rollout).shape[:2] == mask.shape
+    assert (sets_of(rollout) == rollout.response_ids[..., None]).any(-1)[mask].all()
     for scoring in (response_logp, fast.response_logp):
         logp = scoring(POLICY, rollout, temperature).logp
         torch.testing.assert_close(logp, rollout.sampler_logp, rtol=1e-5, atol=1e-5)
         w = token_ratio(logp, rollout.sampler_logp, mask)[mask]
         assert torch.allclose(w, torch.ones(()), atol=1e-5)
-    rollout.kept = None                              # the omission: over the whole vocabulary
+    rollout = rollout.without("kept")                # the omission: over the whole vocabulary
     whole = response_logp(POLICY, rollout, temperature).logp
     mass = token_ratio(whole, rollout.sampler_logp, mask)[mask]
     assert mass.max() <= 1 + 1e-6 and mass.mean() < 0.97
 
 
 def test_plain_and_fast_draw_the_same_tokens_from_the_same_sets():
-    one, other = (rolled(way, top_p=0.7) for way in (sample, fast.sample))
+    one, other = (rolled(kind, top_p=0.7) for kind in (Sampler, fast.FastSampler))
     assert one.response_ids.equal(other.response_ids) and one.mask.equal(other.mask)
-    sets = [[set(kept.tolist()) for kept in rollout.kept[rollout.mask]] for rollout in (one, other)]
+    sets = [[set(kept.tolist()) for kept in sets_of(rollout)[rollout.mask]]
+            for rollout in (one, other)]
     assert sets[0] == sets[1]
 
 
 def test_entropies_are_those_of_the_kept_tokens():
     logits = draw(5, 9)
     kept = kept_tokens(logits, 0.8, 0)
-    found = token_logp(lambda hidden: hidden, logits, kept[:, 0], 1.0, True, kept=kept)
+    found = token_logp(lambda hidden: hidden, logits, kept[:, 0], 1.0, True,
+                       leave=partial(only, kept=kept))
     for row, chosen, entropy in zip(range(5), *(x.tolist() for x in found)):
         mass = {k: math.exp(logits[row, k]) for k in set(kept[row].tolist())}
         p = {k: x / sum(mass.values()) for k, x in mass.items()}
@@ -107,11 +120,8 @@ def test_the_gradient_is_that_of_the_expected_reward_under_the_truncated_policy(
 
 
 def test_rollouts_with_sets_are_cut_and_joined():
-    parts = []
-    for n, p in ((1, 0.5), (3, 0.9)):
-        uniforms = torch.rand(2 * n, 6, generator=torch.Generator().manual_seed(n))
-        parts.append(fast.sample(POLICY, TOKENIZER, PROMPTS[:n], 2, 6, uniforms=uniforms, top_p=p))
-    joined = concat(parts)
+    joined = concat([rolled(prompts=PROMPTS[:n], group_size=2, seed=n, top_p=p)
+                     for n, p in ((1, 0.5), (3, 0.9))])
     logp = response_logp(POLICY, joined).logp
     assert torch.allclose(logp[joined.mask], joined.sampler_logp[joined.mask], atol=1e-5)
     one = joined.groups(torch.tensor([2]))
@@ -138,8 +148,8 @@ def test_a_run_scores_what_it_sampled(flags, run):
     assert record.get("kl", 0) < 1e-9
 
 
-def test_without_the_sets_every_ratio_is_off(run, then):
-    then(train, "sample", lambda rollout, *_, **__: setattr(rollout, "kept", None))
+def test_without_the_sets_every_ratio_is_off(run, monkeypatch):
+    monkeypatch.setattr(KeptSets, "leave", lambda sets, where, size: [None] * len(where))
     assert run("--learning_rate 1e-12 --top_p 0.8")[0]["mismatch_kl"] > 1e-3
 
 
@@ -148,6 +158,11 @@ def test_without_the_sets_every_ratio_is_off(run, then):
     "--top_k -1": "is not at least 0", "--top_p 0.9 --sampler vllm": "built-in sampler"}.items())
 def test_what_cannot_be_is_refused(flags, words, refused):
     assert words in refused(flags)
+
+
+def test_a_sampler_of_ones_own_returns_the_sets(run):
+    words = run.refused(f"--top_p 0.8 --sampler {stale.__file__}:Stale0", begun=True)
+    assert 'Stale0 does not return the kept tokens (Rollout.attached["kept"]' in words
 
 
 def saved_group(folder):
