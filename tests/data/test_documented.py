@@ -24,7 +24,7 @@ import train
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import Recorder
-from tiny_run import SMALL, TINY, metrics, read_json
+from tiny_run import SMALL, TINY, metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -193,9 +193,7 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     assert called and all("</tool>" in text for text in called)
     assert any(re.fullmatch(r"\d+|error: .*", hole) for hole in holes)
     assert record["mismatch_kl"] < 1e-5
-    done = subprocess.run([sys.executable, ROOT / "eval.py", "view", "run"], capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stderr
+    done = python(ROOT / "eval.py", "view", "run")
     page = Path(done.stdout.splitlines()[-1].split("   (")[0]).read_text()
     assert "inserted by a tool, not a loss token" in page
 
@@ -213,7 +211,7 @@ def test_the_whole_task_on_smollm2(workplace, monkeypatch, capsys):
     Path("recipes").symlink_to(ROOT / "recipes")
     Path("checkpoints").symlink_to(SMOLLM2.parent)
     (argv,) = section("A whole task: from free text to JSON")
-    subprocess.run([sys.executable, "recipes/notes.py"], check=True)
+    python("recipes/notes.py")
     small = ("--steps 4 --save_steps 1 --prompts_per_step 2 --num_generations 4 --eval_prompts 2 "
              "--eval_samples 1 --device cpu").split()
     log = Recorder.log

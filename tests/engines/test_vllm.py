@@ -2,8 +2,6 @@
 makes its environment).
 python -m pytest tests/engines/test_vllm.py -m slow"""
 
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -14,7 +12,7 @@ from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
 from features import vllm_engine as engine
 from rollout import response_logp
-from tiny_run import TRAIN, differences, flags, jsonl, metrics
+from tiny_run import TRAIN, differences, flags, jsonl, metrics, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     find_spec("vllm") is None, reason="vLLM is not installed: tests/requirements-vllm.txt")]
@@ -135,10 +133,7 @@ def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, capfd
 
 
 def test_two_processes_have_an_engine_each_and_draw_the_same(place):
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    done = subprocess.run([*two, TRAIN, *MOE, "--steps", "2", "--output_dir", "two"],
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(TRAIN, *MOE, "--steps", "2", "--output_dir", "two", processes=2)
     train.main([*MOE, "--steps", "2", "--output_dir", "one"])
     assert [r["reward"] for r in metrics("two")] == [r["reward"] for r in metrics("one")]
     assert all(record["mismatch_kl"] < 1e-10 for record in metrics("two"))

@@ -3,7 +3,6 @@ python -m pytest tests/house/test_reading.py"""
 
 import importlib.util
 import math
-import os
 import re
 import runpy
 import shutil
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT
-from tiny_run import SMALL, TINY, metrics, read_json
+from tiny_run import SMALL, TINY, metrics, python, read_json
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/reading.md"]
@@ -196,9 +195,7 @@ def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
         policy = ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"]
         commands = [["reverse.py"], policy, *commands]
     for command in commands:
-        done = subprocess.run([sys.executable, *command], cwd=code, capture_output=True, text=True,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stderr[-2000:]
+        python(*command, cwd=code)
     record, = metrics(code / "run")
     assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0
     assert 0 <= record["reward"] <= 1

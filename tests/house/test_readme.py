@@ -2,7 +2,6 @@
 benchmark wrote is what it measured. python -m pytest tests/house/test_readme.py"""
 
 import re
-import subprocess
 import sys
 import types
 
@@ -11,7 +10,7 @@ import torch
 
 import train
 from documents import PROGRAM, README, ROOT, table
-from tiny_run import metrics
+from tiny_run import metrics, python
 
 
 def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
@@ -22,8 +21,7 @@ def test_what_a_benchmark_wrote_for_a_page_is_computed_from_what_it_measured():
             "    found = json.load(open(f'experiments/results/{name}.json'))\n"
             "    module = simulate if name == 'simulated' else __import__(name)\n"
             "    assert module.texts(found) == found['texts'], name")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python("-c", code, cwd=ROOT)
 
 
 def test_lines_of_files_are_those_of_the_readme_but_for_a_tenth():

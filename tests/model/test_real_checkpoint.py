@@ -8,9 +8,6 @@ import json
 import os
 import random
 import shlex
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ from make_smollm2 import FOLDER, make_smollm2
 from models import own_logits
 from plumbing.speed import fast
 from plumbing.speed.fast import sample
-from tiny_run import jsonl, metrics, read_json
+from tiny_run import jsonl, metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is the capital of France?",              # of unequal length
@@ -86,9 +83,8 @@ def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model)
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("keep me")
-    done = subprocess.run([sys.executable, ROOT / "tests/make_smollm2.py", tmp_path],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    done = python(ROOT / "tests/make_smollm2.py", tmp_path, code=2)
+    assert done.stderr.count("\n") == 1
     assert "remove it or name another folder" in done.stderr
     assert os.listdir(tmp_path) == ["mine.txt"]
 
@@ -114,32 +110,6 @@ def test_logp_is_that_of_a_plain_forward(model, tokenizer, way, temperature):
             torch.testing.assert_close(quick.entropy[i][mask], entropy, atol=1e-3, rtol=0)
 
 
-def chi_squared(counts, p):
-    """Of drawn tokens against their probabilities: the likeliest twelve, and the rest."""
-    n = counts.total()
-    likely = [t for t in p.topk(12).indices.tolist() if p[t] * n >= 5]
-    cells = [(counts[t], p[t].item() * n) for t in likely]
-    rest = [n - sum(cell[k] for cell in cells) for k in (0, 1)]
-    return sum((found - expected) ** 2 / expected for found, expected in [*cells, rest])
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_samples_follow_the_models_distribution(model, tokenizer, temperature):
-    """First tokens, and second tokens after the commonest first one."""
-    prompt = tokenizer("max(3,7)=7\nmax(25,18)=")["input_ids"]
-    torch.manual_seed(0)
-    halves = [sample(model, tokenizer, [prompt], 512, 2, temperature=temperature).response_ids
-              for _ in range(2)]
-    drawn = torch.cat(halves).tolist()                       # pairs of tokens
-    common, _ = Counter(a for a, _ in drawn).most_common(1)[0]
-    for context, tokens in (prompt, [a for a, _ in drawn]), (
-            [*prompt, common], [b for a, b in drawn if a == common]):
-        with torch.no_grad():
-            logits = model(torch.tensor([context])).logits[0, -1].double()          # [V]
-        found = chi_squared(Counter(tokens), (logits / temperature).softmax(-1))
-        assert found < 36, "0.999 quantile for 13 cells is 32.9"
-
-
 def test_greedy_sampling_is_what_generate_does(model, tokenizer):
     rollout = sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS], 1, 24,
                      temperature=0)
@@ -152,9 +122,7 @@ def test_greedy_sampling_is_what_generate_does(model, tokenizer):
 def train(folder, output_dir, flags):
     """The metrics of a run of train.py on the checkpoint."""
     words = f"train.py --model_name_or_path {folder} --device cpu --output_dir {output_dir} {flags}"
-    done = subprocess.run([sys.executable, *shlex.split(words)], cwd=ROOT, capture_output=True,
-                          text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    python(*shlex.split(words), cwd=ROOT)
     return metrics(output_dir)
 
 
@@ -212,8 +180,7 @@ def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
 
 def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path):
     file = tmp_path / "bfloat16.json"
-    words = ["benchmarks/bfloat16.py", "--quick", "--json", file]
-    subprocess.run([sys.executable, *words], check=True, cwd=ROOT)
+    python("benchmarks/bfloat16.py", "--quick", "--json", file, cwd=ROOT)
     noise = read_json(file)["noise"]
     one, sixteen = noise["steps"]["1"], noise["steps"]["16"]
     assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)

@@ -7,9 +7,6 @@ command line: after the first optimizer steps nearly all entries that had a grad
 and with given gradients 64 steps add up to those of float32.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ from plumbing.model.actor import Actor, trained_policy
 from features.lora import add_adapters
 from plumbing.model.adapters import named_adapters
 from plumbing.run.arguments import parse
-from tiny_run import TRAIN
+from tiny_run import TRAIN, python
 from train import make_optimizer
 
 WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
@@ -124,11 +121,7 @@ def test_shards_move_as_one_process_does(flags, run):
     for steps in (1, 32):
         run(f"{argv} --steps {steps}", folder=f"one{steps}")
         words = [*tiny_run.flags(*argv.split()), "--steps", str(steps)]
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-             TRAIN, *words, "--output_dir", f"two{steps}", "--shard"],
-            capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        assert done.returncode == 0, done.stderr[-2000:]
+        python(TRAIN, *words, "--output_dir", f"two{steps}", "--shard", processes=2)
         ends += [in_file(Path(f"{name}{steps}/checkpoints/step_{steps}"), before)
                  for name in ("one", "two")]
     for name, start in before.items():

@@ -6,9 +6,7 @@ Apple's hardware has been seen.
 """
 
 import functools
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
 from plumbing.run.arguments import parse
-from tiny_run import TINY, TRAIN, jsonl, metrics
+from tiny_run import TINY, TRAIN, jsonl, metrics, python
 
 
 # -------------------------------------------------------------------- --device and the arithmetic
@@ -148,11 +146,7 @@ def test_float16_in_two_processes(more, run):
     """Gradients of shards are unscaled as one process's are."""
     flags = f"{FP16} --steps 2 --sampler_dtype float32"
     one = run(flags)[0]["minibatches"][0]["grad_norm"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", TRAIN,
-         *TINY, *flags.split(), "--output_dir", "two", *more],
-        capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(TRAIN, *TINY, *flags.split(), "--output_dir", "two", *more, processes=2)
     assert metrics("two")[0]["minibatches"][0]["grad_norm"] == pytest.approx(one, rel=0.01)
 
 

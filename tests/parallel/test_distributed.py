@@ -3,8 +3,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from safetensors.torch import load_file
 import train
 from plumbing.model import cold_start
 from plumbing.run import checkpoints
-from tiny_run import TRAIN, differences, jsonl, metrics
+from tiny_run import TRAIN, differences, jsonl, metrics, python
 
 POLICY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 "
           "--cold_start_steps 200 --cold_start_learning_rate 0.005 ")
@@ -75,14 +73,8 @@ def watching(update):
     return noting
 
 
-def torchrun(home, flags, script=TRAIN, expect=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-         str(script), *words(flags)],
-        cwd=home, capture_output=True, text=True, timeout=900,
-        env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert (done.returncode == 0) == (expect == 0), done.stdout + done.stderr
-    return done
+def torchrun(home, flags, script=TRAIN, code=0):
+    return python(script, *words(flags), cwd=home, processes=2, code=code)
 
 
 def changed(home, change):
@@ -136,7 +128,7 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
                 os.kill(os.getpid(), 9)
             return estimate(*args, **options)
         train.estimate_advantages = dying""")
-    said = torchrun(home, f"{flags} {run}", script=dying, expect=1).stderr
+    said = torchrun(home, f"{flags} {run}", script=dying, code=1).stderr
     stops = "train.py: process 0 stops because another process of this job has died"
     assert stops in said and "--resume" in said
     steps = [2, 3] if how == "ddp" else [2]      # a replica can save what it has, a shard cannot
@@ -170,7 +162,7 @@ def test_ddp_is_freed_before_the_process_group(home):
 
 
 def test_bad_argument_is_one_line_per_process(home):
-    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", expect=2).stderr
+    said = torchrun(home, "--prompts_per_step 6 --output_dir refused", code=1).stderr
     assert {line for line in said.splitlines() if line.startswith("train.py: ")} == {
         "train.py: --prompts_per_step 6 / --steps_per_generation 2 prompts per mini-batch cannot "
         "be divided equally among 2 processes"}
@@ -178,7 +170,7 @@ def test_bad_argument_is_one_line_per_process(home):
 
 
 def test_folder_that_holds_a_run_is_refused_by_all(home):
-    said = torchrun(home, "--output_dir gspo", expect=2).stderr
+    said = torchrun(home, "--output_dir gspo", code=1).stderr
     ours = f"Traceback (most recent call last):\n  File \"{TRAIN}"
     assert "holds a run" in said and ours not in said
 

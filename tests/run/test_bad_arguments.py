@@ -4,12 +4,9 @@ bad; what a recipe may carry to another model or machine is noted.
 python -m pytest tests/run/test_bad_arguments.py"""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import MISSING
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import models
 from plumbing.parallel import processes
 from plumbing.run.arguments import ALGORITHMS, GONE, flags, parse
-from tiny_run import TRAIN, metrics, read_json
+from tiny_run import TRAIN, metrics, python, read_json
 
 MODEL = "--model_name_or_path m"
 DATA = f"{MODEL} --dataset_name rows.jsonl"
@@ -263,9 +260,8 @@ def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
 @pytest.mark.slow
 def test_the_real_script_prints_one_line_and_exits_with_2(tmp_path):
     """Its fast cousin: tests/run/test_first_word.py."""
-    done = subprocess.run([sys.executable, TRAIN, "--temperature", "0"], capture_output=True,
-                          text=True, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert (done.returncode, done.stdout) == (2, "")
+    done = python(TRAIN, "--temperature", "0", cwd=tmp_path, code=2)
+    assert done.stdout == ""
     assert done.stderr == "train.py: --temperature 0.0 is not above 0\n"
     assert not list(tmp_path.iterdir())
 

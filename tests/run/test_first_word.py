@@ -1,8 +1,6 @@
 """The first word of every command comes before the slow imports, and what it says.
 python -m pytest tests/run/test_first_word.py"""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Settings, flags, parse
 from plumbing.run.commands import of_training, options
-from tiny_run import jsonl
+from tiny_run import jsonl, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +34,7 @@ for flags in (["--help"], ["passk", "--help"], ["passk", "--n", "0"], ["view"], 
 
 def test_help_and_refusals_import_torch_and_nothing_slow_besides():
     """transformers takes 2 to 4 seconds; peft, which its trainer imports, as many again."""
-    done = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", LOOK, cwd=ROOT)
     ends = [line for line in done.stdout.splitlines() if line.startswith("END")]
     assert len(ends) == 8, done.stderr
     assert "\ntrain.py: --temperature 0.0 is not above 0\n" in done.stderr
@@ -49,7 +47,7 @@ def test_help_and_refusals_import_torch_and_nothing_slow_besides():
 def test_train_py_imports_transformers_without_its_trainer():
     slow = ("import sys, train; print(*sorted({'peft', 'trl', 'datasets', 'transformers', "
             "'transformers.trainer'} & sys.modules.keys()))")
-    done = subprocess.run([sys.executable, "-c", slow], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", slow, cwd=ROOT)
     assert done.stdout.split() == ["transformers"], done.stderr
 
 

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
@@ -27,7 +26,7 @@ import models
 import train
 from plumbing.model import cold_start
 from plumbing.run.arguments import flags
-from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl, read_json
+from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl, python, read_json
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
@@ -371,9 +370,6 @@ def test_shard_has_an_effect(home):
     """))
     kinds = []
     for more in ([], ["--shard"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-             str(script), *TINY, *ONE.split(), *more], cwd=home, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = python(script, *TINY, *ONE.split(), *more, cwd=home, processes=2)
         kinds.append({line for line in done.stdout.splitlines() if line.startswith("kind ")})
     assert kinds == [{"kind DistributedDataParallel"}, {"kind FSDPActor"}]

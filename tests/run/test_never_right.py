@@ -2,8 +2,6 @@
 python -m pytest tests/run/test_never_right.py"""
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,9 @@ from transformers import AutoTokenizer
 
 import eval
 from plumbing.data import tasks
-from plumbing.run.arguments import flags, parse
+from plumbing.run.arguments import parse
 from plumbing.run.metrics import NEVER_RIGHT
-from tiny_run import jsonl
+from tiny_run import jsonl, python
 
 ROOT = Path(__file__).parents[2]
 NOTES = (f"--config {ROOT}/recipes/laptop-notes.yaml --verifier {ROOT}/recipes/notes.py:reward "
@@ -58,11 +56,10 @@ def test_twenty_supervised_steps_end_the_zeros(tmp_path, monkeypatch):
     from make_smollm2 import FOLDER, make_smollm2
     model = make_smollm2(str(ROOT / FOLDER))
     monkeypatch.chdir(tmp_path)
-    subprocess.run([sys.executable, ROOT / "recipes/notes.py"], check=True)
-    supervised = shlex.split(f"{ROOT}/recipes/supervised.py {NOTES} --model_name_or_path {model} "
-                             "--steps 20 --prompts_per_step 8 --learning_rate 5e-5 --device cpu "
-                             "--output_dir taught")
-    subprocess.run([sys.executable, *supervised], check=True)
+    python(ROOT / "recipes/notes.py")
+    python(*shlex.split(f"{ROOT}/recipes/supervised.py {NOTES} --model_name_or_path {model} "
+                        "--steps 20 --prompts_per_step 8 --learning_rate 5e-5 --device cpu "
+                        "--output_dir taught"))
     rates = [right(folder) for folder in (model, "taught")]
     assert rates[0] == 0 and rates[1] > 0.5
 
@@ -76,14 +73,3 @@ def right(folder):
     sampler = eval.base_sampler(settings, policy, tokenizer, task)
     answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)
     return answers["pass_at_1"][0]
-
-
-def test_help_and_page_say_what_a_group_needs_and_what_lora_does():
-    told = {f.name: f.metadata["help"] for f in flags()}
-    assert "p^G + (1-p)^G" in told["num_generations"]
-    assert "ten times the --learning_rate" in told["use_peft"]
-    page = " ".join((ROOT / "docs/data.md").read_text().split())
-    share = 0.1 ** 8 + 0.9 ** 8
-    assert f"{share:.0%}".replace("%", " %") + " at p = 0.1 and G = 8" in page
-    assert "With GSPO choose `geo_truncate`: a geometric mean over the response as s is" in page
-    assert "a router stays frozen if the optimizer" in page

@@ -8,12 +8,9 @@ printed. python -m pytest -s tests/run/test_pairs.py; all 160 of them: -m slow
 
 import json
 import math
-import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -24,7 +21,7 @@ import models
 import pair_runs
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run import metrics as run_metrics
-from tiny_run import TINY, differences, metrics, read_json
+from tiny_run import TINY, differences, metrics, python, read_json
 
 SEED, DEFAULT, ALL = 0, 12, 160
 RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
@@ -132,10 +129,7 @@ def by_two(home, found):
             if found(n)["other"] == "two"}
     listed = home / "jobs.json"
     listed.write_text(json.dumps([[f"two{n}", flags] for n, flags in jobs.items()]))
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
-         pair_runs.__file__, str(listed)], cwd=home, capture_output=True, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = python(pair_runs.__file__, listed, cwd=home, processes=2, code=None)
     return {n: home / f"two{n}" for n in jobs}, done.stderr[-2000:]
 
 
