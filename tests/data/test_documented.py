@@ -87,14 +87,6 @@ def server(monkeypatch):
 SHORT = [*SMALL, "--max_completion_length", "4"]
 
 
-def test_a_reward_in_parts(model, capsys):
-    (argv,) = section("A reward in parts", DIR=model)
-    train.main([*SHORT, "--steps", "2", *argv, "--output_dir", "run"])
-    first, second = metrics("run")
-    assert set(first["reward_parts"]) == {"right", "digit", "small"}
-    assert second["verifier_errors"] == 0 and "right" in capsys.readouterr().out
-
-
 def test_the_judge_that_asks_a_server(model, server):
     section("A reward in parts")                             # its rows.jsonl
     (argv,) = section("A reward function of TRL, a judge", DIR=model)
@@ -277,18 +269,3 @@ def test_an_optimizer_of_ones_own(workplace, monkeypatch):
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     routers = {name for name in before if ".gate." in name}
     assert routers and not moved & routers and len(moved) > 5
-
-
-def test_a_curriculum(model, capsys):
-    for name, sums in (("easy", ("2+3", "4+4", "1+7")), ("hard", ("27+38", "44+49", "16+76"))):
-        rows = [{"prompt": f"{text}=", "answer": str(sum(map(int, text.split("+"))))}
-                for text in sums]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    built_in, own = section("A curriculum", DIR=model)
-    joins = "problems of the second source join after 1 batches"
-    train.main([*TINY, *built_in, "--steps", "2", "--stage2_step", "1"])
-    assert joins in capsys.readouterr().out
-    train.main([*SHORT, *own, "--steps", "2", "--stage2_step", "1"])
-    assert joins in capsys.readouterr().out
-    samples = read_json("runs/stages/samples.jsonl")[0]["samples"]
-    assert samples and all(len(sample["prompt"]) == 4 for sample in samples)

@@ -191,23 +191,6 @@ def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
     assert run.judged(ASKED, index(CHOSEN))[1] == "not finished: 12 of 20 runs"
 
 
-def test_how_often_a_batch_may_be_used_is_computed_from_the_rules_that_have_runs():
-    none = dict(mean=None, starts="0", verdict="not finished: 63 of 576 runs")
-    numbers = {f"reuse: {rule}": none for rule in QUESTIONS["reuse"].rules}
-    found = dict(numbers=numbers, verdicts={"reuse": none})
-    assert fill.uses(found) == "not finished: 63 of 576 runs" and fill.reuse(numbers) == ""
-    rule = "reuse: {} gains from μ = {}, equal samples".format
-    seen = dict(mean=.05, low=.04, high=.06, starts="16")
-    numbers[rule("GRPO", 4)] = seen | {"verdict": "undecided (16 starts)"}
-    numbers[rule("GRPO", 2)] = numbers[rule("GSPO", 4)] = seen | {"verdict": "held"}
-    assert fill.uses(found) == ("GRPO 2 times (+0.050 [+0.040, +0.060]), GSPO 4 times (+0.050 "
-                                "[+0.040, +0.060]), GSPO ×100 not yet run")
-    rows = fill.reuse(numbers).strip().splitlines()
-    assert rows[0].startswith("| `reuse`, 16 starts |") and len(rows) == 4
-    assert rows[2] == ("| GRPO | +0.050 [+0.040, +0.060] held | +0.050 [+0.040, +0.060] undecided "
-                       "| – | – | not shown |")
-
-
 def test_a_member_made_elsewhere_has_no_rank():
     ends = {"A": .5, "B": .6, "C": .7}
     league = replace(ASKED, arms=dict.fromkeys(ends, ""), further={}, starts=STARTS)

@@ -17,7 +17,6 @@ from documents import DOCUMENTS, PROGRAM, ROOT
 
 CONCEPTS = "ratios advantages losses routes moe rollout".split()     # each imports those before it
 TOP = ["train", "eval"]
-ON_TOP = {*TOP, "experiments", "benchmarks", "tests"}
 ROOMS = {"data", "engines", "model", "parallel", "run", "speed"}
 dotted = lambda file: file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 SOURCES = {dotted(file): text for file, text in PROGRAM.items()
@@ -76,16 +75,12 @@ def test_a_concept_imports_torch_transformers_and_the_concepts_below_it(module):
 
 
 @every_module
-def test_a_module_imports_nothing_that_stands_on_it_and_nothing_late(module):
-    """eval.py draws with tools/ only when it is asked to: training stands without that folder. A
-    name is imported from the file that defines it."""
-    here = module.split(".")[0]
-    above = {"plumbing": {*ON_TOP, "tools"}, "tools": ON_TOP}.get(here, ())
+def test_a_module_imports_nothing_late_and_a_name_from_the_file_that_defines_it(module):
+    """eval.py draws with tools/ only when it is asked to: training stands without that folder."""
     for name, names, inside, demo in imports(module):
-        there = name.split(".")[0]
-        assert there not in above, f"{module} imports {name}"
+        assert name.split(".")[0] != "tests", f"{module} imports {name}"
         if name in SOURCES:
-            late = inside and not demo and (here, there) != ("eval", "tools")
+            late = inside and not demo and not (module == "eval" and name.startswith("tools."))
             assert not late, f"{module} imports {name} inside a function"
             assert {*names} <= defined(name), f"{module} has {names} from {name}, not its own"
 

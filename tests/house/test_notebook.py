@@ -5,7 +5,6 @@ After a change of gspo.py or notebooks/make_gspo.py: python notebooks/make_gspo.
 anew, with its outputs; python notebooks/make_family.py the second.
 """
 
-import ast
 import re
 
 import pytest
@@ -83,12 +82,6 @@ def test_the_notebooks_run_and_say_the_same():
     pytest.importorskip("nbclient")
     learns(executed(notebook(PAGE)))
     assert tells(executed(made(make_family.CELLS))) == tells(FAMILY), STALE
-
-
-def test_the_familys_notebook_needs_three_concept_files():
-    code = "\n".join(text for kind, text in sources(FAMILY) if kind == "code")
-    imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
-    assert {node.module for node in imports} == {"ratios", "advantages", "losses"}
 
 
 def test_the_recorded_batch_is_one_of_the_page():

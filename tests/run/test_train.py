@@ -110,7 +110,6 @@ def test_tokens_per_second_leaves_out_evaluations(run, first):
 
 
 # Each flag alone: test_flags.py; more of them together: test_pairs.py.
-
 def test_the_distance_to_the_reference_grows_from_0(run):
     first, second = run("--steps 2 --beta 0.1 --entropy_coef 0.01 --router_aux_loss_coef 0.01")
     assert first["kl"] == 0 < second["kl"]
@@ -125,7 +124,6 @@ def test_answers_of_one_token_train(more, run):
 
 
 # ----------------------------------------------------------------- ways to compute that are equal
-
 
 @pytest.mark.parametrize("algorithm, constant", [("dro", "beta=5"), ("ipo", "tau=1")])
 def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run):
