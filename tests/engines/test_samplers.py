@@ -1,6 +1,7 @@
 """Samplers: a class of the user's own, from the command line.
 python -m pytest tests/engines/test_samplers.py"""
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from transformers import Qwen3ForCausalLM
 import eval
 from models import for_chats, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.engines.samplers import load_class
 from rollout import response_logp
 from tiny_run import jsonl, read_json
@@ -19,8 +21,13 @@ from tiny_run import jsonl, read_json
 ROOT = Path(__file__).parents[2]
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
         "--max_completion_length 4 ")
-GENERATE = "generate.py:GenerateSampler"
+TOKENIZER, GENERATE = builtin_tokenizer(), "generate.py:GenerateSampler"
 ONE = dict(num_hidden_layers=1, num_key_value_heads=4, initializer_range=0.02)
+
+
+def made(ends=()):
+    """A tiny Qwen3, perhaps with further end tokens."""
+    return for_chats(make(**ONE), ends)
 
 
 @pytest.fixture
@@ -49,9 +56,9 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     """Llama 3, Gemma and Qwen have several end tokens, and settings for chats that must not change
     the distribution."""
     if ends:
-        for_chats(make(**ONE), ends).save_pretrained("model")
-    policy, tokenizer = Qwen3ForCausalLM.from_pretrained("model"), builtin_tokenizer()
-    sampler = load_class(GENERATE)(policy, tokenizer, 12, 0.7, stop)
+        made(ends).save_pretrained("model")
+    policy = Qwen3ForCausalLM.from_pretrained("model")
+    sampler = load_class(GENERATE)(policy, TOKENIZER, 12, 0.7, stop)
     rollout = sampler.sample([[1, 10, 2, 11]] * 4, 16)
     logp = response_logp(policy, rollout, 0.7, entropy=False).logp
     mask = rollout.mask
@@ -59,10 +66,10 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     for ids, own, truncated in zip(rollout.response_ids, mask, rollout.truncated):
         ids = ids[own].tolist()
         found = [n for n in range(1, len(ids) + 1) if ids[n - 1] in (15, *ends)
-                 or any(tokenizer.decode(ids[:n]).endswith(string) for string in stop)]
+                 or any(TOKENIZER.decode(ids[:n]).endswith(string) for string in stop)]
         assert found == ([] if truncated else [len(ids)]) and (len(ids) == 12 or not truncated)
     assert (~rollout.truncated).sum() > 16
-    greedy = load_class(GENERATE)(policy, tokenizer, 12, 0.7)
+    greedy = load_class(GENERATE)(policy, TOKENIZER, 12, 0.7)
     assert len({*greedy.sample([[1, 10, 2, 11]], 4, temperature=0).texts}) == 1
 
 
@@ -112,3 +119,35 @@ def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(roundin
     assert sampler.scale == [*whole, dtype, *whole]
     eval.main(f"passk {line} --n 2 --k 1 --device cpu --output passk.json".split())
     assert read_json("passk.json")["checkpoints"][0]["pass@1"][0] == 1
+
+
+# ------------------------------------------------------------------------- responses of an engine
+
+def test_responses_become_a_rollout():
+    """Cut at the first end, which is a loss token; padding never is one."""
+    responses = [[1, 2, 3, 4], [1, 2], [15], [1, 1, 1, 1]]
+    logps = [[-0.1 * (t + 1) for t in range(len(row))] for row in responses]
+    rollout = as_rollout(made((3,)), TOKENIZER, [[1, 11], [2]], 2, responses, logps)
+    lengths = [3, 2, 1, 4]
+    assert rollout.mask.tolist() == [[t < n for t in range(4)] for n in lengths]
+    assert rollout.truncated.tolist() == [False, True, False, True]
+    for row, logp, n in zip(rollout.sampler_logp.tolist(), logps, lengths):
+        assert row == pytest.approx(logp[:n] + [0] * (4 - n))
+    assert rollout.texts == ["123", "12", "", "1111"]
+    assert rollout.prompt_mask.tolist() == [[1, 1], [0, 1]]
+    cut = as_rollout(made((3,)), TOKENIZER, [[1, 11]], 4, responses, logps, stop=("12",))
+    assert cut.texts == ["", "", "", "1111"] and cut.mask.sum(-1).tolist() == [2, 2, 1, 4]
+
+
+@pytest.mark.parametrize("responses, logps, words", [
+    ([[1]], [[-1.0]], "1 responses"), ([[1], []], [[-1.0], []], "at least one token"),
+    ([[1], [2]], [[-1.0], []], "one log-prob"),
+    ([[1], [2]], [[-1.0], [-math.inf]], "not a finite")])
+def test_responses_that_do_not_fit_are_refused(responses, logps, words):
+    with pytest.raises(ValueError, match=words):
+        as_rollout(made(), TOKENIZER, [[1]], 2, responses, logps)
+
+
+@pytest.mark.parametrize("stop, tokens", [((), [3, 15]), (("7", "1+"), [3, 7, 15])])
+def test_tokens_that_end_by_themselves(stop, tokens):
+    assert ending_tokens(made((3,)), TOKENIZER, stop) == tokens

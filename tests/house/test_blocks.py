@@ -50,7 +50,7 @@ REASONS = {
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "recipes/supervised.py": "tests/run/test_never_right.py runs it",
     "tensorboard --logdir": "a server",
-    "--sampler vllm": "an environment of its own: tests/engines",
+    "--sampler vllm": "an environment of its own: tests/features/test_vllm_engine.py",
     "export JAIL": "a sandbox: tests/data/test_documented.py",
     "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",

@@ -61,7 +61,7 @@ def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
     monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's command
     monkeypatch.setattr(Trackers, "check", lambda settings: None)        # where it is not installed
     if "--sampler vllm" in line:                             # it needs an environment of its own
-        monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
+        monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
     theirs = {"over_median", "fading", "--advantage_quantile"}           # CONTRIBUTING's examples
     if "train.py" in words and not theirs & {*words}:

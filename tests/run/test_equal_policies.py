@@ -116,7 +116,7 @@ def test_a_flag_alone(flag, run, home, monkeypatch):  # noqa: F811
     both, *values, _ = EFFECTS[flag]
     monkeypatch.chdir(home)                                  # where files of the flags are
     if "vllm" in both:                                       # as in test_flags.py
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
+        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "features/fake"))
     runs = [f"{both} {'' if value is None else f'--{flag} {value}'}" for value in values]
     runs = [flags if "--teacher_update_rate" in flags else f"{flags} --beta 0.1" for flags in runs]
     done = [(flags, run(f"{flags} {STILL}")) for flags in runs[FIRST.count(flag):]]

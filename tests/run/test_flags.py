@@ -305,7 +305,7 @@ def observed(patch, flags, name):
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 0)
     if "vllm" in flags:                                      # the real one needs an environment
-        patch.syspath_prepend(str(Path(__file__).parents[1] / "engines" / "fake"))
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "features/fake"))
 
     def watch(module, args):
         if isinstance(module, torch.nn.Embedding):

@@ -199,7 +199,7 @@ def test_vllm_is_in_the_config_of_a_run_with_vllm_alone(line, share, mode, print
     """TRL takes the fields; its weights, which drop whole responses by default, are on only where
     the run has them."""
     assert "vllm" not in printed("--device cpu").lower()
-    monkeypatch.syspath_prepend(str(ROOT / "tests/engines/fake"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     text = printed(f"--device cpu --sampler vllm {line}")
     assert "# not in trl.GRPOConfig" not in text and "pip install trl[vllm], and a GPU" in text
     found = config_of(text, output_dir=str(tmp_path))

@@ -1,7 +1,7 @@
 """What --sampler vllm uses of vLLM, by transformers: a copy of the policy in this process, seeds
 per row, transfers.
 
-tests/engines/test_engines.py puts this folder on sys.path, to test our side of the seam without
+tests/features/test_vllm.py puts this folder on sys.path, to test our side of the seam without
 vLLM. FAULTS names what a transfer leaves behind; CALLS is what the engine was asked, in order.
 """
 

@@ -1,6 +1,5 @@
-"""Inference engines as samplers, from the command line: vLLM's side of the seam by a stand-in
-(tests/engines/fake). test_vllm.py runs vLLM itself.
-python -m pytest tests/engines/test_engines.py"""
+"""--sampler vllm: this program's side of the seam, with a stand-in for vLLM (tests/features/fake).
+test_vllm_engine.py runs vLLM itself. python -m pytest tests/features/test_vllm.py"""
 
 import importlib
 import math
@@ -14,7 +13,7 @@ import eval
 from models import for_chats, make
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.agreement import check_agreement
-from plumbing.engines.responses import as_rollout, ending_tokens, row_seeds
+from plumbing.engines.responses import row_seeds
 from features.vllm_engine import RUNNING, VllmSampler, close_engine
 from rollout import response_logp, sample
 from tiny_run import differences, jsonl, metrics, read_json
@@ -67,38 +66,6 @@ def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm
     assert torch.equal(one.response_ids, two.response_ids) and one.texts != other.texts
     greedy = sampler.sample(PROMPTS, 4, uniforms=uniforms, temperature=0)
     assert greedy.texts == sample(model(), TOKENIZER, PROMPTS, 4, 6, 0).texts
-
-
-# ----------------------------------------------------------------------------------------- pieces
-
-def test_responses_become_a_rollout():
-    """Cut at the first end, which is a loss token; padding never is one."""
-    responses = [[1, 2, 3, 4], [1, 2], [15], [1, 1, 1, 1]]
-    logps = [[-0.1 * (t + 1) for t in range(len(row))] for row in responses]
-    rollout = as_rollout(model((3,)), TOKENIZER, [[1, 11], [2]], 2, responses, logps)
-    lengths = [3, 2, 1, 4]
-    assert rollout.mask.tolist() == [[t < n for t in range(4)] for n in lengths]
-    assert rollout.truncated.tolist() == [False, True, False, True]
-    for row, logp, n in zip(rollout.sampler_logp.tolist(), logps, lengths):
-        assert row == pytest.approx(logp[:n] + [0] * (4 - n))
-    assert rollout.texts == ["123", "12", "", "1111"]
-    assert rollout.prompt_mask.tolist() == [[1, 1], [0, 1]]
-    cut = as_rollout(model((3,)), TOKENIZER, [[1, 11]], 4, responses, logps, stop=("12",))
-    assert cut.texts == ["", "", "", "1111"] and cut.mask.sum(-1).tolist() == [2, 2, 1, 4]
-
-
-@pytest.mark.parametrize("responses, logps, words", [
-    ([[1]], [[-1.0]], "1 responses"), ([[1], []], [[-1.0], []], "at least one token"),
-    ([[1], [2]], [[-1.0], []], "one log-prob"),
-    ([[1], [2]], [[-1.0], [-math.inf]], "not a finite")])
-def test_responses_that_do_not_fit_are_refused(responses, logps, words):
-    with pytest.raises(ValueError, match=words):
-        as_rollout(model(), TOKENIZER, [[1]], 2, responses, logps)
-
-
-@pytest.mark.parametrize("stop, tokens", [((), [3, 15]), (("7", "1+"), [3, 7, 15])])
-def test_tokens_that_end_by_themselves(stop, tokens):
-    assert ending_tokens(model((3,)), TOKENIZER, stop) == tokens
 
 
 def test_seeds_differ_between_rows_and_depend_on_nothing_else():

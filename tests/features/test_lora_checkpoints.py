@@ -1,6 +1,6 @@
 """An adapter's checkpoint computes what was trained: train, save, load, equal, over {tied, untied}
 x {base model, adapter's checkpoint} x {4 bits, not}.
-python -m pytest tests/model/test_adapter_checkpoints.py
+python -m pytest tests/features/test_lora_checkpoints.py
 
 References: the policy in memory at the end of the run; transformers and peft, which read the same
 folder.

@@ -1,6 +1,6 @@
 """vLLM itself as the sampler, on a CPU, where it is installed (tests/requirements-vllm.txt; .ci/run
 makes its environment).
-python -m pytest tests/engines/test_vllm.py -m slow"""
+python -m pytest tests/features/test_vllm_engine.py -m slow"""
 
 from importlib.util import find_spec
 
