@@ -1,19 +1,16 @@
 """Writes every measured figure of the pages: text between `<!-- =NAME -->` and `<!-- / -->`.
 
-    python experiments/fill.py               all pages
-    python experiments/fill.py --names       the names there are
+    python experiments/fill.py
 
 Names come from experiments/results/numbers.json, which experiments/run.py writes, and from
 `texts` in the results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
-    verdict learning                the verdict of a question; of a rule likewise
-    chosen learning: GRPO, mb4      the rate of the chosen cell; `survived …`: the largest rate that
-                                    ends above its start
+    chosen learning: GRPO, mb4      the rate of the chosen cell
     table learning                  the rules of a question with their intervals and verdicts
-    verdicts, league, member grpo   the two tables of docs/evidence.md, the mean of a member
-    uses, figure reuse              how often an arm may use a batch; a picture, once it is drawn
+    verdicts, league, reuse         three other tables of docs/evidence.md
+    uses, uses in short             how often an arm may use a batch
 
 A test checks that the pages are what this writes.
 """
@@ -42,35 +39,29 @@ def texts():
     """{name: text} of all that pages can quote."""
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text())
     first, *others = found["league"]
+    ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     names = {"verdicts": verdicts(found), "league": league(found["league"]),
-             "members": str(len(others) + 1), "members near the first": str(len(first["near"])),
-             "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}"}
-    names |= {f"member {row['member']}": f"{row['interval'][0]:.3f}" for row in found["league"]}
+             "members": str(len(others) + 1),
+             "members near the first": str(sum(row["near"] for row in others)),
+             "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}",
+             "uses": uses(found["numbers"]), "uses in short": uses(found["numbers"], False),
+             "reuse": reuse(found["numbers"]), "bands": f"{ratio:.0f}"}
     for key, number in found["numbers"].items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
             form = QUESTIONS[question].rules[rule].form
             names[key] = interval(number, form)
             names[f"mean {key}"] = signed(form.format(number["mean"]))
-            names[f"verdict {key}"] = number["verdict"]
-    for question, answer in found["verdicts"].items():
-        names[f"verdict {question}"] = answer["verdict"]
-        names[f"runs {question}"] = f"{found['made'][question]:,}"
-        names[f"table {question}"] = rules(question, found["numbers"])
-    names |= {"uses": uses(found), "uses in short": uses(found, False),
-              "reuse": reuse(found["numbers"])}
-    picture = "![reward of a batch by samples and by steps](figures/reuse.png)"
-    names["figure reuse"] = picture * (ROOT / "docs/figures/reuse.png").is_file()
-    for kind in ("chosen", "survived"):
-        names |= {f"{kind} {key}": rate(cell) for key, cell in found[kind].items()}
+    names |= {f"table {question}": rules(question, found["numbers"]) for question in QUESTIONS}
+    names |= {f"chosen {key}": rate(cell) for key, cell in found["chosen"].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
-        content = json.loads(file.read_text())
-        names |= content.get("texts", {}) if isinstance(content, dict) else {}
-    ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
-    return names | {"bands": f"{ratio:.0f}"}
+        names |= json.loads(file.read_text()).get("texts", {})
+    return names
 
 
 def interval(number, form):
+    if number["mean"] is None:
+        return "–"
     middle, low, high = (signed(form.format(number[key])) for key in ("mean", "low", "high"))
     return middle if number["starts"] == "1" else f"{middle} [{low}, {high}]"
 
@@ -99,10 +90,9 @@ def verdicts(found):
             continue
         answer = found["verdicts"][name]
         p = answer["holm"]
-        number = found["numbers"][f"{name}: {question.decides[0]}"]
-        one = "–" if number["mean"] is None else interval(
-            number, question.rules[question.decides[0]].form)
-        rows.append((question.claim, question.source, one, answer["verdict"],
+        first = question.decides[0]
+        number = interval(found["numbers"][f"{name}: {first}"], question.rules[first].form)
+        rows.append((question.claim, question.source, number, answer["verdict"],
                      "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"))
     return table(("claim", "source", "number", "verdict", "p"), *rows)
 
@@ -129,49 +119,39 @@ def rules(name, numbers):
     return text + table(("lost", *doses), *losses) * bool(lost)
 
 
-def uses(found, sizes=True):
+def uses(numbers, sizes=True):
     """How often each arm is shown to gain from using a batch, of 1, 2 and 4 times, at equal
     samples."""
-    numbers = {(arm, mu): found["numbers"][f"reuse: {arm} gains from μ = {mu}, equal samples"]
-               for arm in FIRST for mu in (4, 2)}
-    if all(number["mean"] is None for number in numbers.values()):
-        return found["verdicts"]["reuse"]["verdict"]
     said = []
     for arm in FIRST:
-        gains = [mu for mu in (4, 2) if numbers[arm, mu]["verdict"] == "held"]
-        number = numbers[arm, gains[0] if gains else 4]
-        word = f"{gains[0]} times" if gains else in_a_word(number, EQUAL)
-        if sizes and number["mean"] is not None:
-            word += f" ({interval(number, '{:+.3f}')})"
-        said.append(f"{arm} {word}")
+        of = {mu: numbers[f"reuse: {arm} gains from μ = {mu}, equal samples"] for mu in (4, 2)}
+        gains = [mu for mu, number in of.items() if number["verdict"] == "held"]
+        words = f"{arm} {gains[0]} times" if gains else f"{arm} {in_a_word(of[4], EQUAL)}"
+        number = interval(of[gains[0] if gains else 4], "{:+.3f}")
+        said.append(words + f" ({number})" * sizes)
     return ", ".join(said)
 
 
 def reuse(numbers):
     """What each arm gains from μ uses of a batch, and from which μ on its clip acts."""
-    columns = ("{} gains from μ = 2, equal samples", "{} gains from μ = 4, equal samples",
-               "{} gains from μ = 4, equal optimizer steps", "{} minus GRPO grows from μ = 1 to 4")
+    columns = {"μ = 2, equal samples": "{} gains from μ = 2, equal samples",
+               "μ = 4": "{} gains from μ = 4, equal samples",
+               "μ = 4, equal steps": "{} gains from μ = 4, equal optimizer steps",
+               "minus GRPO, from μ = 1 to 4": "{} minus GRPO grows from μ = 1 to 4"}
     rows = []
     for arm in REUSED:
-        of = [numbers.get(f"reuse: {words.format(arm)}") for words in columns]
-        cells = [f"{interval(number, '{:+.3f}')} {in_a_word(number, EQUAL)}"
-                 if number and number["mean"] is not None else "–" for number in of]
+        of = [numbers.get(f"reuse: {rule.format(arm)}") for rule in columns.values()]
         acts = [f"μ = {mu}" for mu in (1, 2, 4)
                 if numbers[f"reuse: the clip of {arm} acts at μ = {mu}"]["verdict"] == "held"]
-        if set(cells) != {"–"}:
-            rows.append((arm, *cells, [*acts, "not shown"][0]))
-    starts = max((numbers[f"reuse: {arm} gains from μ = 4, equal samples"]["starts"]
-                  for arm in REUSED), key=int)
-    head = (f"`reuse`, {starts} starts", "μ = 2, equal samples", "μ = 4", "μ = 4, equal steps",
-            "minus GRPO, from μ = 1 to 4", "its clip acts from")
-    return table(head, *rows) if rows else ""
+        rows.append((arm, *(f"{interval(n, '{:+.3f}')} {in_a_word(n, EQUAL)}" if n else "–"
+                            for n in of), [*acts, "not shown"][0]))
+    return table((f"`reuse`, {len(QUESTIONS['reuse'].starts)} starts", *columns,
+                  "its clip acts from"), *rows)
 
 
 def in_a_word(number, nothing):
     """A verdict without its starts; "equal" for an interval within ±nothing, and "–" for a number
     that was reported beside the rules."""
-    if number["mean"] is None:
-        return "not yet run"
     word = number["verdict"].partition(" ")[0]
     if word in ("refuted", "reported") and -nothing <= number["low"] <= number["high"] <= nothing:
         return "equal"
@@ -191,18 +171,13 @@ def fill(text, names):
     """A page with its marked parts written again. Raises ValueError for an unknown name."""
     def known(match):
         if match[1] not in names:
-            raise ValueError(f"<!-- ={match[1]} --> is no name of experiments/fill.py (--names)")
+            raise ValueError(f"<!-- ={match[1]} --> is no name of experiments/fill.py")
         return f"<!-- ={match[1]} -->{names[match[1]]}<!-- / -->"
     return MARK.sub(known, text)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--names", action="store_true", help="print the names there are")
-    listed = parser.parse_args().names
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     names = texts()
-    if listed:
-        print("\n".join(name for name in names))
-    else:
-        for page in pages():
-            page.write_text(fill(page.read_text(), names))
+    for page in pages():
+        page.write_text(fill(page.read_text(), names))

@@ -12,6 +12,8 @@ value were on the bound.
 
 import math
 import random
+from statistics import fmean as mean                 # the same whatever the order of its values
+from statistics import stdev
 
 from scipy import stats
 
@@ -28,21 +30,18 @@ class Verdict(str):
         return self
 
 
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
 def interval(values):
     """(mean, low, high): 95 % t interval of a mean; of one value, which has none: that value."""
     values = list(values)
     n = len(values)
     middle = mean(values)
-    if n == 1:
-        return middle, middle, middle
-    error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
-    half = stats.t.ppf(.975, n - 1) * error
+    half = float(stats.t.ppf(.975, n - 1)) * error_of(values) if n > 1 else 0
     return middle, middle - half, middle + half
+
+
+def error_of(values):
+    """The standard error of their mean."""
+    return stdev(values) / math.sqrt(len(values))
 
 
 def decide(values, held, refuted=None, nothing=0, least=8):
@@ -81,12 +80,11 @@ def p_outside(values, bounds):
 
 def p_beyond(values, bound, side):
     """Twice the one-sided p of "the mean is above (side 1) or below (-1) the bound", at most 1."""
-    n = len(values)
-    middle = mean(values)
-    error = math.sqrt(sum((v - middle) ** 2 for v in values) / (n - 1) / n)
+    beyond = side * (mean(values) - bound)
+    error = error_of(values)
     if error == 0:
-        return 0.0 if side * (middle - bound) > 0 else 1.0
-    return min(1.0, 2 * float(stats.t.sf(side * (middle - bound) / error, n - 1)))
+        return 0.0 if beyond > 0 else 1.0
+    return min(1.0, 2 * float(stats.t.sf(beyond / error, len(values) - 1)))
 
 
 def all_of(verdicts):
@@ -122,11 +120,7 @@ def ranks(found, draws=2000):
         means = {name: mean(values[s] for s in of) for name, values in found.items()}
         ordered = sorted(means, key=lambda name: -means[name])
         return {name: place for place, name in enumerate(ordered, 1)}
-    drawn = {name: [] for name in found}
-    for _ in range(draws):
-        for name, place in places(rng.choices(starts, k=len(starts))).items():
-            drawn[name].append(place)
+    drawn = [places(rng.choices(starts, k=len(starts))) for _ in range(draws)]
     cut = round(draws * .025)
-    drawn = {name: sorted(values) for name, values in drawn.items()}
-    return {name: (place, drawn[name][cut], drawn[name][-cut - 1])
+    return {name: (place, *sorted(of[name] for of in drawn)[cut:draws - cut:draws - 2 * cut - 1])
             for name, place in places(starts).items()}

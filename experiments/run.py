@@ -37,8 +37,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
-from scipy import stats                                                              # noqa: E402
-
 import intervals                                                                     # noqa: E402
 import pictures                                                                      # noqa: E402
 from questions import FIRST, QUESTIONS                                               # noqa: E402
@@ -47,25 +45,21 @@ from questions import FIRST, QUESTIONS                                          
 # ------------------------------------------------------------------------------- what is missing
 
 def read(name, folder="experiments/results"):
-    """{(arm, cell): {start: run}} of the finished runs of a question. A line that is cut off is
-    ignored and its run made again."""
+    """{(arm, cell, start): run} of a question. A line that is cut off is ignored and its run made
+    again."""
     file = ROOT / folder / f"{name}.jsonl"
     runs = {}
     for text in file.read_text().splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
             run = json.loads(text)
-            runs.setdefault((run["arm"], run["cell"]), {})[run["seed"]] = run
+            runs[run["arm"], run["cell"], run["seed"]] = run
     return runs
 
 
 def values(runs, arm, cell, starts, figure="after"):
-    """{start: run} of the runs of a cell that have this figure."""
-    return {seed: run for seed, run in runs.get((arm, cell), {}).items()
-            if seed in starts and run.get("figures", {}).get(figure) is not None}
-
-
-def mean_of(found, figure="after"):
-    return intervals.mean(run["figures"][figure] for run in found.values())
+    """{start: figure} of the runs of a cell that have it."""
+    found = {s: runs.get((arm, cell, s), {}).get("figures", {}).get(figure) for s in starts}
+    return {s: value for s, value in found.items() if value is not None}
 
 
 def group_of(question, arm, group):
@@ -73,6 +67,11 @@ def group_of(question, arm, group):
     if group in question.groups:
         return list(question.groups[group])
     return [name for name in question.ladder(arm) | question.further if name.startswith(group)]
+
+
+def kind(cell):
+    """"48 layers" of "48 layers 0.0001"."""
+    return cell.rpartition(" ")[0]
 
 
 def best(question, runs, arm, group=""):
@@ -83,82 +82,66 @@ def best(question, runs, arm, group=""):
     for cell in group_of(question, arm, group):
         found = values(runs, chooser, cell, question.choose, question.by)
         if len(found) >= question.choices:
-            means[cell] = mean_of(found, question.by)
+            means[cell] = intervals.mean(found.values())
         elif cell not in question.further:
             return None
-    return max(means, key=means.get) if means else None
+    return max(means, key=means.get, default=None)
 
 
-def edge(question, runs, arm, group=""):
-    """The cell of `further` beside the best one, if that is the first or the last of its ladder."""
-    chosen = best(question, runs, arm, group)
-    if chosen is None:
-        return None
-    own = chosen.rpartition(" ")[0]
-    ladder, beyond = ([c for c in cells if c.rpartition(" ")[0] == own]
-                      for cells in (question.ladder(arm), question.further))
-    if beyond and chosen == ladder[0]:
-        return beyond[0]
-    return beyond[-1] if beyond and chosen == ladder[-1] else None
-
-
-def survived(question, runs, arm, group=""):
-    """The last cell of a group whose mean over the choosing starts ends above its start."""
-    above = [cell for cell in group_of(question, arm, group)
-             if (found := values(runs, arm, cell, question.choose))
-             and mean_of(found) > mean_of(found, "before")]
-    return above[-1] if above else None
+def edge(question, arm, chosen):
+    """[the cell of `further` beside the chosen one], if that is the first or the last of its
+    ladder."""
+    ladder, further = ([c for c in cells if kind(c) == kind(chosen)]
+                       for cells in (question.ladder(arm), question.further))
+    beside = dict(zip((ladder[0], ladder[-1]), further)) if ladder else {}
+    return [beside[chosen]] if chosen in beside else []
 
 
 def cells_of(question, runs, arm, wanted):
-    """The cells that a plan's "all μ4", "edge μ4", "best μ4" or name means, as far as known."""
+    """The cells that a plan's "all μ4", "edge μ4", "best μ4" or name means; [None] for the best of
+    cells that are not all run."""
     word, _, group = wanted.partition(" ")
     if word == "all":
         return [c for c in group_of(question, arm, group) if c not in question.further]
     if word not in ("best", "edge"):
         return [wanted]
-    cell = (best if word == "best" else edge)(question, runs, arm, group)
-    return [cell] if cell else []
+    chosen = best(question, runs, arm, group)
+    if word == "best":
+        return [chosen]
+    return edge(question, arm, chosen) if chosen else []
 
 
 def missing(question, runs):
-    """The (arm, cell, seed) of the plan without a run, in order, as far as they are known."""
-    kind = lambda cell: cell.rpartition(" ")[0]              # "48 layers" of "48 layers 0.0001"
-    refused = {(kind(cell), seed) for (_, cell), of in runs.items() for seed, run in of.items()
-               if "refused" in run}
-    known = cache(lambda arm, wanted: cells_of(question, runs, arm, wanted))
+    """The (arm, cell, seed) of the plan without a run, in order; cell None: it waits for a
+    choice."""
+    refused = {(kind(cell), seed) for (_, cell, seed), run in runs.items() if "refused" in run}
     for part in question.plan:
         places = [(arm, cell) for wanted in part.cells.split(", ")
-                  for arm in part.arms or question.arms for cell in known(arm, wanted)]
-        kinds = {kind(cell) for _, cell in places}
+                  for arm in part.arms or question.arms
+                  for cell in cells_of(question, runs, arm, wanted)]
+        kinds = {kind(cell) for _, cell in places if cell}
         usable = [s for s in part.starts if not any((k, s) in refused for k in kinds)]
-        for seed in usable[:part.count]:
-            for arm, cell in places:
-                if seed not in runs.get((arm, cell), ()):
-                    yield arm, cell, seed
+        yield from ((*place, seed) for seed in usable[:part.count] for place in places
+                    if (*place, seed) not in runs)
 
 
-def choices(question):
-    """The (part, arm, "best μ4") of a plan whose cell is chosen."""
-    return [(part, arm, wanted) for part in question.plan for arm in part.arms or question.arms
-            for wanted in part.cells.split(", ") if wanted.startswith("best")]
-
-
-def progress(question, runs):
-    """(runs made, runs missing, how many of these wait for a choice)."""
-    waiting = sum(part.count or len(part.starts) for part, arm, wanted in choices(question)
-                  if not cells_of(question, runs, arm, wanted))
-    return sum(map(len, runs.values())), len(list(missing(question, runs))) + waiting, waiting
+def chosen_by(question):
+    """The (arm, group) whose cell a question chooses."""
+    return dict.fromkeys(
+        (arm, wanted.partition(" ")[2]) for part in question.plan
+        for arm in part.arms or question.arms
+        for wanted in part.cells.split(", ") if wanted.startswith("best"))
 
 
 def forecast(name, question, runs):
     """What a question still lacks, as a sentence."""
-    made, lacking, waiting = progress(question, runs)
-    took = [run["seconds"] for of in runs.values() for run in of.values() if run["seconds"]]
-    each = statistics.median(took) if took else question.seconds
-    return (f"{name}: {made} runs made, {lacking} missing ({waiting} of them wait for a choice), "
-            f"about {lacking * each / 3600:.1f} hours on one core at {each:.0f} s a run"
-            f"{'' if took else ' (a guess)'}, and half a minute for each new cold start")
+    lacking = [cell for _, cell, _ in missing(question, runs)]
+    took = [run["seconds"] for run in runs.values() if run["seconds"]]
+    each = statistics.median(took or [question.seconds])
+    return (f"{name}: {len(runs)} runs made, {len(lacking)} missing ({lacking.count(None)} of them "
+            f"wait for a choice), about {len(lacking) * each / 3600:.1f} hours on one core at "
+            f"{each:.0f} s a run{' (a guess)' * (not took)}, and half a minute for each new cold "
+            "start")
 
 
 # -------------------------------------------------------------------------------------- one run
@@ -222,8 +205,7 @@ def figures(records, summary, asked):
         return [r.get(name) for r in records]
 
     def median(name):
-        found = [x for x in each(name) if x is not None]
-        return statistics.median(found) if found else None
+        return statistics.median([x for x in each(name) if x is not None] or [None])
 
     shares = [r["variance_factor"] / r["inverse_length"] for r in records
               if r.get("variance_factor") and r.get("inverse_length")]
@@ -239,7 +221,7 @@ def figures(records, summary, asked):
         "batch_samples": [(asked["prompts_per_step"] + r["discarded_groups"])
                           * asked["num_generations"] for r in records],
         "log_s_var": median("log_s_var"),
-        "factor_times_length": statistics.median(shares) if shares else None,
+        "factor_times_length": statistics.median(shares or [None]),
         "inverse_length": median("inverse_length"),
         "flips": median("flip_rate"),
         "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
@@ -274,11 +256,7 @@ def quietly(main, argv):
 
 def rounded(x):
     """Floats to five significant digits: the lines are read by people and kept in git."""
-    if isinstance(x, dict):
-        return {key: rounded(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [rounded(value) for value in x]
-    return float(f"{x:.5g}") if isinstance(x, float) else x
+    return json.loads(json.dumps(x), parse_float=lambda digits: float(f"{float(digits):.5g}"))
 
 
 # -------------------------------------------------------------------------------- what was found
@@ -291,19 +269,14 @@ def series(question, runs, term, starts):
     """{start: (value, its runs)} of a term such as "GRPO@best μ4:clipped"."""
     arm, _, where = term.partition("@")
     cell, _, figure = where.partition(":")
-    figure = figure or "after"
     word, _, group = cell.partition(" ")
     if arm[0].isdigit():                                     # "1st": of the league
-        members = list(entered(question, runs))
-        if int(arm[0]) > len(members):
-            return {}
-        arm = members[int(arm[0]) - 1]
+        arm = dict(enumerate(entered(question, runs), 1)).get(int(arm[0]))
     cells = (group_of(question, arm, group) if word == "mean"
              else cells_of(question, runs, arm, cell))
-    found = [values(runs, arm, one, starts, figure) for one in cells]
-    whole = set.intersection(*map(set, found)) if found else ()
-    return {s: (intervals.mean(of[s]["figures"][figure] for of in found), [of[s] for of in found])
-            for s in whole}
+    found = [values(runs, arm, one, starts, figure or "after") for one in cells]
+    return {s: (intervals.mean(of[s] for of in found), [runs[arm, one, s] for one in cells])
+            for s in set.intersection(*map(set, found))}
 
 
 def compared(question, runs, of, starts):
@@ -338,8 +311,6 @@ def mixed(question, runs):
 def judge_rule(question, runs, rule):
     """dict(mean, low, high, starts, verdict, p) of a rule, or None without a run."""
     gap = list(contrast(question, runs, rule.of, rule.starts or question.starts).values())
-    if rule.less:
-        return beyond(gap, list(contrast(question, runs, rule.less, rule.less_starts).values()))
     if not gap:
         return None
     bounds = [rule.held, rule.refuted]
@@ -354,34 +325,20 @@ def judge_rule(question, runs, rule):
     return dict(mean=middle, low=low, high=high, starts=str(len(gap)), verdict=answer, p=answer.p)
 
 
-def beyond(gap, other):
-    """The same for a mean minus that of an independent sample, by Welch's t, above 0 or below."""
-    if min(len(gap), len(other)) < 2:
-        return None
-    low, high = stats.ttest_ind(gap, other, equal_var=False).confidence_interval(.95)
-    starts = f"{len(gap)} and {len(other)}"
-    answer = (intervals.HELD if low > 0 else intervals.REFUTED if high < 0
-              else f"undecided ({starts} starts)")
-    return dict(mean=intervals.mean(gap) - intervals.mean(other), low=float(low), high=float(high),
-                starts=starts, verdict=answer, p=None)
-
-
 def judged(question, runs):
     """({rule: dict}, the verdict of the question). A rule without a number is not run or, where
     the question has runs, not finished: its mean is None."""
-    found = {name: judge_rule(question, runs, rule) for name, rule in question.rules.items()}
-    if None in found.values():
-        made, lacking, _ = progress(question, runs)
-        none = f"not finished: {made} of {made + lacking} runs" if made else "not run"
-        none = dict(mean=None, starts="0", verdict=intervals.Verdict(none), p=None)
-        found = {name: number or none for name, number in found.items()}
+    lacking = len(list(missing(question, runs)))
+    none = f"not finished: {len(runs)} of {len(runs) + lacking} runs" if runs else "not run"
+    none = dict(mean=None, starts="0", verdict=intervals.Verdict(none), p=None)
+    found = {name: judge_rule(question, runs, rule) or none
+             for name, rule in question.rules.items()}
     deciding = [found[name] for name in question.decides]
     answers = [number["verdict"] for number in deciding]
     if not answers:
         return found, intervals.Verdict("reported only")
-    for number in deciding:
-        if number["mean"] is None:
-            return found, number["verdict"]
+    if none in deciding:
+        return found, none["verdict"]
     if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
         return found, intervals.Verdict(f"depends on {question.depends}")
     return found, intervals.all_of(answers)
@@ -389,56 +346,47 @@ def judged(question, runs):
 
 def entered(question, runs):
     """{member: {start: pass@1}} of the members of the league with all their runs, best first."""
-    found = {}
-    for name in question.arms:
-        if cell := best(question, runs, name):
-            of = values(runs, name, cell, question.starts)
-            if len(of) == len(question.starts):
-                found[name] = {s: of[s]["figures"]["after"] for s in question.starts}
-    return dict(sorted(found.items(), key=lambda item: -intervals.mean(item[1].values())))
+    found = {name: values(runs, name, best(question, runs, name), question.starts)
+             for name in question.arms}
+    whole = [item for item in found.items() if len(item[1]) == len(question.starts)]
+    return dict(sorted(whole, key=lambda item: -intervals.mean(item[1].values())))
 
 
 def league_table(question, runs):
-    """A row per member, the best first: rank and mean with intervals, who is not told apart, the
-    median of the samples. Members whose runs were made elsewhere than most have no rank."""
+    """A row per member, the best first: rank and mean with intervals, whether it is near the first,
+    that is not told apart, the median of the samples. Members whose runs were made elsewhere than
+    most have no rank."""
     found = entered(question, runs)
-    where = {name: frozenset(circumstances_of(run) for run in values(
-        runs, name, best(question, runs, name), question.starts).values()) for name in found}
-    usual = statistics.mode(where.values())
-    ranked = {name: ends for name, ends in found.items() if where[name] == usual}
-    places = intervals.ranks(ranked)
+    cells = {name: best(question, runs, name) for name in found}
+    where = {name: {circumstances_of(runs[name, cell, s]) for s in question.starts}
+             for name, cell in cells.items()}
+    usual = statistics.mode(map(frozenset, where.values()))
+    places = intervals.ranks({name: found[name] for name in found if where[name] == usual})
     rows = []
-    for name, ends in found.items():
-        cell = best(question, runs, name)
-        near = []
-        for other in ranked if name in ranked else ():
-            gap = [ends[s] - found[other][s] for s in question.starts]
-            _, low, high = intervals.interval(gap)
-            if other != name and low <= 0 <= high:
-                near.append(places[other][0])
-        fresh = values(runs, name, cell, question.starts).values()
-        rows.append(dict(member=name, cell=cell, rank=places.get(name), near=sorted(near),
+    for name, cell in cells.items():
+        first = found[next(iter(places))]
+        _, low, high = intervals.interval(found[name][s] - first[s] for s in question.starts)
+        samples = values(runs, name, cell, question.starts, "batch_samples").values()
+        rows.append(dict(member=name, cell=cell, rank=places.get(name),
+                         near=name in places and low <= 0 <= high,
                          flags=f"{question.arms[name]} {question.ladder(name)[cell]}",
-                         interval=intervals.interval(ends.values()),
-                         samples=statistics.median(sum(r["figures"]["batch_samples"])
-                                                   for r in fresh)))
+                         interval=intervals.interval(found[name].values()),
+                         samples=statistics.median(map(sum, samples))))
     return rows
 
 
 def summary():
     """What fill.py puts into pages: {"verdicts": {question: …}, "numbers": {"question: rule": …},
-    "chosen": {"question: arm, group": cell}, "survived": …, "league": rows}."""
-    found = dict(verdicts={}, numbers={}, chosen={}, survived={}, made={})
+    "chosen": {"question: arm, group": cell}, "league": rows}."""
+    found = dict(verdicts={}, numbers={}, chosen={})
     for name, question in QUESTIONS.items():
         runs = read(name)
         numbers, verdict = judged(question, runs)
         found["verdicts"][name] = dict(verdict=verdict, p=verdict.p)
         found["numbers"] |= {f"{name}: {rule}": number for rule, number in numbers.items()}
-        found["made"][name] = sum(map(len, runs.values()))
         for arm, group in chosen_by(question):
-            for kind, of in (("chosen", best), ("survived", survived)):
-                if cell := of(question, runs, arm, group):
-                    found[kind][f"{name}: {arm}, {group}".rstrip(", ")] = cell
+            if cell := best(question, runs, arm, group):
+                found["chosen"][f"{name}: {arm}, {group}".rstrip(", ")] = cell
         if name == "league":
             found["league"] = league_table(question, runs)
     corrected = intervals.holm([v["p"] for v in found["verdicts"].values()])
@@ -447,19 +395,12 @@ def summary():
     return rounded(found)
 
 
-def chosen_by(question):
-    """The (arm, group) whose cell a question chooses."""
-    return dict.fromkeys((arm, wanted.partition(" ")[2]) for _, arm, wanted in choices(question))
-
-
 def words_of(rule):
     """A rule as a sentence, from its bounds."""
     if rule.reported:
         return f"{rule.of}: reported beside the rules, without a verdict"
-    if rule.refuted is None:
-        no = f"wholly {outside(rule.held)}"
-    else:
-        no = within(rule.refuted)
+    no = (within(rule.refuted) if rule.refuted
+          else f"wholly outside {rule.held[0]:g} to {rule.held[1]:g}")
     equal = f", or within ±{rule.nothing:g}: equal" if rule.nothing else ""
     return (f"{rule.of}: held if the interval lies {within(rule.held)}; refuted if {no}{equal}; "
             f"else, and below {rule.least} starts, undecided")
@@ -472,63 +413,50 @@ def within(bounds):
     return f"below {high:g}" if math.isinf(low) else f"within {low:g} and {high:g}"
 
 
-def outside(bounds):
-    return f"outside {bounds[0]:g} to {bounds[1]:g}"
-
-
-def report(name, question, runs):
+def report(question, runs):
     found, verdict = judged(question, runs)
     print(f"{question.claim}   ({question.source})\n  {verdict.upper()}\n  regime    "
           f"{question.regime}\n  reported  {question.reported}\n  "
           f"{' '.join(question.notes.split())}")
     for arm, group in chosen_by(question):
-        if cell := best(question, runs, arm, group):
-            print(f"  chosen    {arm}: {cell}")
+        print(f"  chosen    {arm}: {best(question, runs, arm, group) or 'not yet'}")
     for rule, number in found.items():
-        print(f"  {rule}: {number['verdict']}{shown(number, question.rules[rule].form)}\n"
-              f"      {words_of(question.rules[rule])}")
+        form = question.rules[rule].form
+        shown = ("" if number["mean"] is None else ": {} [{}, {}] ({})".format(
+            *(form.format(number[key]) for key in ("mean", "low", "high")), number["starts"]))
+        print(f"  {rule}: {number['verdict']}{shown}\n      {words_of(question.rules[rule])}")
+
+
+def draw(name, question, runs):
+    """The pictures of a question."""
+    if name in pictures.SHOWN:
+        pictures.forest(name, question, judged(question, runs)[0])
+    if name == "reuse":
+        pictures.reuse(curves(question, runs))
+    if name == "variance":
+        pictures.variance(factors())
 
 
 def curves(question, runs):
     """{(arm, group): mean pass rates of the batches} of the fresh starts at the chosen cells, of
     the three arms that a picture can show."""
-    found = {}
-    for arm, group in chosen_by(question):
-        if arm not in FIRST:
-            continue
-        cell = best(question, runs, arm, group)
-        if fresh := values(runs, arm, cell, question.starts).values():
-            columns = zip(*(run["figures"]["pass_rates"] for run in fresh))
-            found[arm, group] = list(map(intervals.mean, columns))
-    return found
+    found = {(arm, group): values(runs, arm, best(question, runs, arm, group), question.starts,
+                                  "pass_rates").values()
+             for arm, group in chosen_by(question) if arm in FIRST}
+    return {place: list(map(intervals.mean, zip(*rates))) for place, rates in found.items()}
 
 
 def factors():
     """{model: [(1/L, Var[log s] / Var[log w])]}: of a model taught little at each length, of runs
     of the default task and of the pretrained model."""
-    figures_of = lambda name: [run["figures"] for of in read(name).values() for run in of.values()]
-    found = {"width 64, by length": [(1 / length, factor) for of in figures_of("variance")
-                                     for length, factor in zip(of["lengths"], of["factors"])]}
-    for name, model in (("reuse", "default task, a run"), ("counting", "SmolLM2 counts, a run")):
-        found[model] = [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
-                        for of in figures_of(name)]
-    return {model: points for model, points in found.items() if points}
-
-
-def draw(name, question, runs):
-    if name in pictures.SHOWN:
-        pictures.forest(name, question, judged(question, runs)[0])
-    if name == "reuse" and (of_batches := curves(question, runs)):
-        pictures.reuse(of_batches)
-    if name == "variance":
-        pictures.variance(factors())
-
-
-def shown(number, form):
-    if number["mean"] is None:
-        return ""
-    middle, low, high = (form.format(number[key]) for key in ("mean", "low", "high"))
-    return f": {middle} [{low}, {high}] ({number['starts']})"
+    figures_of = lambda name: [run["figures"] for run in read(name).values()]
+    return {"width 64, by length": [point for of in figures_of("variance")
+                                    for point in zip((1 / L for L in of["lengths"]),
+                                                     of["factors"])]} | {
+        model: [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
+                for of in figures_of(name)]
+        for name, model in (("reuse", "default task, a run"), ("counting", "SmolLM2 counts, a run"))
+        if figures_of(name)}
 
 
 # ------------------------------------------------------------------------------ the command line
@@ -551,7 +479,7 @@ def main(argv=None):
             make_all(name, question, options)
         runs = read(name, options.folder)
         if options.names:
-            report(name, question, runs)
+            report(question, runs)
         else:
             print(f"    {question.claim}: {judged(question, runs)[1]}")
         if not options.judge:
@@ -572,7 +500,7 @@ def make_all(name, question, options):
     while made < options.most:
         runs = read(name, options.folder)
         wanted = (one for one in itertools.chain(missing(question, runs), mixed(question, runs))
-                  if options.only in (None, one[0], f"{one[0]}@{one[1]}"))
+                  if one[1] and options.only in (None, one[0], f"{one[0]}@{one[1]}"))
         one = next(wanted, None)
         if one is None:
             break
