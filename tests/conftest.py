@@ -196,3 +196,14 @@ def then(monkeypatch):
             return result if changed is None else changed
         monkeypatch.setattr(owner, name, both)
     return patch
+
+
+@pytest.fixture
+def calls(then):
+    """calls(train, "update") is a list to which every train.update(...) from now on adds
+    (arguments, options, result)."""
+    def of(owner, name):
+        seen = []
+        then(owner, name, lambda result, *args, **options: seen.append((args, options, result)))
+        return seen
+    return of

@@ -217,6 +217,26 @@ PAPERS = {
 }
 
 
+def gae(rewards, values, lam, gamma=1.0):                               # 1506.02438 eq. 16
+    """(advantages, returns) of the tokens of a response, from the reward of each and the critic's
+    value before each: Â_t = Σ_j (γλ)^j δ_{t+j}."""
+    V = [*values, 0.0]
+    errors = [r + gamma * V[t + 1] - V[t] for t, r in enumerate(rewards)]
+    advantages = [sum((gamma * lam) ** j * error for j, error in enumerate(errors[t:]))
+                  for t in range(len(errors))]
+    return advantages, [A + value for A, value in zip(advantages, V)]
+
+
+def at_the_end(reward, n):
+    """The rewards of the n tokens of a response that is rewarded as a whole."""
+    return [reward * (t == n - 1) for t in range(n)]
+
+
+def penalized(reward, beta, kl):                                        # 1909.08593 eq. 2
+    """The same minus beta times the KL of each token."""
+    return [r - beta * d for r, d in zip(at_the_end(reward, len(kl)), kl)]
+
+
 # --------------------------------------------------------------------- a loss of a whole batch
 
 class Batch(NamedTuple):

@@ -1,8 +1,8 @@
 """On-policy distillation: the advantage against loops, enumerated expectations and TRL; teachers
 and hints from the command line. python -m pytest -m "" tests/features/test_distillation.py"""
 
+import copy
 import json
-import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +11,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import features
+import models
+import train
 from advantages import distillation, estimate_advantages, group_advantages
 from features.distillation import Distillation, added
 from losses import policy_loss
+from models import own_logp as one_by_one
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.model.cold_start import tiny_config
 from plumbing.model.policy import own_logp
 from plumbing.run.arguments import parse
 from rollout import response_logp, sample
-from tiny_run import differences, read_json
+from tiny_run import jsonl, read_json
 
 STUDENT = "--algorithm grpo --warmup_steps 0 "
 ALONE = "--advantage distillation "
@@ -53,10 +57,6 @@ def test_the_advantage_is_a_loops_alone_and_added(coef):
             assert both[i, t].item() == pytest.approx(want, abs=1e-9)
     per_token = group[:, None] * mask                                               # [B, T]
     assert added(per_token, coef, teacher, old, mask).equal(both)
-
-
-def test_the_advantage_carries_no_gradient():
-    teacher, old, mask, _ = random_batch()
     assert not distillation(teacher.requires_grad_(), old.requires_grad_(), mask).requires_grad
 
 
@@ -178,34 +178,28 @@ def test_a_teacher_that_is_the_policy_gives_exactly_nothing(run, cold_start):
     assert record["teacher_kl"] == 0 and record["grad_norm"] == 0
 
 
-@pytest.mark.parametrize("flags", [ALONE, "--distillation_coef 0.5 --self_distillation answer "])
-def test_micro_batches_and_the_plain_way_change_nothing(flags, teacher, run):
-    flags = STUDENT + "--steps 2 " + flags + teacher * (flags == ALONE)
-    whole = run(flags, folder="whole")
-    assert all(record["teacher_kl"] for record in whole)
-    for more in ("--micro_batch_size 2", "--plain"):
-        for a, b in zip(whole, run(flags + more, folder=more.strip("-")), strict=True):
-            for key in ("teacher_kl", "grad_norm", "clip_low", "loss"):
-                assert a[key] == pytest.approx(b[key], rel=1e-3, abs=1e-5), key
-
-
-def test_sdpo_trains_and_says_how_far_the_teacher_is(run):
-    records = run("--steps 2 --algorithm sdpo --num_generations 8")
-    assert all(math.isfinite(r["teacher_kl"]) and r["grad_norm"] > 0 for r in records)
-    settings = read_json("run/config.json")["arguments"]
-    assert settings["self_distillation"] == "sibling"
-    assert settings["teacher_update_rate"] == 0.05
-
-
-def test_the_averaged_teacher_is_part_of_a_checkpoint(run):
-    flags = ("--algorithm sdpo --num_generations 8 --learning_rate 0.003 --save_steps 1 "
-             "--lr_scheduler_type constant_with_warmup ")
-    run(flags + "--steps 4", folder="whole")
-    run(flags + "--steps 2", folder="parts")
-    run("--resume --steps 4", folder="parts")
-    assert differences("whole", "parts", 4) == []
-    state = torch.load("parts/checkpoints/step_4/state.pt", weights_only=True)
-    assert all(isinstance(x, torch.Tensor) for x in state["features"]["Distillation"]["teacher"])
+@pytest.mark.parametrize("line", [
+    "--algorithm sdpo", "--algorithm grpo --advantage distillation --self_distillation answer",
+    "--algorithm grpo --distillation_coef 1 --teacher_model_name_or_path {start}"])
+def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_routes(
+        line, run, first, calls, cold_start):
+    """It is another policy, mostly with another prompt, and no ratio is formed with it. Reference:
+    one response at a time."""
+    teachers, moved = [], calls(train, "make_learner")
+    first(Distillation, "logp", lambda self, learner, batch: teachers.append(
+        copy.deepcopy(self.teacher.policy if self.teacher else moved[0][2].policy)))
+    found, told = calls(Distillation, "logp"), calls(features.distillation, "hinted")
+    run(f"{line.format(start=cold_start)} --routing_replay old --steps 3 --warmup_steps 0 "
+        "--learning_rate 0.003")
+    rollouts = [rollout for *_, rollout in told] or [args[2].rollout for args, *_ in found]
+    apart = []
+    for teacher, rollout, (args, _, logp) in zip(teachers, rollouts, found, strict=True):
+        kept = rollout.mask & args[2].more["taught"][:, None]                       # [B, T]
+        with torch.no_grad():
+            want = one_by_one(teacher, rollout)                                     # [B, T]
+        torch.testing.assert_close(logp[kept], want[kept], atol=1e-4, rtol=1e-4)
+        apart.append((args[2].old_logp - logp)[kept].abs().max().item())
+    assert max(apart) > 1e-3, "the teacher is not the old policy"
 
 
 def test_another_tokenizer_is_refused_in_one_line(teacher, run):
@@ -222,7 +216,6 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, run):
 
 @pytest.mark.parametrize("flags, message", [
     (ALONE, "needs a teacher"),
-    ("--distillation_coef 1", "needs --teacher_model_name_or_path or --self_distillation"),
     ("--self_distillation answer", "--self_distillation answer needs --advantage distillation"),
     ("--teacher_model_name_or_path x",
      "--teacher_model_name_or_path x needs --advantage distillation"),
@@ -241,3 +234,34 @@ def test_another_tokenizer_is_refused_in_one_line(teacher, run):
      "--teacher_model_name_or_path nowhere cannot be loaded")])
 def test_what_does_not_go_together_is_refused_in_one_line(flags, message, run):
     assert message in run.refused(STUDENT + flags)
+
+
+# ------------------------------------------------------------------------ hints that are too long
+
+PLACES = 50                      # positions of the policy; a token is a byte, 答 has three
+ROPE = dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4))
+POLICIES = {"gpt2": ("gpt2", {}), "dynamic": ("llama", ROPE), "llama": ("llama", {})}
+SIBLING = "--self_distillation sibling --max_completion_length "
+
+
+@pytest.mark.parametrize("policy, answer, more, said", [
+    *((policy, *hint) for policy in ("gpt2", "dynamic") for hint in (
+        ("7" * 38, "", "can have 43 tokens, and with --max_completion_length 8 it needs 51 pos"),
+        ("答" * 13, "", "can have 44 tokens, and with --max_completion_length 8 it needs 52 pos"),
+        ("7", SIBLING + "24", "can have 29 tokens, and with --max_completion_length 24 it"))),
+    ("gpt2", "7" * 37, "", None), ("dynamic", "答" * 12, "", None),
+    ("gpt2", "7", SIBLING + "22", None), ("llama", "7" * 90, "", None)])    # it has no limit
+def test_a_hint_that_the_policy_cannot_read_is_refused_before_the_start(policy, answer, more, said,
+                                                                        run):
+    family, sizes = POLICIES[policy]
+    models.saved("model", family, models.byte_tokenizer([]), num_hidden_layers=1,
+                 max_position_embeddings=PLACES, **sizes)
+    jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": answer} for i in range(9)])
+    line = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
+            f"{STUDENT}{ALONE}--self_distillation answer "
+            f"--max_prompt_length 16 --max_completion_length 8 {more}")
+    if said is None:
+        assert len(run(line)) == 1
+        return
+    error = run.refused(f"{line} --output_dir run")
+    assert said in error and f"the policy has {PLACES}" in error and "--hint_template" in error

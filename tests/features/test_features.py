@@ -116,6 +116,33 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, tmp_pat
         assert sum(line.startswith("train.py: ") for line in lines) == gone, said
 
 
+MORE = {  # flags with which it has more of a state
+    "Critic": "--algorithm ppo --critic_warmup 1", "Distillation": "--algorithm sdpo",
+    "Lengths": "--max_completion_length 3 --mask_truncated_completions --overlong_cache 0.5",
+    "LoadBalancing": "--router_aux_loss_coef 1",
+    "ReferenceKL": "--beta 0.1 --sync_ref_model --ref_model_sync_steps 1"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("FourBit", "VLLM")])
+def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, killed):
+    """Resumed to the last bit; the other way the first batch, but for rounding. 4-bit weights:
+    test_four_bit.py."""
+    for package in {"LoRA": ["peft"], "Trackers": ["tensorboard"]}.get(name, []):
+        pytest.importorskip(package)
+    line = (f"{(ON | MORE)[name]} --save_steps 1 --warmup_steps 0 --learning_rate 0.001 "
+            "--lr_scheduler_type constant_with_warmup --steps")
+    whole = run(f"{line} 3", folder="whole")
+    killed(2, f"{line} 3")
+    run("--resume")
+    assert differences("whole", "run", 3) == []
+    if name == "Rounding":                                   # follows the shape of a micro-batch
+        return
+    numbers = {key: value for key, value in whole[0].items() if isinstance(value, float)}
+    numbers.pop("route_bytes_per_token", None)               # equal rows are recorded once
+    other, *_ = run(f"{line} {1 + (name == 'Critic')} --plain --micro_batch_size 2", folder="other")
+    assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=3e-3, abs=2e-5)
+
+
 def test_the_flags_of_a_feature_stand_in_its_file_alone():
     core = {f.name for f in fields(Core)}
     of_features = [f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)]

@@ -6,15 +6,13 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 """
 
 import copy
-import json
 import math
-from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from features.reference_kl import ReferenceKL
 from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.run import metrics as run_metrics
@@ -22,8 +20,9 @@ from plumbing.speed import fast
 from plumbing.speed.rollouts import concat, response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from routes import record_routes, replay_routes
+from routes import record_routes
 from test_routes import E, K, make, moved, rollout, scored
+from tiny_run import read_json
 from train import forced
 
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
@@ -130,19 +129,6 @@ def test_one_response_per_forward_and_one_token_per_response():
     assert torch.equal(replayed(model, short)[1], chosen(sampler, short))
 
 
-def test_gates_come_from_the_trainers_logits():
-    """The choice is the sampler's, the gates and their gradient the trainer's."""
-    model, sampler = make(), otherwise(make())
-    rollout = sampled(sampler)
-    with forced(model, rollout), record_routes(model) as routes:
-        plain = fast.response_logp(model, rollout).logp[rollout.mask]
-        logits = routes.passes[-1].logits
-        plain.sum().backward()
-    old = rollout.attached["routes"].responses.logits
-    assert logits.requires_grad and not torch.allclose(logits, old)
-    assert all(p.grad is not None for name, p in model.named_parameters() if "gate" in name)
-
-
 @pytest.mark.parametrize("width", [2, 4])                   # 4: as wide as the rest of the prompts
 def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
     model, part = make(), rollout(prefix=width)
@@ -187,45 +173,19 @@ def test_with_one_policy_r3_is_r2_is_no_replay_at_first(run):
     assert last["old"] != pytest.approx(last["none"], rel=1e-5)
 
 
-def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, monkeypatch):
+def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, calls):
     """In the second batch π_old has moved; the reference takes its experts, so that KL of equal
     policies is 0."""
-    scored, seen, record = [], [], run_metrics.batch_record
-
-    @contextmanager
-    def noted(model, passes):
-        with replay_routes(model, passes):
-            scored.append(model)
-            yield
-
-    def recorded(*args):
-        seen.append(args[3])
-        return record(*args)
-    monkeypatch.setattr("train.replay_routes", noted)
-    monkeypatch.setattr(run_metrics, "batch_record", recorded)
+    features, batches = calls(ReferenceKL, "__init__"), calls(run_metrics, "batch_record")
     run(LINE + "--routing_replay old --beta 0.1 --learning_rate 0.05")
-    reference, = {model for model in scored
-                  if not any(p.requires_grad for p in model.parameters())}
-    for batch in seen:
+    [((feature, _), _, _)] = features
+    reference = feature.reference.policy
+    for (_, _, _, batch, *_), _, _ in batches:
         with torch.no_grad(), forced(reference, batch.rollout):
             want = fast.response_logp(reference, batch.rollout).logp
         torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.response_logp(reference, seen[1].rollout.without("routes")).logp
-    assert (free - seen[1].more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
-
-
-def slow(line):
-    return pytest.param(line, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("line", [
-    "--plain", "--micro_batch_size 1", slow(""), slow("--gradient_checkpointing"),
-    slow("--dynamic_sampling"), slow("--algorithm rspo")])
-def test_r3_lowers_the_gap_to_a_rounded_sampler(line, run):
-    """Recomputed log-probs stand nearer to the sampler's if the experts are the same."""
-    old, rollout = (run(f"{LINE} --sampler_dtype int3 --routing_replay {kind} {line}",
-                        folder=kind)[0]["mismatch_kl"] for kind in ("old", "rollout"))
-    assert 0 < rollout != old
+    free = fast.response_logp(reference, batch.rollout.without("routes")).logp
+    assert (free - batch.more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 
 def test_r3_trains_on_the_samplers_log_probs(run):
@@ -236,26 +196,13 @@ def test_r3_trains_on_the_samplers_log_probs(run):
     assert own != other and not any(math.isnan(record["loss"]) for record in records)
 
 
-@pytest.mark.parametrize("line, words", [
-    ("--routing_replay old --old_logp sampler",
-     "--old_logp sampler cannot be combined with --routing_replay old"),
-    ("--routing_replay r3", "known: none, old, rollout")])
-def test_what_replay_cannot_do_is_refused(line, words, refused):
-    assert words in refused(line)
-
-
-def test_tokens_show_the_routers_own_experts_and_the_shift_of_the_forced_ones(run, monkeypatch):
-    shift, forced_ones = run_metrics.router_shift, []
-
-    def noted(old, new, indices, mask):
-        forced_ones.append(indices)                                                 # [L, G, T, K]
-        return shift(old, new, indices, mask)
-    monkeypatch.setattr(run_metrics, "router_shift", noted)
+def test_tokens_show_the_routers_own_experts_and_the_shift_of_the_forced_ones(run, calls):
+    shifts = calls(run_metrics, "router_shift")
     run(LINE + "--routing_replay rollout --sampler_dtype int3 --steps 1")
-    record = json.loads(Path("run/tokens.jsonl").read_text())
+    [record] = read_json("run/tokens.jsonl")
     own = [experts for layer in record["old_experts"] for row in layer for experts in row]
-    length = [len(row) for row in record["mask"]]
-    forced = [forced_ones[0][layer, g, t].tolist() for layer in range(len(forced_ones[0]))
-              for g, n in enumerate(length) for t in range(n)]
+    (_, _, forced_ones, _), *_ = shifts[0]                                          # [L, G, T, K]
+    forced = [experts for layer in forced_ones.tolist()
+              for row, mask in zip(layer, record["mask"]) for experts in row[:len(mask)]]
     apart = [sorted(a) != sorted(b) for a, b in zip(own, forced, strict=True)]
     assert any(apart) and not all(apart)

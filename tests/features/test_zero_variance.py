@@ -18,37 +18,24 @@ KEPT = "--zero_variance_filter --lr_scheduler_type constant_with_warmup --warmup
 LINE = f"{KEPT}--algorithm grpo --learning_rate 0.005 --max_completion_length {LONGEST} "
 
 
-def loops(rewards, lengths, gaps, reduction, beta):
+def loops(rewards, gaps, reduction, beta):
     """(loss, KL's part of it) of a mini-batch whose new policy is still the old one, in float64.
-    rewards: lists of G numbers, a list per prompt; lengths: likewise; gaps: likewise, of lists of
-    log π - log π_ref of the tokens."""
+    rewards: lists of G numbers, a list per prompt; gaps: likewise, of lists of log π - log π_ref of
+    the tokens."""
     everyone = sum(map(len, rewards))
     live = [q for q, group in enumerate(rewards) if max(group) > min(group)]
-    tokens = sum(sum(lengths[q]) for q in live)
+    tokens = sum(len(gap) for q in live for gap in gaps[q])
     loss = kl = 0.0
     for q in live:
         mean = sum(rewards[q]) / len(rewards[q])
         std = math.sqrt(sum((r - mean) ** 2 for r in rewards[q]) / len(rewards[q]))
-        for r, length, gap in zip(rewards[q], lengths[q], gaps[q]):
-            weight = {"sequence-mean": 1 / (everyone * length), "token-mean": 1 / tokens,
-                      "group-token-mean": 1 / (len(rewards) * sum(lengths[q])),
+        for r, gap in zip(rewards[q], gaps[q]):
+            weight = {"sequence-mean": 1 / (everyone * len(gap)), "token-mean": 1 / tokens,
+                      "group-token-mean": 1 / (len(rewards) * sum(map(len, gaps[q]))),
                       "constant": 1 / (everyone * LONGEST), "sequence-sum": 1 / everyone}[reduction]
-            loss -= sum(weight * (r - mean) / (std + 1e-6) for _ in range(length))
+            loss -= weight * len(gap) * (r - mean) / (std + 1e-6)
             kl += beta * sum(weight * (math.exp(-d) - 1 + d) for d in gap)
     return loss + kl, kl
-
-
-@pytest.fixture
-def updates(monkeypatch):
-    """[(mini-batch, statistics of its update)] from now on."""
-    seen = []
-    update = train.update
-
-    def watched(settings, learner, mini):
-        seen.append((mini, update(settings, learner, mini)))
-        return seen[-1][1]
-    monkeypatch.setattr(train, "update", watched)
-    return seen
 
 
 def every_other_group(n, right, problem):
@@ -59,35 +46,26 @@ def every_other_group(n, right, problem):
 @pytest.mark.parametrize("plain", ["", " --plain", " --micro_batch_size 2"])
 @pytest.mark.parametrize("reduction", ["sequence-mean", "token-mean", "group-token-mean",
                                        "constant", "sequence-sum"])
-def test_loss_and_kl_are_those_of_the_other_groups(
-        reduction, plain, run, judge, updates, monkeypatch):
+def test_loss_and_kl_are_those_of_the_other_groups(reduction, plain, run, judge, calls):
     judge(every_other_group)
-    sampled = []
-    collect = train.collect
-
-    def watched(*args):
-        sampled.append(collect(*args))
-        return sampled[-1]
-    monkeypatch.setattr(train, "collect", watched)
+    sampled, updates = calls(train, "collect"), calls(train, "update")
     records = run(f"{LINE}--reduction {reduction} --beta {BETA} --steps 2 "
                   f"--steps_per_generation 1{plain}")
-    for (mini, stats), (rollout, *_), record in zip(updates, sampled, records, strict=True):
+    for ((*_, mini), _, stats), (*_, (rollout, *_)), record in zip(updates, sampled, records,
+                                                                   strict=True):
         assert record["dead_groups"] == 0.5 and record["discarded_groups"] == 0
         assert record["reward"] == pytest.approx((1 + 2.5 / 4) / 2)
         assert record["length"] == pytest.approx(rollout.mask.sum(-1).float().mean().item())
         rewards = mini.rewards.view(4, 4).tolist()
-        masks = mini.rollout.mask                                                   # [B, T]
-        gaps = [(old - ref)[mask].double().tolist() for old, ref, mask
-                in zip(mini.old_logp, mini.more["ref_logp"], masks)]
-        lengths = [len(gap) for gap in gaps]
-        for q, group in enumerate(rewards):
-            rows = lengths[4 * q:4 * q + 4]
+        gaps = [gap[mask].double().tolist() for gap, mask
+                in zip(mini.old_logp - mini.more["ref_logp"], mini.rollout.mask)]
+        gaps = [gaps[4 * q:4 * q + 4] for q in range(4)]
+        for group, rows in zip(rewards, gaps):
             assert all(rows) if max(group) > min(group) else not any(rows)
-        grouped = lambda rows: [rows[4 * q:4 * q + 4] for q in range(4)]
-        loss, kl = loops(rewards, grouped(lengths), grouped(gaps), reduction, BETA)
+        loss, kl = loops(rewards, gaps, reduction, BETA)
         assert stats["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
         assert stats["kl_loss"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
-    assert updates[-1][1]["kl_loss"] > 1e-4, "the policy has moved"
+    assert stats["kl_loss"] > 1e-4, "the policy has moved"
 
 
 @pytest.mark.parametrize("reduction, same", [("sequence-mean", True), ("constant", True),
@@ -104,23 +82,18 @@ def test_without_other_terms_the_token_mean_alone_changes(reduction, same, run, 
     assert (not unequal(*moments) and not unequal(*weights)) == same
 
 
-
-def test_the_advantages_are_those_of_all_tokens(run, judge, monkeypatch):
+def test_the_advantages_are_those_of_all_tokens(run, judge, then):
     """REINFORCE++ whitens over them."""
     judge(every_other_group)
     seen = []
-    estimate = train.estimate_advantages
-
-    def watched(*args, **inputs):
-        seen.append((inputs["mask"], estimate(*args, **inputs)))
-        return seen[-1][1].clone()
-    monkeypatch.setattr(train, "estimate_advantages", watched)
+    then(train, "estimate_advantages", lambda found, *_, mask, **__: seen.append(
+        (mask, found[mask].mean())))
     run(f"{KEPT}--algorithm reinforce_plus_plus")
-    [(mask, advantages)] = seen
-    assert mask.any(-1).all() and abs(advantages[mask].mean()) < 1e-6
+    [(mask, mean)] = seen
+    assert mask.any(-1).all() and abs(mean) < 1e-6
 
 
-def test_a_mini_batch_of_such_groups_alone_makes_no_step(run, judge, updates):
+def test_a_mini_batch_of_such_groups_alone_makes_no_step(run, judge):
     judge(lambda n, right, problem: 1.0)
     [record] = run(f"{KEPT}--algorithm ppo --beta 0.1")
     assert record["empty_minibatches"] == 2 and record["dead_groups"] == 1
