@@ -65,7 +65,7 @@ def objective(settings):
     high = settings.epsilon_high
     if row.clip == "weight":
         high = 1 + high                                      # TRL's cap is absolute
-    constants = {CONSTANTS[name]: value for name, value in settings.constants.items()}
+    constants = {CONSTANTS[name]: value for name, value in settings.row.constants.items()}
     return {"loss_type": loss_type, "importance_sampling_level": level,
             "epsilon": settings.epsilon, "epsilon_high": high, "delta": settings.dual_clip,
             **constants}, *notes
@@ -196,7 +196,7 @@ def run(settings):
 
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
-    objective: "algorithm epsilon epsilon_high objective_constants reduction dual_clip",
+    objective: "algorithm epsilon epsilon_high reduction dual_clip",
     advantage: "advantage scale_rewards",
     reward_weights: "reward_weights",
     off_policy_mask: "off_policy_mask",

@@ -68,13 +68,13 @@ def objective(settings):
         config |= {f"{ACTOR}.clip_ratio_low": settings.epsilon,
                    f"{ACTOR}.clip_ratio_high": settings.epsilon_high}
     if mode in ("vanilla", "dppo_tv", "dppo_kl"):
-        cap = settings.constants.get("cap", settings.dual_clip or NO_CLIP)
+        cap = settings.row.constants.get("cap", settings.dual_clip or NO_CLIP)
         config[f"{ACTOR}.clip_ratio_c"] = cap
     if mode == "sapo":
-        config |= {f"{ACTOR}.tau_pos": settings.constants["tau_positive"],
-                   f"{ACTOR}.tau_neg": settings.constants["tau_negative"]}
+        config |= {f"{ACTOR}.tau_pos": settings.row.constants["tau_positive"],
+                   f"{ACTOR}.tau_neg": settings.row.constants["tau_negative"]}
     if mode == "dro":
-        config[f"{ACTOR}.policy_loss.dro_beta"] = settings.constants["beta"]
+        config[f"{ACTOR}.policy_loss.dro_beta"] = settings.row.constants["beta"]
     if settings.reduction == "constant":
         config[f"{ACTOR}.loss_scale_factor"] = settings.max_completion_length
     return config, *objective_notes(settings, mode)
@@ -87,7 +87,7 @@ def objective_notes(settings, mode):
         ("clip_ratio_c: verl's default of 3 is a dual clip; 1e9 switches it off",
          mode == "vanilla" and not settings.dual_clip),
         ("clip_ratio_c is the cap of the ratio; verl's configuration says 3, the paper "
-         f"{settings.constants.get('cap', 0):g}", mode in ("dppo_tv", "dppo_kl")),
+         f"{settings.row.constants.get('cap', 0):g}", mode in ("dppo_tv", "dppo_kl")),
         ("clip_ratio_low: verl's default of 0.2 gives CISPO's weight a floor of 0.8",
          mode == "cispo"),
         ("loss_agg_mode: verl's default, token-mean, weights responses by their length in GSPO too",
@@ -249,7 +249,7 @@ SUBJECTS = {
     run: "seed model_name_or_path save_steps eval_steps output_dir",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",
-    objective: "algorithm epsilon epsilon_high objective_constants reduction dual_clip",
+    objective: "algorithm epsilon epsilon_high reduction dual_clip",
     advantage: "advantage scale_rewards",
     optimizer: "learning_rate optim lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 "
                "fp16 gradient_checkpointing",

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
-from plumbing.run.arguments import ALGORITHMS, read_constants
+from plumbing.run.arguments import ALGORITHMS
 from plumbing.run.metrics import read_metrics
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in tools/viewer/
@@ -51,9 +51,8 @@ def read_run(folder):
     except (OSError, ValueError, KeyError):
         raise ValueError(f"{folder}/config.json does not say which algorithm was trained") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
-    constants = read_constants(arguments.get("objective_constants", []))
-    return {"name": str(folder), "objective": objective, **kept, "constants": constants,
-            "curves": curves, "groups": groups}
+    return {"name": str(folder), "objective": objective, **kept, "curves": curves,
+            "groups": groups}
 
 
 def thinned(run, room):

@@ -10,7 +10,6 @@ name.
 
 import argparse
 import json
-import math
 import os
 import re
 import shlex
@@ -88,9 +87,6 @@ class Core:
                                  unset="that of the algorithm's paper",
                                  choices=("sequence-mean", "token-mean", "group-token-mean",
                                          "constant", "sequence-sum"))
-    objective_constants: list[str] = flag([], "constants of the objective as NAME=NUMBER, for "
-                                          "example tau_negative=1.1", text=True,
-                                          unset="the values in losses.OBJECTIVES")
     advantage: str = flag("group", "how advantages are computed from rewards; token_credit "
                           "(built-in task only) is group, but tokens before the first wrong step "
                           "get no negative advantage", choices=ADVANTAGES)
@@ -240,10 +236,6 @@ class Core:
         False, "continue the run in --output_dir from its last checkpoint",
         needs={"output_dir": "name the run"},
         without={"overwrite_output_dir": "either continue the run or replace it"})
-    trust_run_code: bool = flag(False, "with --resume: import every FILE.py:NAME that config.json "
-                                "names; without this flag only those that are typed again",
-                                needs={"resume|config": "what is typed on the command line is run "
-                                                        "in any case"})
     save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
                            "two are kept; 0: save only at the end", at_least=0, free=True)
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
@@ -274,18 +266,13 @@ class Core:
     @cached_property
     def row(self):
         """The objective's row with the options of this run."""
-        return varied(self.objective, self.constants, dual_clip=self.dual_clip,
+        return varied(self.objective, dual_clip=self.dual_clip,
                       off_policy_mask=self.off_policy_mask)
 
     @property
     def router_shift(self):
         """Whether the objective's ratio contains RSPO's router shift."""
         return OBJECTIVES[self.objective].ratio == "log-shifted"
-
-    @property
-    def constants(self):
-        """objective_constants as {name: number}."""
-        return read_constants(self.objective_constants)
 
     @cached_property
     def half(self):
@@ -387,6 +374,8 @@ GONE = {
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
                     "(docs/evidence.md)",
+    "trust_run_code": "type the FILE.py:NAME again that the error names",
+    "objective_constants": "change the constant in its row of losses.OBJECTIVES, or add a row",
     "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md has such a one",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
                       "--verifier (docs/data.md)",
@@ -423,14 +412,17 @@ def parse(argv, kept=None):
 
 
 def of_config(typed):
-    """{flag: value} of the file that --config names; {} without one. typed: the command line's.
-    Raises ValueError, which names the file and the flag."""
+    """{flag: value} of the file that --config names; {} without one. typed: the command line's."""
     path = typed.get("config")
-    if path is None:
-        return {}
+    return {} if path is None else flags_of(read_config(path), typed, f"--config {path}")
+
+
+def flags_of(mapping, typed, where):
+    """{flag: value} of a mapping that was read from a file, as if it had been typed. A value
+    FILE.py:NAME would be imported and run: the command line must name the same flag. typed: its
+    flags; where: the file. Raises ValueError, which names the file and the flag."""
     words = []
     lists = {f.name for f in flags() if get_origin(f.type) is list}
-    mapping = read_config(path, OF_A_CALL)
     try:
         for name, value in mapping.items():
             if name in OF_A_CALL - {"output_dir"}:
@@ -440,8 +432,12 @@ def of_config(typed):
             words += words_of(name, value)
         given = given_flags(words)
     except ValueError as error:
-        raise ValueError(f"--config {path}: {error}") from None
-    check_trusted(given, typed, f"--config {path}")
+        raise ValueError(f"{where}: {error}") from None
+    unasked = {name: value for name, value in code_in(given).items() if name not in typed}
+    if unasked:
+        named = " ".join(as_words(name, value) for name, value in unasked.items())
+        raise ValueError(f"{where} names code that would be run: {named}; if you trust it, type "
+                         "that again")
     return given
 
 
@@ -450,13 +446,11 @@ def resolved(settings):
     row = OBJECTIVES[settings.objective]
     epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
     high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
-    constants = row.constants | settings.constants
     tokens = settings.save_tokens
     settings = replace(settings, **devices.arithmetic(settings))
     return replace(
         settings, epsilon=epsilon, epsilon_high=high,
         reduction=settings.reduction or row.reduction,
-        objective_constants=[f"{name}={value}" for name, value in constants.items()],
         save_tokens=not settings.model_name_or_path if tokens is None else tokens)
 
 
@@ -482,8 +476,7 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
-             "trust_run_code"}
+OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {f.name for f in fields(Settings) if f.metadata.get("free")}
 
@@ -494,37 +487,32 @@ def config_of(folder):
     try:
         config = json.loads((Path(folder) / "config.json").read_bytes())
         whole = type(config["arguments"]["steps"]) is int
-        return config if whole and isinstance(config.get("given", {}), dict) else {}
+        return config if whole and isinstance(config["given"], dict) else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
 def going_on(given):
     """The flags of a run that --resume continues: those that it was given, which config.json keeps,
-    and those given now. Raises ValueError for a flag given now that differs from the run's, and for
-    a config.json that names flags or values which do not exist, or code (check_trusted)."""
+    and those given now. Raises ValueError for a flag given now that differs from the run's, and as
+    flags_of does."""
     folder = given.get("output_dir")
     config = config_of(folder) if folder else {}
     if not config:
         return given
-    where = f"--resume: {folder}/config.json"
-    kept = {name: value for name, value in config.get("given", {}).items() if name not in OF_A_CALL}
-    check_types(kept, where)
-    if "given" not in config:                  # a run of a version that has not kept its flags
-        return given
+    kept = flags_of(config["given"], given, f"--resume: {folder}/config.json")
     if differ := changed(config["arguments"] | kept, given):
         raise ValueError(f"--resume: {folder} holds a run with other flags: {spelled(differ)}; "
                          "leave them out, or start a new run")
-    check_trusted(kept, given, where)
     return kept | given
 
 
-def changed(before, now, longer=True):
+def changed(before, now):
     """{name: (value before, value now)} of the settings in both that differ and change what is
-    computed. longer: more --steps are no difference, because --resume may extend a run."""
+    computed. More --steps are no difference, because --resume may extend a run."""
     both = {name: (before[name], now[name]) for name in now.keys() & before.keys() - FREE}
     differ = {name: both[name] for name in now if name in both and both[name][0] != both[name][1]}
-    if longer and "steps" in differ and differ["steps"][1] > differ["steps"][0]:
+    if "steps" in differ and differ["steps"][1] > differ["steps"][0]:
         del differ["steps"]
     return differ
 
@@ -534,25 +522,6 @@ def spelled(differ):
     return ", ".join(f"{name} was {was!r}, now {now!r}" for name, (was, now) in differ.items())
 
 
-def check_types(values, where):
-    """Raise ValueError if a {flag: value} that was read from a file names a flag that does not
-    exist, or has a value of another type."""
-    kinds = {f.name: f.type for f in flags()}
-    for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{where} names --{name}, which is no longer a flag: start a new run")
-        if not of_type(value, kinds[name]):
-            raise ValueError(f"{where} is damaged: {value!r:.80} is no value of --{name}")
-
-
-def of_type(value, kind):
-    """Whether a value that was read from a file has the type of a flag."""
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(of_type(one, *get_args(kind)) for one in value)
-    kinds = get_args(kind) or (kind,)
-    return type(value) in kinds or float in kinds and type(value) is int
-
-
 def code_in(values):
     """The part of {flag: value} whose values are a FILE.py:NAME, which would be imported and
     run."""
@@ -560,17 +529,6 @@ def code_in(values):
         return isinstance(word, str) and word.rpartition(":")[0].endswith(".py")
     return {name: value for name, value in values.items()
             if any(map(is_code, value if isinstance(value, list) else [value]))}
-
-
-def check_trusted(values, typed, where):
-    """Raise ValueError if {flag: value} that was read from a file would run code, unless the
-    command line names the same flag or has --trust_run_code. typed: the flags of the command
-    line; where: the file, for the message."""
-    unasked = {name: value for name, value in code_in(values).items() if name not in typed}
-    if unasked and not typed.get("trust_run_code"):
-        words = " ".join(as_words(name, value) for name, value in unasked.items())
-        raise ValueError(f"{where} names code that would be run: {words}; if you trust it, type "
-                         "that again, or add --trust_run_code")
 
 
 def flags():
@@ -592,22 +550,6 @@ def underscored(argv):
     """The command line with underscores in flag names: --learning-rate becomes --learning_rate."""
     return [re.sub("^--[^=]*", lambda name: name[0].replace("-", "_").replace("__", "--", 1), word)
             for word in argv]
-
-
-def read_constants(words):
-    """["tau_negative=1.1", ...] -> {"tau_negative": 1.1, ...}. Raises ValueError for a word that is
-    not NAME=NUMBER."""
-    constants = {}
-    for word in words:
-        name, _, number = word.partition("=")
-        try:
-            constants[name] = float(number)
-        except ValueError:
-            constants[name] = math.nan
-        if not 0 <= constants[name] < math.inf:
-            raise ValueError(f"--objective_constants {word}: it must be NAME=NUMBER with a number "
-                             "of at least 0, for example tau_negative=1.1")
-    return constants
 
 
 def near_flag(word):

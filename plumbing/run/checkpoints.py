@@ -24,8 +24,6 @@ from plumbing.parallel import processes
 from plumbing.run.arguments import FREE, changed, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
-# Files with a line per rollout batch, and an entry that every line has beside its "step".
-RECORDS = {"metrics.jsonl": "pass_rate", "samples.jsonl": "samples", "tokens.jsonl": "tokens"}
 
 
 def write_text(path, text):
@@ -55,36 +53,20 @@ def naming(path, more=""):
         raise OSError(f"{path}{more} could not be written: {told} ({free})") from error
 
 
-def keep_lines(path, step):
-    """Drop the lines of a .jsonl file that are later than `step`, so that a resumed run has no step
-    twice, and lines that are not whole records. Returns a note about the latter and about batches
-    that have no record, "" if there are none."""
-    optional = path.name == "tokens.jsonl"                   # --save_tokens
-    if optional and not path.exists():
-        return ""
-    kept = {}
-    skipped = []
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            later = record["step"] > step
-            whole = RECORDS[path.name] in record
-        except (ValueError, TypeError, KeyError, RecursionError):
-            whole = False
-        if not whole:
-            skipped.append(number)
-        elif not later:
-            kept[record["step"]] = line + b"\n"
-    partial = path.with_name(f".partial-{path.name}")
-    with naming(path):
-        partial.write_bytes(b"".join(kept.values()))
-        os.replace(partial, path)
-    lost = [] if optional else [n for n in range(1, step + 1) if n not in kept]
-    notes = (("left out what is no whole record: line", skipped), ("no record of batch", lost))
-    return "; ".join(f"{path}: {what} {', '.join(map(str, numbers[:5]))}"
-                     f"{f' and {len(numbers) - 5} more' if len(numbers) > 5 else ''}"
-                     for what, numbers in notes if numbers)
+def keep_lines(folder, step):
+    """Drop the lines of a run's .jsonl files that are later than `step`, so that a resumed run has
+    no step twice, and lines that are not whole, because a kill cut them off."""
+    for path in sorted(folder.glob("*.jsonl")):
+        kept = {}
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
+                number = json.loads(line)["step"]
+                if number <= step:
+                    kept[number] = line + b"\n"
+        partial = path.with_name(f".partial-{path.name}")
+        with naming(path):
+            partial.write_bytes(b"".join(kept.values()))
+            os.replace(partial, path)
 
 
 class Saver:
@@ -113,7 +95,8 @@ class Saver:
         self.marked = {"step": step, "stream": learner.stream.state_dict(),
                        "random": random_state(), "progress": dict(self.progress),
                        "schedule": learner.schedule.state_dict(), "origin": self.origin,
-                       **self.scale(), **self.of_features()}
+                       "scaler": learner.scaler.state_dict(),
+                       "features": learner.features.state_dict() if learner.features.all else {}}
         return self.stop()
 
     def save(self):
@@ -121,16 +104,14 @@ class Saver:
         one writes."""
         marked = self.marked
         self.marked = None                                   # a write that fails is not tried again
-        if self.alone():
-            return self.write(marked, marked | self.state())
         state = marked | self.state()
+        if self.alone():
+            return self.write(state, self.learner.actor.policy)
         with processes.gathered(self.learner.actor) as policy:
-            processes.on_first(lambda: save(self.folder, state["step"], policy,
-                                            self.learner.tokenizer, state))
+            processes.on_first(lambda: self.write(state, policy))
 
-    def write(self, marked, state):
-        save(self.folder, marked["step"], self.learner.actor.policy, self.learner.tokenizer,
-             state)
+    def write(self, state, policy):
+        save(self.folder, state["step"], policy, self.learner.tokenizer, state)
 
     def alone(self):
         """Whether there is one process, which holds all weights."""
@@ -146,37 +127,24 @@ class Saver:
                   if name.startswith("critic.")}
         return {"optimizer": optimizer.state_dict(), "critic": critic}
 
-    def of_features(self):
-        """The state of the features, {} without it."""
-        features = self.learner.features
-        return {"features": features.state_dict()} if features.all else {}
-
-    def scale(self):
-        """The gradient scaler's state (--fp16), {} without one."""
-        scaler = self.learner.scaler
-        return {"scaler": scaler.state_dict()} if scaler.is_enabled() else {}
-
     def restore(self):
         """Restore the state of the newest complete checkpoint, if there is one. The policy itself
-        was loaded from it before. Returns notes for the screen, or "". Raises ValueError as
+        was loaded from it before. Returns a note for the screen, or "". Raises ValueError as
         load_state does."""
         learner = self.learner
         self.step, folder = newest(self.folder)
-        if folder:
-            notes = [processes.on_first(lambda: keep_lines(self.folder / name, self.step))
-                     for name in RECORDS]
-            state = load_state(folder)
-            processes.load_state(learner.actor, learner.optimizer, state, self.shard)
-            learner.schedule.load_state_dict(state["schedule"])
-            learner.stream.load_state_dict(state["stream"])
-            learner.scaler.load_state_dict(state.get("scaler", {}))
-            learner.features.load_state_dict(state.get("features", {}))
-            self.progress.update(state["progress"])
-            notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings,
-                                     self.step))
-            self.mark(self.step)
-            return "\n".join(filter(None, notes))
-        return ""
+        processes.on_first(lambda: keep_lines(self.folder, self.step))
+        if folder is None:
+            return "no checkpoint yet: starts again at batch 1"
+        state = load_state(folder)
+        processes.load_state(learner.actor, learner.optimizer, state, self.shard)
+        learner.schedule.load_state_dict(state["schedule"])
+        learner.stream.load_state_dict(state["stream"])
+        learner.scaler.load_state_dict(state.get("scaler", {}))
+        learner.features.load_state_dict(state.get("features", {}))
+        self.progress.update(state["progress"])
+        self.mark(self.step)
+        return on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step)
 
     def __enter__(self):
         return self
@@ -197,28 +165,9 @@ class Saver:
         if processes.rank() or lost or not finite or step in dict(whole(self.folder)):
             return
         half = self.learner.schedule.state_dict() != self.marked["schedule"]
-        self.write(self.marked, self.marked | self.state())
+        self.write(self.marked | self.state(), self.learner.actor.policy)
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
-
-
-def plan(settings, learner, saved):
-    """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
-    on from, or None. The size is that of float32 weights and AdamW's two moments of those that are
-    trained."""
-    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    own = [p for p in learner.policy.parameters() if p.requires_grad]
-    kept = [of for state in learner.features.state_dict().values()
-            for of in state.values() if isinstance(of, list)]
-    critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
-    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept, [])])
-    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
-    done = checksums.step_of(saved) if saved else 0
-    every = settings.save_steps
-    first = done + every - done % every if every else settings.steps
-    often = f"every {every} rollout batches, " if first < settings.steps else ""
-    return (f"checkpoints of about {each}: {often}the first after batch "
-            f"{min(first, settings.steps)}")
 
 
 def on_schedule(optimizer, schedule, settings, step):
@@ -334,8 +283,9 @@ def check_origin(run, folder, origin):
     saved = load_plain(folder / checksums.STATE, mmap=True).get("origin", {})
     differ = changed(saved.get("settings", {}), origin["settings"])
     if differ:
-        raise ValueError(f"--resume: {folder} was made with other settings than {run}/config.json "
-                         f"says: {spelled(differ)}; change them back, or start a new run")
+        raise ValueError(f"--resume: {folder} was made with other settings than those of now: "
+                         f"{spelled(differ)}; give its values as flags, change {run}/config.json "
+                         "back, or start a new run")
     data = saved.get("data", {})
     parts = [name for name in data if data[name] != origin["data"].get(name)]
     if parts:

@@ -232,7 +232,8 @@ def check_loss(args):
     except ValueError as error:
         raise ValueError(f"--algorithm {args.algorithm}: {error}") from None
     if not loss.isfinite():
-        refuse(args, "objective_constants", f"makes the loss of {args.algorithm} infinite")
+        raise ValueError(f"--algorithm {args.algorithm}: its loss of two responses is not finite: "
+                         "mend its row or its clip in losses.py")
     row = OBJECTIVES[args.objective]
     if torch.autograd.grad(dead, logp)[0].any() and not row.kind.pulls:
         raise ValueError(f"--algorithm {args.algorithm}: its clip {row.clip!r} has a gradient "

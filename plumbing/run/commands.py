@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from features import FEATURES
-from plumbing.run.arguments import (Settings, as_words, check_trusted, check_types, config_of,
-                                    flags, given_flags, parse, underscored)
+from plumbing.run.arguments import (Settings, as_words, config_of, flags, flags_of, given_flags,
+                                    parse, underscored)
 from plumbing.run.checks import check_conditions
 
 COMMANDS = {
@@ -98,12 +98,9 @@ def of_training():
 def sampling_parser(command):
     """The parser of a command that samples from checkpoints."""
     shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
-    parser = quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
-                          "unless they are given. Flags of train.py that also apply here: "
-                          f"{', '.join(shared)}.")
-    parser.add_argument("--trust_run_code", action="store_true",
-                        help="import every FILE.py:NAME that the run's config.json names")
-    return parser
+    return quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
+                        "unless they are given. Flags of train.py that also apply here: "
+                        f"{', '.join(shared)}.")
 
 
 def question(argv):
@@ -158,18 +155,17 @@ def sampling_settings(own, rest, command):
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     given = given_flags(rest)
-    run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
+    run, kept = settings_of_runs(own.model_name_or_path, given)
     own.settings = in_words(run, kept, given)
     args = parse(rest, kept)
     check_conditions(args, flags(), "evaluation_needs")
     return args
 
 
-def settings_of_runs(names, given, trusted):
+def settings_of_runs(names, given):
     """(run folder, {flag: value}) of the run that made the checkpoints `names`: what decides how
     it is evaluated, unless `given` (flags of the command line) says it; (None, {}) if no run made
-    them. Raises ValueError if two runs differ, and, unless trusted, for code that only a run's
-    folder names."""
+    them. Raises ValueError if two runs differ, and as flags_of does."""
     found = {}
     for name in filter(None, names):
         run = Path(name).parent.parent
@@ -183,10 +179,7 @@ def settings_of_runs(names, given, trusted):
         if differ:
             raise ValueError(f"{run} and {other} were evaluated with other settings: give --"
                              f"{', --'.join(differ)}")
-    where = f"{run}/config.json"
-    check_types(kept, where)
-    check_trusted(kept, given | {"trust_run_code": trusted}, where)
-    return run, kept
+    return run, flags_of(kept, given, f"{run}/config.json")
 
 
 def of_evaluation(arguments, given):

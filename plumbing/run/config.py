@@ -14,8 +14,8 @@ from pathlib import Path
 import yaml
 
 
-def read_config(path, of_a_call):
-    """{flag: value} of a file, in its order; of a run's config.json without the flags `of_a_call`.
+def read_config(path):
+    """{flag: value} of a file, in its order; of a run's config.json the flags that it was given.
 
     Raises ValueError, which names the file and the line: one that cannot be read, that is no
     mapping, or that has a key twice.
@@ -35,7 +35,7 @@ def read_config(path, of_a_call):
         raise ValueError(f"--config {path}: not a mapping; write one 'flag: value' per line, with "
                          "the names of train.py --help")
     if {"arguments", "given"} <= mapping.keys():                        # config.json of a run
-        return {name: x for name, x in mapping["given"].items() if name not in of_a_call}
+        return mapping["given"]
     return mapping
 
 
@@ -62,7 +62,7 @@ def words_of(name, value):
 
 def text_of(name, value):
     if isinstance(value, str):
-        return value.replace("\n", "\\n")
+        return value
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
     raise ValueError(f"{name} is {json.dumps(value, default=str)}: give one value or a list of "

@@ -1,6 +1,6 @@
 """The run folder: create, resume or overwrite it, and refuse a folder that must not be used.
 
-    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json  stopped-N/
+    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
     checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt, SHA256SUMS}
 """
 
@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -20,9 +19,8 @@ from filelock import FileLock, Timeout
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
-from plumbing.run.checkpoints import RECORDS, whole, write_text
-from plumbing.run.arguments import (OF_A_CALL, Settings, as_words, changed, code_in, config_of,
-                                    flags, spelled)
+from plumbing.run.checkpoints import whole, write_text
+from plumbing.run.arguments import OF_A_CALL, as_words, code_in, config_of, flags
 from plumbing.parallel import processes
 
 LOCK = ".lock"
@@ -97,54 +95,24 @@ def checked_name(args):
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
-    before = config_of(folder).get("arguments", {})
-    changes = differences(args, before) if before else {}
-    if args.resume and not before:
-        raise ValueError(f"--resume: {what_is_left(folder)}")
-    if args.resume and changes:
-        raise ValueError(f"--resume: {folder} holds a run with other settings: {spelled(changes)}; "
-                         "give its values as flags, or start a new run")
+    is_run = bool(config_of(folder))
+    if args.resume and not is_run:
+        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
+                         "or leave out --resume to start a run in another --output_dir")
     if contents(folder) and not args.resume:
-        check_replaceable(args, folder, before, changes)
+        check_replaceable(args, folder, is_run)
     return folder
 
 
-def differences(args, before):
-    """What differs between the arguments `before` of an earlier run and `args`, as `changed`
-    returns it."""
-    now = {f.name: getattr(args, f.name) for f in flags()}
-    if args.max_completion_length is None:                   # the task decides it
-        del now["max_completion_length"]
-    return changed(asdict(Settings()) | before, now, longer=args.resume)
-
-
-def what_is_left(folder):
-    """Why a folder without a readable config.json cannot be resumed, and what to do with it."""
-    saved = whole(folder)
-    if not contents(folder):
-        return f"nothing to resume in {folder}; leave out --resume to start a run there"
-    if not saved and not any((folder / name).exists() for name in RECORDS):
-        return f"nothing to resume in {folder}, which holds no run; give another --output_dir"
-    use = f"start from {saved[-1][1]} (--model_name_or_path) or " if saved else ""
-    lost = "damaged" if (folder / "config.json").exists() else "missing"
-    return (f"{folder}/config.json is {lost}, so the settings of its run are not known: put it "
-            f"back, or {use}start a new run in another --output_dir")
-
-
-def check_replaceable(args, folder, before, differ):
-    """Raise ValueError unless --overwrite_output_dir is given and may delete what is in the
-    folder."""
+def check_replaceable(args, folder, is_run):
+    """Raise ValueError unless the folder holds a run, --overwrite_output_dir is given, and nothing
+    that the new run reads is in the folder."""
+    if not is_run:
+        raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
+                         "of a run, so nothing in it is replaced: give another folder")
     if not args.overwrite_output_dir:
-        if not before:
-            raise ValueError(f"--output_dir {folder} is not empty, and it has no readable "
-                             "config.json of a run: give another folder")
-        of = f" with other flags ({', '.join(differ)})" if differ else ""
-        raise ValueError(f"--output_dir {folder} holds a run{of}: use --resume to continue that "
-                         "run, --overwrite_output_dir to replace it, or another folder")
-    if not before:
-        raise ValueError(f"--overwrite_output_dir: {folder} does not look like the folder "
-                         "of a run (it has no readable config.json of a run); it is not deleted: "
-                         "give another --output_dir")
+        raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
+                         "--overwrite_output_dir to replace it, or another folder")
     for name, word, path in paths_read(args):
         if path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"--overwrite_output_dir would delete {path} in {folder}, which "
@@ -189,14 +157,13 @@ def lock(folder):
 def begin_run(args, folder, task):
     """Delete an old run from the folder if asked to, and write config.json: the settings, with the
     length limit that the task decided, and the flags that were given, for --resume. This is called
-    only after every check has passed. Returns a note for the screen, or ""."""
-    return processes.on_first(lambda: begin_here(args, folder, task))
+    only after every check has passed."""
+    processes.on_first(lambda: begin_here(args, folder, task))
 
 
 def begin_here(args, folder, task):
     for old in contents(folder) if args.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    note = set_aside(folder) if args.resume and not whole(folder) else ""
     arguments = {f.name: getattr(args, f.name) for f in flags()}
     arguments["max_completion_length"] = task.max_completion_length
     given = {name: value for name, value in args.given.items() if name not in OF_A_CALL}
@@ -204,19 +171,3 @@ def begin_here(args, folder, task):
         "python": platform.python_version(), "torch": torch.__version__,
         "transformers": transformers.__version__}}
     write_text(folder / "config.json", json.dumps(config, indent=1))
-    return note
-
-
-def set_aside(folder):
-    """Move the record of a run that was stopped before its first checkpoint to stopped-N/, because
-    --resume starts again at batch 1. Returns a note for the screen."""
-    records = [folder / name for name in RECORDS if (folder / name).exists()]
-    note = "no checkpoint yet: starts again at batch 1"
-    if not records:
-        return note
-    aside = next(path for n in itertools.count(1)
-                 if not (path := folder / f"stopped-{n}").exists())
-    aside.mkdir()
-    for file in records:
-        os.rename(file, aside / file.name)
-    return f"{note}; the record so far is kept in {aside}"

@@ -11,7 +11,7 @@ from features import FEATURES
 from losses import OBJECTIVES
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.run import checkpoints
-from plumbing.run.arguments import code_in
+from plumbing.run.arguments import as_words, code_in
 from plumbing.run.metrics import collapse
 from plumbing.parallel.processes import rank, world
 
@@ -160,7 +160,7 @@ def following(args, folder, task):
     if is_adapter(checkpoint) and args.model_name_or_path:
         return (f"load: base = AutoModelForCausalLM.from_pretrained({base_of(checkpoint)!r}); "
                 f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
-    trust = " --trust_run_code" if code_in(args.given) else ""
+    code = "".join(f" {as_words(name, value)}" for name, value in code_in(args.given).items())
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
-    return f"next: python eval.py ask {checkpoint} {prompt}{trust}"
+    return f"next: python eval.py ask {checkpoint} {prompt}{code}"

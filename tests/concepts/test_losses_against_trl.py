@@ -187,7 +187,6 @@ def test_gspo_with_trls_default_loss_type_is_another_objective(theirs):
 # ------------------------------------------------------------------ python tools/export.py trl
 
 DRAWN = {"algorithm": [*ALGORITHMS], "reduction": ["sequence-mean", "token-mean", "sequence-sum"],
-         "objective_constants": ["tau_negative=1.3", "k_negative=2.5 lambda_positive=2"],
          "epsilon": ["0.1"], "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
          "kl_estimator": ["k2", "k3_is"], "entropy_coef": ["0.05"], "off_policy_mask": ["0.05"],
          "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
@@ -232,8 +231,7 @@ def same_or_not(args, config):
     mismatch = mismatch_correction(args, old_logp, rollout)
     got = ours(args.objective, batch._replace(mismatch=mismatch), mismatch=mismatch is not None,
                reduction=args.reduction, epsilon=args.epsilon, epsilon_high=args.epsilon_high,
-               dual_clip=args.dual_clip, off_policy_mask=args.off_policy_mask,
-               constants=args.constants)
+               dual_clip=args.dual_clip, off_policy_mask=args.off_policy_mask)
     logp = batch.logp.clone().requires_grad_()
     ref_logp = old_logp - 0.2
     terms = args.entropy_coef * (token_weights(mask, "token-mean") * 0.3 * logp).sum()

@@ -89,7 +89,7 @@ def test_a_run_resumes_exactly(dense, run):
     run(f"{dense} --steps 3 --save_steps 1", folder="whole")
     shutil.copytree("whole", "run")
     shutil.rmtree("run/checkpoints/step_3")
-    run("--resume --trust_run_code")
+    run(f"{dense} --steps 3 --resume")
     assert differences("whole", "run", 3) == []
 
 

@@ -4,11 +4,12 @@ python -m pytest tests/loop/test_ipo_tau.py
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 
 import train
-from losses import policy_loss, varied
+from losses import OBJECTIVES, policy_loss, varied
 from models import gradient, own_logp
 
 TAU, EPSILON = 0.02, 0.1
@@ -31,7 +32,7 @@ def by_policy_loss(logp, old, mini):
     return loss
 
 
-def test_a_large_relative_difference_at_a_tiny_gradient_is_rounding(run, first, then):
+def test_a_large_relative_difference_at_a_tiny_gradient_is_rounding(run, first, then, monkeypatch):
     policies, found = [], []
     first(train, "update", lambda settings, learner, mini: policies.append(
         copy.deepcopy(learner.policy).double()))
@@ -44,8 +45,8 @@ def test_a_large_relative_difference_at_a_tiny_gradient_is_rounding(run, first, 
         apart = lambda x: ((x - want).norm() / want.norm()).item()
         found.append((want.norm().item(), apart(ours), apart(same)))
     then(train, "update", compare)
-    run(f"--algorithm ipo --objective_constants tau={TAU} --steps 8 --warmup_steps 0 "
-        "--max_grad_norm 0")
+    monkeypatch.setitem(OBJECTIVES, "ipo", replace(OBJECTIVES["ipo"], constants={"tau": TAU}))
+    run("--algorithm ipo --steps 8 --warmup_steps 0 --max_grad_norm 0")
     assert all(apart < 1e-9 for _, _, apart in found)
     assert all(gap < 1e-4 for norm, gap, _ in found if norm > 1e-2)
     assert any(gap > 1e-2 for norm, gap, _ in found if norm < 1e-4)

@@ -193,16 +193,16 @@ REFUSED = {
     "--overwrite_output_dir true": "--overwrite_output_dir … --output_dir",
     "--resume true --overwrite_output_dir true --output_dir x":
         "--resume … --overwrite_output_dir",
-    "--resume --output_dir gone": "nothing to resume in gone",
-    "--resume --output_dir empty": "nothing to resume in empty",
+    "--resume --output_dir gone": "gone has no readable config.json",
+    "--resume --output_dir empty": "empty has no readable config.json",
     "--output_dir file": "--output_dir file is a file",
     "--output_dir file/below": "file/below",
     "--output_dir work": "--output_dir work is not empty",
-    "--output_dir work --overwrite_output_dir": "does not look like the folder of a run",
+    "--output_dir work --overwrite_output_dir": "nothing in it is replaced",
     # ------------------------------------------------------- a folder with a config.json, too
-    **{f"--output_dir {name} --overwrite_output_dir": "does not look like the folder of a run"
+    **{f"--output_dir {name} --overwrite_output_dir": "nothing in it is replaced"
        for name in ("llama", "list", "broken")},
-    **{f"--output_dir {name} --resume": f"nothing to resume in {name}"
+    **{f"--output_dir {name} --resume": f"{name} has no readable config.json"
        for name in ("llama", "list", "broken")},
     **{f"--{name}": f"train.py: --{name} is gone: {GONE[name]}\n" for name in GONE},
     **{f"--{name.replace(' ', '=')}": f"train.py: --{name} is gone: {GONE[name]}\n"
@@ -364,10 +364,10 @@ def test_a_dense_model(refused):
 
 def test_the_folder_of_a_run_of_other_flags_or_whose_successor_cannot_begin(run):
     run(folder="mine")
-    for resume in ("--resume", ""):
-        said = run.refused(f"--steps 2 --seed 7 --output_dir mine {resume}")
-        assert "with other flags" in said and "seed" in said and "temperature" not in said
-        assert ("steps" in said) == (not resume), "--resume may extend a run"
+    said = run.refused("--steps 2 --seed 7 --output_dir mine --resume")
+    assert "with other flags" in said and "seed" in said and "temperature" not in said
+    assert "steps" not in said, "--resume may extend a run"
+    assert "mine holds a run: " in run.refused("--steps 2 --seed 7 --output_dir mine")
     run.refused("--output_dir mine --overwrite_output_dir true --model_name_or_path ./gone")
     assert len(metrics("mine")) == 1
 

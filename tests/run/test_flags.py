@@ -99,7 +99,6 @@ algorithm              | grpo | clip_low
 epsilon                | 0.9 | clip_low
 epsilon_high           | 0.9 | clip_high
 reduction              | sequence-sum | grad_norm
-objective_constants    | tau_negative=3 | grad_norm | ONE --algorithm sapo
 advantage              | leave_one_out | grad_norm
 teacher_model_name_or_path | model --distillation_coef 1 | teacher_kl | DATA --algorithm grpo
 self_distillation      | answer or sibling | teacher_kl | TOLD --distillation_coef 1
@@ -190,7 +189,6 @@ dry_run                | true | files
 output_dir             | elsewhere | folder
 overwrite_output_dir   | true | code | ONE --output_dir used
 resume                 | true | code | ONE --output_dir used
-trust_run_code         | true | code
 save_steps             | 1 | files | TWO
 save_tokens            | false | files
 eval_steps             | 1 | evaluated | TWO --eval_samples 1 --eval_prompts 2

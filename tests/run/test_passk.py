@@ -77,7 +77,8 @@ def test_templates_stop_strings_and_held_out_rows_are_the_runs(own, run, wrong, 
     assert ("run/config.json names code that would be run: --verifier mine.py:reward"
             ) in wrong(f"{STEP} {SAME}")
     found = []
-    for more in ("--trust_run_code", "--verifier mine.py:reward", "--seed 0 --trust_run_code"):
+    typed = "--verifier mine.py:reward"
+    for more in (typed, typed, f"--seed 0 {typed}"):
         found.append(passk(f"{STEP} {more}")["checkpoints"])
         out = capsys.readouterr().out
         assert "--prompt_template '1+{prompt}' --stop , " in out
@@ -100,7 +101,7 @@ def test_another_data_set_is_not_read_with_the_columns_of_the_runs(own, run):
     jsonl("rows.jsonl", [{"q": row["prompt"], "a": row["answer"]} for row in SUMS])
     jsonl("other.jsonl", SUMS)
     run(f"{own} --columns q a")
-    report = passk(f"{STEP} --trust_run_code --dataset_name other.jsonl")
+    report = passk(f"{STEP} --verifier mine.py:reward --dataset_name other.jsonl")
     assert report["dataset"] == "other.jsonl" and "--columns" not in report["settings"]
 
 

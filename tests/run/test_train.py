@@ -5,6 +5,7 @@ import math
 import os
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from transformers.models.opt import modeling_opt
 import models
 import moe
 import train
+from losses import OBJECTIVES
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
@@ -125,11 +127,12 @@ def test_answers_of_one_token_train(more, run):
 
 # ----------------------------------------------------------------- ways to compute that are equal
 
-@pytest.mark.parametrize("algorithm, constant", [("dro", "beta=5"), ("ipo", "tau=1")])
-def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run):
+@pytest.mark.parametrize("algorithm, constant", [("dro", {"beta": 5.0}), ("ipo", {"tau": 1.0})])
+def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run, monkeypatch):
     """The plain way computes every group; with a pull the fast way must, too."""
+    monkeypatch.setitem(OBJECTIVES, algorithm, replace(OBJECTIVES[algorithm], constants=constant))
     line = ("--warmup_steps 0 --learning_rate 0.002 --steps_per_generation 1 --sampler_dtype int4 "
-            f"--algorithm {algorithm} --objective_constants {constant}")
+            f"--algorithm {algorithm}")
     (fast,), (plain,) = run(line), run(f"{line} --plain", folder="plain")
     assert 0 < fast["dead_groups"] < 1
     assert fast["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
@@ -227,7 +230,7 @@ def test_default_folders_are_numbered(workplace):
 def test_a_named_folder_with_a_run_is_replaced_only_if_told(run):
     run("--steps 2 --save_steps 1")
     said = run.refused("--steps 1 --save_steps 1 --output_dir run")
-    assert "holds a run with other flags (steps)" in said
+    assert "holds a run: use --resume" in said
     records = run("--overwrite_output_dir true")
     assert [record["step"] for record in records] == [1]
     assert os.listdir("run/checkpoints") == ["step_1"]

@@ -297,7 +297,7 @@ def gradient(loss, batch):
 CASES = {
     "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"], "mismatch_high": ["6"],
     "mismatch_mask": ["token", "seq", "geo"], "mismatch_mask_bounds": ["0.8 1.2"],
-    "objective_constants": ["tau_negative=1.3", "beta=0.2", "cap=1.5"], "epsilon": ["0.1"],
+    "epsilon": ["0.1"],
     "epsilon_high": ["0.15"], "dual_clip": ["1.2", "3"], "beta": ["0.3"],
     "kl_estimator": ["k1", "k2", "k3_is", "k3_st"], "entropy_coef": ["0.05"],
     "reduction": ["sequence-mean", "token-mean", "constant", "sequence-sum"],

@@ -77,7 +77,7 @@ RUNS.forEach((run, p) => choose(p, usable(run).includes(run.objective) ? run.obj
 
 // The page opens where the first run's own clip comes nearest to removing half of a group's tokens.
 function firstStep() {
-  const run = RUNS[0], row = rowOf(run, run.objective);
+  const run = RUNS[0], row = DATA.objectives[run.objective];
   if (!usable(run).includes(run.objective)) return STEPS[0];
   const fromHalf = group => {
     const results = group.mask.flatMap(
@@ -88,17 +88,10 @@ function firstStep() {
   return run.groups.reduce((a, b) => fromHalf(b) < fromHalf(a) ? b : a).step;
 }
 
-// An objective's row, with the run's constants if it is the run's own objective.
-function rowOf(run, name) {
-  const row = DATA.objectives[name];
-  if (name !== run.objective) return row;
-  return {...row, constants: {...row.constants, ...run.constants}};
-}
-
 // Show an objective in panel p, with the run's clip range if it is the run's own objective, else
 // with the clip range of its paper.
 function choose(p, name) {
-  const run = RUNS[p], row = rowOf(run, name), own = name === run.objective && run.epsilon;
+  const run = RUNS[p], row = DATA.objectives[name], own = name === run.objective && run.epsilon;
   Object.assign(state.panels[p], {name, row, epsilon: own ? run.epsilon : row.epsilon,
                                   epsilonHigh: own ? run.epsilon_high : row.epsilon_high});
 }
