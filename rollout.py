@@ -73,13 +73,13 @@ class Rollout:
         return replace(self, attached=others)
 
     def token_lists(self):
-        """The token ids of each response as B lists: end-of-sequence token and tool output
+        """The token ids of each response as B lists: end-of-sequence token and inserted tokens
         included, padding not."""
         width = self.mask.shape[1]
         device = self.mask.device
         places = torch.arange(1, width + 1, device=device)                          # [T]
         last = (self.mask * places).amax(-1)                                        # [B]
-        lengths = torch.where(self.truncated, width, last)      # [B] a tool's output may be the end
+        lengths = torch.where(self.truncated, width, last)      # [B] an inserted token may be last
         rows = zip(self.response_ids.tolist(), lengths.tolist())
         return [ids[:n] for ids, n in rows]
 
@@ -111,13 +111,12 @@ class Sampler:
     replace it: a fast sampler, a copy with rounded weights
     (plumbing/engines/samplers.py), another inference engine."""
 
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=()):
         self.policy = policy
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.stop = stop
-        self.tool = tool
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         """G responses to each of Q prompts (lists of token ids, or strings) -> Rollout. uniforms
@@ -125,12 +124,12 @@ class Sampler:
         own."""
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool, **options)
+                      temperature, uniforms, self.stop, **options)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, leave=None):
+           stop=(), leave=None, insert=None):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
@@ -138,10 +137,11 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     uniforms     [B, max_new_tokens] numbers in [0, 1) that decide the tokens; None: draw new ones
     stop         strings that end a response. Their tokens are loss tokens, as is the
                  end-of-sequence token
-    tool         a function of the text of a response so far -> text to insert next, usually ''.
-                 The policy reads the inserted text, but its tokens are not in the loss mask
     leave        a function of (logits [b, V] of token t, t, which responses they are of) -> the
                  logits to draw from, -inf where a token must not be drawn
+    insert       a function of (responses so far [B, t], inserted [B, T], which go on [B]), called
+                 after each token. The tokens that it writes into `inserted`, from t on, come next:
+                 the policy reads them, but they are not in the loss mask
     """
     model.eval()
     device = model.device
@@ -157,7 +157,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
-    inserted = torch.full((B, T), -1, device=device)        # [B, T] tool tokens; -1: policy's token
+    inserted = torch.full((B, T), -1, device=device)            # [B, T] -1: the policy's token
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -177,8 +177,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         ended |= own & is_end(response[:, :t + 1])
         if t + 1 == T or ended.all():
             break
-        if tool:
-            use_tool(tool, tokenizer, response[:, :t + 1], inserted, own & ~ended)
+        if insert:
+            insert(response[:, :t + 1], inserted, own & ~ended)
         attention = F.pad(attention, (0, 1), value=1)                               # [B, P+t+1]
         logits = model(input_ids=response[:, t:t + 1], attention_mask=attention,
                        position_ids=position + t, past_key_values=cache,
@@ -258,22 +258,6 @@ def knows(tokenizer, text):
         return False
 
 
-def use_tool(tool, tokenizer, response, inserted, ready):
-    """Call the tool on the responses so far [B, t] that are `ready` [B]. Its output is written into
-    inserted [B, T] from position t on, cut at T. A tool with a method `asked` is called only on
-    the responses that have just asked for it (plumbing/data/tool.py); any other tool is called on
-    all responses after every token."""
-    if hasattr(tool, "asked"):
-        ready = ready & tool.asked(tokenizer, response)                             # [B]
-    start = response.shape[1]
-    end = inserted.shape[1]
-    for row in ready.nonzero().flatten().tolist():
-        said = tool(tokenizer.decode(response[row]))
-        if said:
-            ids = tokenizer(said, add_special_tokens=False)["input_ids"][:end - start]
-            inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
-
-
 def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
     """The Rollout of what was sampled: cut to the longest response, with its mask and texts.
     prompts: (ids, mask), [Q, P] each."""
@@ -291,7 +275,7 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
 
 def before_stop(tokenizer, text, ids, own, stop):
     """The text up to the first stop string that the policy completed. ids: the tokens of the text.
-    own: which of them the policy wrote; a stop string in the output of a tool does not count."""
+    own: which of them the policy wrote; a stop string in what was inserted does not count."""
     holes = not all(own[:len(ids)])
     for string in stop:
         at = text.find(string)

@@ -69,7 +69,7 @@ class Feature:
     @classmethod
     def engine(cls, settings):
         """For a value of --sampler in `engines`: what makes the sampler of rollouts and of
-        evaluations from the first six arguments of rollout.Sampler."""
+        evaluations from the arguments of rollout.Sampler."""
 
     @classmethod
     def base_sampler(cls, settings, sampler):

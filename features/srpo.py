@@ -199,5 +199,5 @@ def join(first, second):
                 verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
                 bounded=first.bounded and second.bounded, rows=first.rows | second.rows,
                 trial=trial, system_prompt=first.system_prompt,
-                prompt_template=first.prompt_template, tool=first.tool)
+                prompt_template=first.prompt_template)
     return both

@@ -50,7 +50,7 @@ class VllmSampler:
                     CPU_CACHE besides the weights
     """
 
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None, *,
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), *,
                  dtype="float32", prompt_tokens=1024, memory_share=None):
         self.policy = policy
         self.tokenizer = tokenizer

@@ -40,7 +40,6 @@ class Task:
     tokenizer: object = None
     reported: int = 0            # number of verifier errors already returned by new_errors()
     trial: Callable | None = None        # tokenizer -> None; tries reward functions, may raise
-    tool: Callable | None = None         # text so far -> text to insert next (rollout.sample)
     system_prompt: str | None = None     # a message before every prompt
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task

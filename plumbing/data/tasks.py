@@ -18,7 +18,6 @@ from plumbing.data.datafiles import gym_generators, load_problems
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
-from plumbing.data.tool import CLOSING, Tool
 from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.parallel import processes
 
@@ -29,7 +28,7 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 
 def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_column=None,
               answer_column=None, verifier=(), time_limit=None, stop=(), chat=True, size=1024,
-              seed=0, reward_weights=(), system_prompt=None, prompt_template="{prompt}", tool=None):
+              seed=0, reward_weights=(), system_prompt=None, prompt_template="{prompt}"):
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
@@ -74,7 +73,7 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
                 notes=notes, verifiers=verifiers, parts=parts,
                 reward_weights=tuple(reward_weights or ()), trial=trial,
                 bounded=not any(v.own for v in verifiers), rows=row_of,
-                system_prompt=system_prompt, prompt_template=prompt_template, tool=tool)
+                system_prompt=system_prompt, prompt_template=prompt_template)
     for v in single:
         notes += agreed_by_all(v, first, v.try_on(first, rows))
     notes += [v.note for v in whole]
@@ -153,7 +152,6 @@ def options_of(args):
                 verifier=args.verifier, stop=args.stop, chat=args.chat_template,
                 seed=args.seed, reward_weights=args.reward_weights,
                 time_limit=args.verifier_timeout,
-                tool=args.tool and Tool(args.tool, args.tool_stop or CLOSING),
                 system_prompt=text_or_file(args, "system_prompt"),
                 prompt_template="{prompt}" if template is None else template)
 

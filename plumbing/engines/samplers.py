@@ -23,8 +23,7 @@ def make_sampler(settings, actor, tokenizer, task, of_features=()):
 def base_sampler(settings, policy, tokenizer, task):
     """What samples in rollouts and in evaluations: what --sampler names, or the built-in one."""
     name = settings.sampler
-    common = (policy, tokenizer, task.max_completion_length, settings.temperature, task.stop,
-              task.tool)
+    common = (policy, tokenizer, task.max_completion_length, settings.temperature, task.stop)
     kinds = [feature.engine(settings) for feature in settings.features if name in feature.engines]
     if name is None:
         kinds = [Sampler if settings.plain else FastSampler]

@@ -126,7 +126,7 @@ def share_right(policy, tokenizer, task, samples=4):
     width = running_sum.longest_answer(task)
     generator = torch.Generator().manual_seed(0)
     uniforms = torch.rand(len(problems) * samples, width, generator=generator)      # [B, T]
-    sampler = FastSampler(policy, tokenizer, width, tool=task.tool)
+    sampler = FastSampler(policy, tokenizer, width)
     rollout = sampler.sample([p.prompt for p in problems], samples, uniforms=uniforms)
     right = [task.verify(text, problems[i // samples]) for i, text in enumerate(rollout.texts)]
     return sum(reward >= 1 for reward in right) / len(right)
@@ -146,7 +146,7 @@ def supervise(policy, tokenizer, task, args):
     for _ in with_progress(steps):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
         answers = [task.teacher(p, rng) for p in problems]
-        batch = teacher_rollout(policy, tokenizer, problems, answers, task.tool)
+        batch = teacher_rollout(policy, tokenizer, problems, answers)
         scores = scorer(batch, record=True)
         logp = scores.logp                                                          # [B, T]
         indices, logits = scores.routes                                             # [L, B, T, ·]
@@ -182,9 +182,9 @@ def half_cosine(progress):
     return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(angle).item())
 
 
-def teacher_rollout(policy, tokenizer, problems, answers, tool=None):
+def teacher_rollout(policy, tokenizer, problems, answers):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
-    a loss token; tokens inserted by the tool are not."""
+    a loss token."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
     ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
     width = max(map(len, ids))
@@ -193,12 +193,5 @@ def teacher_rollout(policy, tokenizer, problems, answers, tool=None):
     response = torch.tensor([i + [pad] * (width - len(i)) for i in ids], device=device)  # [B, T]
     lengths = torch.tensor([len(i) for i in ids], device=device)                    # [B]
     mask = torch.arange(width, device=device) < lengths[:, None]                    # [B, T]
-    for row, answer in enumerate(answers if tool else ()):   # a character is a token
-        read = 0
-        while read < len(answer):
-            read += 1
-            said = len(tool(answer[:read]))
-            mask[row, read:read + said] = False
-            read += said
     return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
                    torch.zeros(len(ids), dtype=torch.bool), answers, 1)

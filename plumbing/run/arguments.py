@@ -156,15 +156,6 @@ class Core:
                                        needs=OWN_DATA)
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
                            unset="only the end-of-sequence token", kind=with_breaks, text=True)
-    tool: str | None = flag(
-        None, "FILE.py:FUNCTION, called with the text of the response so far after each "
-              "--tool_stop; its result is inserted into the response", unset="no tool",
-        needs=OWN_DATA,
-        without={"sampler=vllm": "only the built-in sampler stops within a response"})
-    tool_stop: str | None = flag(None, "string with which the policy calls the --tool; \\n "
-                                 "stands for a line break", unset="</tool>",
-                                 kind=with_breaks, text=True,
-                                 needs="tool")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
         problems=True)

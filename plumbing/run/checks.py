@@ -137,8 +137,6 @@ def check_combinations(args):
         ("hidden_size", args.hidden_size % 8,
          "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
         ("max_terms", args.max_terms < args.min_terms, f"is below --min_terms {args.min_terms}"),
-        ("tool_stop", args.tool_stop == "",
-         "is empty: give the text with which the policy calls the tool"),
         ("reward_weights", min(args.reward_weights, default=0) < 0 and args.scale_rewards == "mean"
          and "scale" in reads, "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by "
          "the mean reward of a group: use --scale_rewards group or none"),

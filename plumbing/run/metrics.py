@@ -416,7 +416,7 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     factors                   [G, T] mismatch weights and high-entropy mask
     kept                      [G][T] lists of texts: the tokens that top-p and top-k left
 
-    A response ends at its last loss token. Tokens that a tool inserted before it have mask 0.
+    A response ends at its last loss token. Tokens that were inserted before it have mask 0.
     Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
     finite become null.
     """

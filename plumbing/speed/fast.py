@@ -22,7 +22,7 @@ import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
 from plumbing.speed.rollouts import FastRollout, counted_places, prefix_of, response_routes
 from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
-                     token_ids, use_tool)
+                     token_ids)
 from routes import Routes, record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
@@ -37,12 +37,12 @@ class FastSampler(Sampler):
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
         return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, self.tool, **options)
+                      temperature, uniforms, self.stop, **options)
 
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), tool=None, leave=None, drop_every=None, reads=None):
+           stop=(), leave=None, insert=None, drop_every=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
@@ -52,7 +52,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     """
     if not copies_rows(model.config):
         return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
-                                           temperature, uniforms, stop, tool, leave))
+                                           temperature, uniforms, stop, leave, insert))
     model.eval()
     device = model.device
     G = group_size
@@ -87,9 +87,8 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
         ended[live] = over | own & is_end(response[live, :t + 1])
         if t + 1 == T:
             break
-        if tool:
-            ready = (inserted[:, t] < 0) & ~ended                                   # [B]
-            use_tool(tool, tokenizer, response[:, :t + 1], inserted, ready)
+        if insert:
+            insert(response[:, :t + 1], inserted, (inserted[:, t] < 0) & ~ended)
         if (t + 1) % drop_every == 0:
             keep = (~ended[live]).nonzero().squeeze(-1)                             # [b]
             if len(keep) == 0:
@@ -282,8 +281,8 @@ def keeps_rows(model):
 def distinct(rollout):
     """(a smaller rollout without most of the repeated responses, the row of it that belongs to each
     response: an index [B] or slice(None)). Two responses differ if a token up to their last loss
-    token differs, including tokens that a tool inserted, or if a token was written by the policy in
-    one and inserted by the tool in the other. Every group keeps the same number of rows: as many as
+    token differs, including inserted tokens, or if a token was written by the policy in one and
+    inserted in the other. Every group keeps the same number of rows: as many as
     the group with the most different responses needs, at least two."""
     G = rollout.group_size
     number = torch.arange(len(rollout.mask), device=rollout.mask.device)            # [B]

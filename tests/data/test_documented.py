@@ -157,9 +157,10 @@ def test_the_calculator(workplace):
     task = from_arguments(parse(argv))
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
-    assert task.tool.stop == "</tool>"
-    assert task.tool("3=<tool>1+1</tool> <tool> 2*(3-10) </tool>") == "-14"
-    assert task.tool("<tool>__import__('os')</tool>") == "error: only whole numbers with + - *"
+    tool = parse(argv).loaded_tool
+    assert tool.stop == "</tool>"
+    assert tool("3=<tool>1+1</tool> <tool> 2*(3-10) </tool>") == "-14"
+    assert tool("<tool>__import__('os')</tool>") == "error: only whole numbers with + - *"
     problem = task.train[0]
     right = f"<tool>{problem.prompt[:-1]}</tool>{problem.answer}"
     assert judged(task, [right, right + "1", problem.answer], [problem] * 3) == [1, 0, 1]

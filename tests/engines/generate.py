@@ -11,7 +11,7 @@ from rollout import left_pad, pad_token
 
 
 class GenerateSampler:
-    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=(), tool=None):
+    def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=()):
         self.policy, self.tokenizer, self.max_new_tokens = policy, tokenizer, max_new_tokens
         self.temperature, self.stop = temperature, stop
 

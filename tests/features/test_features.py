@@ -19,7 +19,7 @@ import train
 from features import FEATURES
 from features.feature import HOOKS, Feature, Features, flag
 from plumbing.run.arguments import Core, Settings
-from tiny_run import TINY, differences
+from tiny_run import TINY, chance, differences, flags
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
@@ -34,6 +34,8 @@ ON = {                                                       # flags that switch
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",
+    "Tools": "--tool mine.py:tool --model_name_or_path model --dataset_name rows.jsonl "
+             "--verifier exact --max_completion_length 8",
     "VLLM": "--sampler vllm", "LoRA": "--use_peft",
     "FourBit": "--load_in_4bit"}
 NAMES = [feature.__name__ for feature in FEATURES]
@@ -86,7 +88,7 @@ def script(place, home, *argv):
 def in_turn(place, home, names):
     """[(exit code, what stderr says)] of a run of the copy with each feature on; one process for
     all, because most of a tiny run is the imports."""
-    runs = [[*TINY, *ON[name].split(), "--steps", "1", "--output_dir", name] for name in names]
+    runs = [flags(*ON[name].split(), "--steps", "1", "--output_dir", name) for name in names]
     done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(runs)], cwd=home, text=True,
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1",
                                                                  "PYTHONPATH": str(place)})
@@ -96,7 +98,10 @@ def in_turn(place, home, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [*([name] for name in NAMES), NAMES], ids="+".join)
-def test_without_its_file_everything_else_is_as_it_was(names, workplace, tmp_path):
+def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_start, tmp_path):
+    chance()
+    Path("mine.py").write_text("def tool(text):\n    return 'x'\n")
+    Path("model").symlink_to(cold_start)
     train.main([*TINY, "--steps", "2", "--output_dir", "whole"])
     place = without(tmp_path / "program", names)
     done = script(place, workplace, *TINY, "--steps", "2", "--output_dir", "less")

@@ -1,11 +1,9 @@
 """Masks with holes: what a tool inserted is read by the policy and is no loss token.
-python -m pytest tests/data/test_tools.py"""
+python -m pytest tests/features/test_tools.py"""
 
 import random
-import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,20 +13,16 @@ import train
 from losses import policy_loss
 from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.data.tool import Tool
+from plumbing.engines import stale
 from features.lengths import Lengths
-from plumbing.model import cold_start as cold
+from features.tools import Tool, insert
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import token_record
 from plumbing.speed import fast
 from ratios import sequence_ratio
 from rollout import response_logp as plain_logp
 from rollout import sample as plain_sample
-from rollout import use_tool
-from tiny_run import TINY, metrics, read_json
-
-sys.path.insert(0, str(Path(__file__).parent))
-import calculator as toy  # noqa: E402
+from tiny_run import chance, read_json
 
 TOKENIZER = builtin_tokenizer("0123456789+=,. sum()")
 LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
@@ -42,9 +36,29 @@ def make(tokenizer=TOKENIZER, seed=0):
                     eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
 
 
-def sampled(sample, group_size, width, seed=1, **options):
+class Everywhere:
+    """A function of the text that is asked after every token."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def asked(self, tokenizer, response):
+        return torch.ones(len(response), dtype=torch.bool)                          # [B]
+
+    def __call__(self, text):
+        return self.function(text)
+
+
+def by(tool, tokenizer=TOKENIZER):
+    """What lets rollout.sample call a function everywhere, or a Tool where it is asked."""
+    tool = tool if hasattr(tool, "asked") else Everywhere(tool)
+    return {"insert": partial(insert, tool, tokenizer)}
+
+
+def sampled(sample, group_size, width, seed=1, *, tool, **options):
     uniforms = torch.rand(2 * group_size, width, generator=torch.Generator().manual_seed(seed))
-    return sample(make(), TOKENIZER, PROMPTS, group_size, width, uniforms=uniforms, **options)
+    return sample(make(), TOKENIZER, PROMPTS, group_size, width, uniforms=uniforms, **by(tool),
+                  **options)
 
 
 def echo(text):
@@ -127,7 +141,8 @@ def by_turns():
 def test_answers_that_differ_only_in_what_the_tool_inserted_are_scored_apart():
     """All draw the same tokens; the tool's differ, and the policy reads them."""
     uniforms = torch.rand(1, 10, generator=torch.Generator().manual_seed(6)).repeat(8, 1)
-    rollout = plain_sample(make(), TOKENIZER, ["3+8="], 8, 10, uniforms=uniforms, tool=by_turns())
+    rollout = plain_sample(make(), TOKENIZER, ["3+8="], 8, 10, uniforms=uniforms,
+                           **by(by_turns()))
     own = rollout.response_ids.masked_fill(~rollout.mask, -1)
     assert len(own.unique(dim=0)) < len(rollout.response_ids.unique(dim=0))
     close(fast.response_logp(make(), rollout).logp, plain_logp(make(), rollout).logp)
@@ -162,7 +177,7 @@ def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(se
     uniforms, texts = torch.rand(12, 14), []
     for sample, score in WAYS.values():                      # asked in one order: it says the same
         rollout = sample(model, LETTERS, PROMPTS, 6, 14, uniforms=uniforms, stop=("+", "9"),
-                         tool=roughly())
+                         **by(roughly(), LETTERS))
         texts.append(rollout.texts)
         penalty = LONG.penalty(rollout)                                             # [B]
         for row, text in enumerate(rollout.texts):
@@ -217,7 +232,7 @@ def test_a_segment_may_end_with_several_tokens(tool):
     ids = torch.tensor([TOKENIZER(text)["input_ids"] for text in ("1+9", "+91", "9+8", "1+9")])
     assert calculator.asked(TOKENIZER, ids).tolist() == [True, False, False, True]
     inserted = torch.full((4, 5), -1)
-    use_tool(calculator, TOKENIZER, ids, inserted, torch.ones(4, dtype=torch.bool))
+    insert(calculator, TOKENIZER, ids, inserted, torch.ones(4, dtype=torch.bool))
     assert calculator.calls == ["1+9", "1+9"]
     assert inserted[:, 3].tolist() == TOKENIZER("7")["input_ids"] + [-1] * 3
     assert (inserted[:, 4] == -1).all()
@@ -244,7 +259,7 @@ def test_a_function_that_is_no_tool_is_refused(source, words, tmp_path):
 
 
 def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
-    rollout = fast.sample(make(), TOKENIZER, PROMPTS, 6, 14, tool=echo)
+    rollout = fast.sample(make(), TOKENIZER, PROMPTS, 6, 14, **by(echo))
     old, mask = rollout.sampler_logp, rollout.mask                                  # [B, T]
     noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     new = (old + 0.01 * noise).requires_grad_()
@@ -256,31 +271,21 @@ def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
     assert torch.equal(gradient != 0, mask)
 
 
-def test_the_cold_start_does_not_learn_the_tools_words():
-    answer = "sum(3,8)=11,sum(11,5)=16."
-    problem = toy.Problem("3+8+5=", answer)
-    batch = cold.teacher_rollout(make(), TOKENIZER, [problem], [answer], toy.calculator)
-    learned = "".join(c if own else "_" for c, own in zip(answer + "$", batch.mask[0]))
-    assert learned == "sum(3,8)=__,sum(11,5)=__.$"
-
-
 # ------------------------------------------------------------------------------------- the script
 
-TOY = [*TINY, *"--steps 2 --cold_start_steps 30 --steps_per_generation 2".split()]
-
-
 @pytest.fixture
-def small(workplace, monkeypatch):
-    """small("--flags", "folder") trains the calculator's task and gives the metrics."""
-    task = toy.task_with_calculator(2, 2, train_size=40, test_size=8)
-    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
-    monkeypatch.setattr(toy, "FLAGS", TOY)
-    monkeypatch.setattr(toy, "task_with_calculator", lambda: task)
+def small(run, cold_start):
+    """small("--flags", "folder") trains the tiny policy with a tool that is called after a comma,
+    and gives the metrics."""
+    data = chance()
+    with open("mine.py", "a") as file:
+        file.write("def tool(text):\n    return len(text) % 10 if len(text) % 3 else None\n")
 
-    def run(line="", folder="run"):
-        toy.run(0, folder, "--eval_samples", "0", *line.split())
-        return metrics(folder)
-    return run
+    def trained(line="", folder="run"):
+        return run(f"{data} --model_name_or_path {cold_start} --tool mine.py:tool --tool_stop , "
+                   f"--save_tokens --steps 2 {line}", folder=folder)
+    trained.run = run
+    return trained
 
 
 def slow(line):
@@ -289,11 +294,12 @@ def slow(line):
 
 @pytest.mark.parametrize("line", [
     "--algorithm ppo", "--algorithm dr_grpo --routing_replay rollout --sampler_dtype int4",
-    slow(""), slow("--algorithm reinforce_plus_plus"),
+    "--top_p 0.9 --plain", slow(""), slow("--algorithm reinforce_plus_plus"),
     slow("--beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
-def test_the_calculator_trains_with(line, small):
+def test_a_run_with_a_tool_trains_with(line, small):
     first, _ = small(line + " --eval_samples 1")
     assert first["mismatch_kl"] < (1 if "int4" in line else 1e-8)
+    assert any(0 in mask for group in read_json("run/tokens.jsonl") for mask in group["mask"])
     samples = read_json("run/samples.jsonl")
     longest = max(len(sample["response"]) for line in samples for sample in line["samples"])
     assert first["length"] < longest + 1                     # the tool's tokens are in no length
@@ -311,12 +317,10 @@ def test_a_resumed_run_with_a_tool_is_the_uninterrupted_one(small, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):      # after the first batch
         patch.setattr(train.checkpoints, "stop_on_signals", lambda team: lambda: True)
         small("--save_steps 1", "parts")
-    assert small("--save_steps 1 --resume", "parts") == whole
+    assert small.run("--resume --trust_run_code", folder="parts") == whole
 
 
-def test_without_its_tool_the_policy_is_lost():
-    task = toy.task_with_calculator(train_size=8, test_size=8)
-    problem = task.test[0]
-    answers = [problem.answer, problem.answer[:-1]]
-    assert [task.verify(text, problem) for text in answers] == [1, 0]
-    assert [toy.calculator(text) for text in ("sum(3,8)=", "sum(3,8)", "3+8=")] == ["11", "", ""]
+def test_a_sampler_of_ones_own_does_not_stop_for_a_tool(small):
+    words = small.run.refused("--model_name_or_path m --dataset_name d.jsonl --tool mine.py:tool "
+                              f"--sampler {stale.__file__}:Stale0")
+    assert "--tool mine.py:tool cannot be combined with --sampler" in words
