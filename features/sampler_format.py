@@ -22,7 +22,7 @@ class Flags:
     sampler_dtype: str | None = flag(
         None, "number format of the sampler's copy of the weights", section="the sampler's format",
         unset="the format of --bf16 or --fp16, else float32", evaluation=True,
-        evaluation_needs={"sampler=vllm": "which copies the weights; the other samplers evaluate "
+        evaluation_needs={"sampler=vllm": "it copies the weights; the other samplers evaluate "
                                           "the checkpoint's own"},
         choices=("float32", *HALVES, "int8", "int5", "int4", "int3"))
 

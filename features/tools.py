@@ -11,6 +11,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -117,10 +118,10 @@ class Tool:
     def asked(self, tokenizer, response):
         """Token ids of the responses so far [B, t] -> [B] bool: whether the last token completes
         `stop`."""
-        from rollout import StopStrings                      # transformers: --help does not wait
         if self.tokenizer is not tokenizer:
             self.tokenizer = tokenizer
-            self.closes = StopStrings(tokenizer, [self.stop])
+            stops = import_module("rollout").StopStrings     # transformers: --help does not wait
+            self.closes = stops(tokenizer, [self.stop])
         return self.closes(response, None)                                          # [B]
 
     def __call__(self, text):
