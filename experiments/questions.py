@@ -416,12 +416,18 @@ ADDED = Question(
     arms={"SDPO": "--algorithm sdpo"}, starts=range(1, 9),
     rules={"SDPO gains": Rule("SDPO@default - SDPO@default:before")})
 SHOWN = Question(
-    claim="The KL to the reference can stand in the loss or in the reward of every token",
-    source="REINFORCE++; verl", regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
+    claim="The KL can stand in the loss or in the reward of every token; groups of equal rewards "
+          "can leave the loss",
+    source="REINFORCE++; verl; SkyRL", regime=f"{TINY}, 10 rollout batches",
+    flags=f"--steps 10 {EVAL}",
     arms={"GRPO": PLAIN, "KL in the loss": PULLED,
-          "KL in the reward": f"{PULLED} --use_kl_in_reward"}, starts=range(700, 703),
+          "KL in the reward": f"{PULLED} --use_kl_in_reward",
+          "token-mean": f"{PLAIN} --reduction token-mean",
+          "equal groups left out": f"{PLAIN} --reduction token-mean --zero_variance_filter"},
+    starts=range(700, 703),
     rules=each("{0} gains", "{0}@default - {0}@default:before",
-               ("GRPO", "KL in the loss", "KL in the reward"), rule=Reported)
+               ("GRPO", "KL in the loss", "KL in the reward", "token-mean",
+                "equal groups left out"), rule=Reported)
           | each("{0} against none", "{0}@default - GRPO@default",
                  ("KL in the loss", "KL in the reward"), rule=Reported),
     notes="Three starts: they show that a flag learns, not that it helps.")
