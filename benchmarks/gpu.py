@@ -8,10 +8,9 @@ as skipped and why, and the next part begins. --run, or recipes/gsm8k-80gb.yaml,
 hub, are the flags of the runs of train.py:
 
     versus_trl beside TRL, on models with random weights: benchmarks/versus_trl.py
-    run        seconds and peak memory of a batch, fast and with --plain
+    run        seconds and peak memory of a batch: fast, with --plain, with vLLM where it is
     pairs      GSPO and GRPO from the same seed, start and prompts, as many batches as the time
                allows: held-out pass@1 before and after
-    samplers   tokens per second of a batch by the built-in sampler and by --sampler vllm
 """
 
 import argparse
@@ -24,20 +23,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from engines import rates  # noqa: E402
-from features.sampler_format import SamplerFormat  # noqa: E402
-from plumbing.data import tasks  # noqa: E402
-from plumbing.engines.samplers import make_sampler  # noqa: E402
-from plumbing.model.policy import load_policy  # noqa: E402
-from plumbing.parallel import processes  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
-from timing import command_line, spread, wait, write_json  # noqa: E402
+from timing import command_line, spread, write_json  # noqa: E402
 
 RUN = f"--config {ROOT}/recipes/gsm8k-80gb.yaml"
 SMALL_RUN = ("--device cpu --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
@@ -48,17 +39,12 @@ PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; 
 
 
 class Bench:
-    """The device, the flags of its runs, and the time that is left."""
+    """The flags of its runs, and the time that is left."""
 
     def __init__(self, cpu, run, limit):
         self.cpu = cpu
         self.run_flags = shlex.split(run or (SMALL_RUN if cpu else RUN))
         self.end = time.perf_counter() + limit
-        self.device = torch.device("cpu" if cpu else "cuda")
-
-    def clock(self):
-        wait(self.device)
-        return time.perf_counter()
 
     def left(self):
         """Seconds that remain of the limit."""
@@ -99,11 +85,13 @@ def versus_trl(bench):
 
 
 def run(bench):
-    """Seconds of a batch by phase, fast and with --plain, after a first one that is not counted."""
+    """Seconds of a batch by phase, after a first one that is not counted."""
+    ways = {"fast": [], "--plain": ["--plain"]}
+    if importlib.util.find_spec("vllm"):
+        ways["--sampler vllm"] = ["--sampler", "vllm"]
     found = {}
-    for way in ("fast", "--plain"):
-        records, _, peak = bench.train("--steps", "3", "--eval_samples", "0",
-                                       *[way] * (way == "--plain"))
+    for way, flags in ways.items():
+        records, _, peak = bench.train("--steps", "3", "--eval_samples", "0", *flags)
         found[way] = {"peak_bytes": peak} | {
             name: spread(record[name] for record in records[1:])
             for name in ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")}
@@ -121,28 +109,7 @@ def pairs(bench, seeds=(0, 1)):
             for seed in seeds for name in ("gspo", "grpo")}
 
 
-def samplers(bench):
-    settings = parse(bench.run_flags)
-    task = tasks.from_arguments(settings)
-    policy, tokenizer = load_policy(settings, task, bench.device)
-    prompts = task.encode(tokenizer, task.train[:settings.prompts_per_step],
-                          settings.chat_template, settings.max_prompt_length)
-    flags = {"built-in": []}
-    if importlib.util.find_spec("vllm"):
-        flags["vllm"] = ["--sampler", "vllm"]
-    kinds = {}
-    for name, more in flags.items():
-        own = parse([*bench.run_flags, *more])
-        rounds = SamplerFormat(SimpleNamespace(settings=own)).sampler
-        kinds[name] = make_sampler(own, SimpleNamespace(policy=policy), tokenizer, task, [rounds])
-    found = rates(kinds, prompts, settings.num_generations, task.max_completion_length, 3,
-                  bench.clock)
-    processes.stop()
-    return found
-
-
-PARTS = {"device": device, "versus_trl": versus_trl, "run": run, "pairs": pairs,
-         "samplers": samplers}           # last: vLLM may keep memory of the device
+PARTS = {"device": device, "versus_trl": versus_trl, "run": run, "pairs": pairs}
 
 
 def main(argv=None):
