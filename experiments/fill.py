@@ -160,11 +160,11 @@ def in_a_word(number, nothing):
 
 def league(rows):
     """Members with the clip range that was chosen for them, where it is not the published one."""
-    rank = lambda row: "{} [{}, {}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
+    rank = lambda row: "{} [{}–{}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
     band = lambda row: ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
     shown = [(rank(row), f"`{row['member']}` {band(row)}".strip(), rate(row["cell"]),
-              "{:.3f} [{:.3f}, {:.3f}]".format(*row["interval"])) for row in rows]
-    return table(("rank [95 %]", "member, clip range", "rate", "pass@1 [95 %]"), *shown)
+              f"{row['interval'][0]:.3f}") for row in rows]
+    return table(("rank [95 %]", "member, clip range", "rate", "pass@1"), *shown)
 
 
 def fill(text, names):
