@@ -268,28 +268,9 @@ def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
     logp = logp[:, :width]                                                          # [B, T]
     rows = [ids[:n] for ids, n in zip(response.tolist(), lengths.tolist())]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    if stop:
-        texts = [before_stop(tokenizer, *row, stop) for row in zip(texts, rows, mask.tolist())]
-    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
-
-
-def before_stop(tokenizer, text, ids, own, stop):
-    """The text up to the first stop string that the policy completed. ids: the tokens of the text.
-    own: which of them the policy wrote; a stop string in what was inserted does not count."""
-    holes = not all(own[:len(ids)])
     for string in stop:
-        at = text.find(string)
-        while holes and at >= 0 and not own[last_token(tokenizer, ids, at + len(string))]:
-            at = text.find(string, at + 1)
-        text = text if at < 0 else text[:at]
-    return text
-
-
-def last_token(tokenizer, ids, characters):
-    """The index in ids of the token that completes the first `characters` characters of the text.
-    """
-    size = lambda n: len(tokenizer.decode(ids[:n], skip_special_tokens=True))
-    return next((i for i in range(len(ids)) if size(i + 1) >= characters), len(ids) - 1)
+        texts = [text.partition(string)[0] for text in texts]
+    return Rollout(*prompts, response, mask, logp, ~ended, texts, group_size)
 
 
 # --------------------------------------------------------------------------------------- log-probs

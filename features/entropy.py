@@ -27,6 +27,26 @@ class Entropy(Feature):
     def on(cls, settings):
         return settings.entropy_coef > 0 or settings.entropy_quantile > 0
 
+    @classmethod
+    def trl(cls, settings):
+        if settings.entropy_quantile:
+            return ("quantile of the rollout batch's entropies (top_entropy_quantile is the "
+                    "micro-batch's)")
+        rows = settings.prompts_per_step * settings.num_generations // settings.steps_per_generation
+        config = {"entropy_coef": settings.entropy_coef}
+        if (settings.micro_batch_size or rows) >= rows:
+            return config
+        return config, ("entropy bonus: TRL takes the mean over the tokens of each micro-batch and "
+                        "then the mean of these, here it is the mean over the mini-batch's tokens")
+
+    @classmethod
+    def verl(cls, settings):
+        if settings.entropy_quantile:
+            return "quantile of the entropies"
+        if settings.reduction != "token-mean":
+            return "entropy bonus over tokens beside a loss that is averaged otherwise"
+        return {"actor_rollout_ref.actor.entropy_coeff": settings.entropy_coef}
+
     def __init__(self, run):
         self.coef = run.settings.entropy_coef
         self.quantile = run.settings.entropy_quantile

@@ -4,12 +4,12 @@
                                                   ^^ inserted: read by the policy, no loss token
 
 The output of a tool is no loss token, so it is in no ratio and no length. A stop string ends a
-response only where the policy wrote its last token (rollout.before_stop).
+response, and its text, only where the policy wrote the last token of the string.
 """
 
 import inspect
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -72,7 +72,11 @@ class InsertingSampler(Wrapper):
         self.insert = partial(insert, tool, self.tokenizer)
 
     def sample(self, *inputs, **options):
-        return self.sampler.sample(*inputs, insert=self.insert, **options)
+        rollout = self.sampler.sample(*inputs, insert=self.insert, **options)
+        rows = zip(rollout.token_lists(), rollout.mask.tolist(), rollout.texts)
+        return replace(rollout, texts=[
+            text if all(own[:len(ids)]) else before_stop(self.tokenizer, ids, own, self.stop)
+            for ids, own, text in rows])
 
 
 def insert(tool, tokenizer, response, inserted, ready):
@@ -86,6 +90,25 @@ def insert(tool, tokenizer, response, inserted, ready):
             room = inserted.shape[1] - start
             ids = tokenizer(said, add_special_tokens=False)["input_ids"][:room]
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
+
+
+def before_stop(tokenizer, ids, own, stop):
+    """The text of the tokens `ids` up to the first stop string that the policy completed. own:
+    which of them the policy wrote; a stop string in the output of a tool does not count."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    for string in stop:
+        at = text.find(string)
+        while at >= 0 and not own[last_token(tokenizer, ids, at + len(string))]:
+            at = text.find(string, at + 1)
+        text = text if at < 0 else text[:at]
+    return text
+
+
+def last_token(tokenizer, ids, characters):
+    """The index in ids of the token that completes the first `characters` characters of the text.
+    """
+    size = lambda n: len(tokenizer.decode(ids[:n], skip_special_tokens=True))
+    return next((i for i in range(len(ids)) if size(i + 1) >= characters), len(ids) - 1)
 
 
 class Tool:

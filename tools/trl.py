@@ -7,7 +7,6 @@ losses; tests/tools/test_trl.py trains with it.
 
 
 from advantages import ADVANTAGES, group_advantages
-from features.mismatch import bounds_of
 from losses import OBJECTIVES
 
 NAME = "TRL 1.16"
@@ -21,7 +20,6 @@ CLIP = {("token", "weight"): "cispo", ("token", "sigmoid"): "sapo", ("product", 
 CONSTANTS = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg",
              "k_positive": "vespo_k_pos", "lambda_positive": "vespo_lambda_pos",
              "k_negative": "vespo_k_neg", "lambda_negative": "vespo_lambda_neg"}
-LEVEL = {"token": "token", "seq": "sequence"}                # level of the mismatch weights
 
 
 def trl_loss(row, reduction=None):
@@ -91,20 +89,7 @@ def reward_weights(settings):
 
 
 def off_policy_mask(settings):
-    if settings.off_policy_mask and (settings.mismatch or settings.mismatch_mask):
-        return "off-policy mask against recomputed log-probs beside mismatch weights"
     return {"off_policy_mask_threshold": settings.off_policy_mask}
-
-
-def entropy(settings):
-    if settings.entropy_quantile:
-        return ("quantile of the rollout batch's entropies (top_entropy_quantile is the "
-                "micro-batch's)")
-    config = {"entropy_coef": settings.entropy_coef}
-    if settings.entropy_coef and batch_rows(settings)[1] > 1:
-        return config, ("entropy bonus: TRL takes the mean over the tokens of each micro-batch and "
-                        "then the mean of these, here it is the mean over the mini-batch's tokens")
-    return config
 
 
 def batches(settings):
@@ -143,27 +128,6 @@ def own_sampler(settings):
     return {}, f"TRL samples with transformers or vLLM, not with --sampler {settings.sampler}"
 
 
-def mismatch(settings):
-    """TRL has mismatch weights with vLLM alone."""
-    if not settings.mismatch and not settings.mismatch_mask:
-        return {}
-    absent = "mismatch weights of this kind"
-    level, _, _ = (settings.mismatch or "").partition("_")
-    if level not in LEVEL or OBJECTIVES[settings.objective].clip == "gamma":
-        return absent                                        # TRL's enters VESPO's own weight
-    mode = f"{LEVEL[level]}_truncate"
-    low = None
-    high = settings.mismatch_high
-    if settings.mismatch_mask:                               # TRL: the weight, 0 out of bounds
-        mode = f"{LEVEL[level]}_mask"
-        low, high = bounds_of(settings)
-        if settings.mismatch_mask != level or high > settings.mismatch_high:
-            return absent
-    prefix = "vllm_importance_sampling"
-    return {"use_vllm": True, f"{prefix}_mode": mode, f"{prefix}_clip_min": low,
-            f"{prefix}_clip_max": high}
-
-
 def optimizer(settings):
     notes = []
     if settings.warmup_steps:
@@ -200,13 +164,11 @@ SUBJECTS = {
     advantage: "advantage scale_rewards",
     reward_weights: "reward_weights",
     off_policy_mask: "off_policy_mask",
-    entropy: "entropy_coef entropy_quantile",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",
     sampling: "old_logp temperature max_completion_length",
     stop: "stop",
     own_sampler: "sampler",
-    mismatch: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     optimizer: "learning_rate lr_scheduler_type warmup_steps max_grad_norm weight_decay optim bf16 "
                "fp16 gradient_checkpointing",
     run: "output_dir save_steps report_to device seed"}

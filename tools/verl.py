@@ -9,10 +9,8 @@ import re
 import shlex
 
 
-from features.mismatch import bounds_of
 from losses import OBJECTIVES
 from plumbing.run.arguments import BITSANDBYTES
-from tools import trl
 
 NAME = "verl 0.9.1"
 ELSEWHERE = "not in verl's configuration, for your own train.parquet, test.parquet and reward.py"
@@ -116,51 +114,6 @@ def advantage(settings):
     return config
 
 
-def entropy(settings):
-    if settings.entropy_quantile:
-        return "quantile of the entropies"
-    if settings.entropy_coef and settings.reduction != "token-mean":
-        return "entropy bonus over tokens beside a loss that is averaged otherwise"
-    return {f"{ACTOR}.entropy_coeff": settings.entropy_coef}
-
-
-def correction(settings):
-    """--mismatch and --mismatch_mask.
-
-    verl compares the bounds of rollout_rs with sampler / trainer, the inverse of the ratio here. It
-    drops the tokens from the loss mask, so they also leave its KL, its entropy and its averages.
-    """
-    kind = settings.mismatch
-    masked = settings.mismatch_mask
-    if not kind and not masked:
-        return {}
-    absent = "mismatch weights of this kind"
-    level, _, _ = (kind or "").partition("_")
-    low, high = bounds_of(settings)
-    if settings.old_logp == "sampler":
-        return "mismatch weights beside the sampler's log-probs as old ones"
-    if not kind:
-        mode = {"seq": "seq_sum_k1", "geo": "seq_mean_k1"}.get(masked)
-        if mode is None or settings.beta or settings.entropy_coef or (
-                settings.reduction == "token-mean"):
-            return absent
-        return {f"{CORRECTION}.rollout_rs": mode,
-                f"{CORRECTION}.rollout_rs_threshold": f"{1 / high!r}_{1 / low!r}"}, (
-            "rollout_rs_threshold bounds sampler / trainer, the inverse of --mismatch_mask_bounds")
-    if level not in trl.LEVEL or masked not in (None, level):
-        return absent
-    if masked and high > settings.mismatch_high:
-        return absent
-    if kind == "token_truncate" and (
-            OBJECTIVES[settings.objective].ratio in ("sequence", "log-token")):
-        return "mismatch weights per token for a ratio per response"
-    if loss_mode(settings) == "geo_mean":
-        return "mismatch weights for the geometric mean of clipped ratios"
-    return {f"{CORRECTION}.rollout_is": trl.LEVEL[level],
-            f"{CORRECTION}.rollout_is_threshold":
-                f"{low!r}_{high!r}" if masked else settings.mismatch_high}
-
-
 def old_logp(settings):
     if settings.old_logp == "recompute":
         return {}
@@ -254,8 +207,6 @@ SUBJECTS = {
     optimizer: "learning_rate optim lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 "
                "fp16 gradient_checkpointing",
     sampling: "temperature max_prompt_length max_completion_length eval_samples",
-    entropy: "entropy_coef entropy_quantile",
-    correction: "mismatch mismatch_high mismatch_mask mismatch_mask_bounds",
     old_logp: "old_logp",
     off_policy_mask: "off_policy_mask"}
 

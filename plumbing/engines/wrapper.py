@@ -11,5 +11,7 @@ class Wrapper:
     policy = property(lambda self: self.sampler.policy,
                       lambda self, policy: setattr(self.sampler, "policy", policy))
 
+    stop = property(lambda self: self.sampler.stop)
+
     def sample(self, *inputs, **options):
         return self.sampler.sample(*inputs, **options)

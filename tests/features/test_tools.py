@@ -15,19 +15,19 @@ from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines import stale
 from features.lengths import Lengths
-from features.tools import Tool, insert
+from features.tools import InsertingSampler, Tool, insert
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import token_record
 from plumbing.speed import fast
 from ratios import sequence_ratio
+from rollout import Sampler
 from rollout import response_logp as plain_logp
-from rollout import sample as plain_sample
 from tiny_run import chance, read_json
 
 TOKENIZER = builtin_tokenizer("0123456789+=,. sum()")
 LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
 PROMPTS = ["3+8=", "9+5+1="]
-WAYS = {"plain": (plain_sample, plain_logp), "fast": (fast.sample, fast.response_logp)}
+WAYS = {"plain": (Sampler, plain_logp), "fast": (fast.FastSampler, fast.response_logp)}
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
@@ -49,16 +49,14 @@ class Everywhere:
         return self.function(text)
 
 
-def by(tool, tokenizer=TOKENIZER):
-    """What lets rollout.sample call a function everywhere, or a Tool where it is asked."""
+def sampled(kind, group_size, width, seed=1, *, tool, prompts=PROMPTS, model=None, stop=(),
+            tokenizer=TOKENIZER, uniforms=None, **options):
     tool = tool if hasattr(tool, "asked") else Everywhere(tool)
-    return {"insert": partial(insert, tool, tokenizer)}
-
-
-def sampled(sample, group_size, width, seed=1, *, tool, **options):
-    uniforms = torch.rand(2 * group_size, width, generator=torch.Generator().manual_seed(seed))
-    return sample(make(), TOKENIZER, PROMPTS, group_size, width, uniforms=uniforms, **by(tool),
-                  **options)
+    sampler = InsertingSampler(kind(model or make(), tokenizer, width, 1.0, stop), tool)
+    if uniforms is None:
+        generator = torch.Generator().manual_seed(seed)
+        uniforms = torch.rand(len(prompts) * group_size, width, generator=generator)
+    return sampler.sample(prompts, group_size, uniforms=uniforms, **options)
 
 
 def echo(text):
@@ -91,8 +89,8 @@ def length_of(rollout, row):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_tools_tokens_are_read_and_are_no_loss_tokens(way):
-    sample, response_logp = WAYS[way]
-    rollout = sampled(sample, 6, 14, tool=echo)
+    kind, response_logp = WAYS[way]
+    rollout = sampled(kind, 6, 14, tool=echo)
     inserted = 0
     for row in range(12):
         length = length_of(rollout, row)
@@ -106,7 +104,7 @@ def test_a_tools_tokens_are_read_and_are_no_loss_tokens(way):
 
 
 def test_the_viewers_mask_is_0_where_the_tool_wrote():
-    rollout = sampled(fast.sample, 6, 14, tool=echo)
+    rollout = sampled(fast.FastSampler, 6, 14, tool=echo)
     logp, none = rollout.sampler_logp, torch.zeros(12)
     saved = token_record(1, rollout, TOKENIZER, logp, logp, none, none)
     for tokens, mask in zip(saved["tokens"], saved["mask"]):
@@ -117,8 +115,8 @@ def test_the_viewers_mask_is_0_where_the_tool_wrote():
 
 @pytest.mark.parametrize("drop_every", [1, 3])
 def test_plain_and_fast_insert_the_same(drop_every):
-    plain = sampled(plain_sample, 6, 14, tool=echo)
-    quick = sampled(fast.sample, 6, 14, tool=echo, drop_every=drop_every)
+    plain = sampled(Sampler, 6, 14, tool=echo)
+    quick = sampled(fast.FastSampler, 6, 14, tool=echo, drop_every=drop_every)
     assert plain.texts == quick.texts and torch.equal(plain.mask, quick.mask)
     assert torch.equal(plain.response_ids, quick.response_ids)
     close(plain.sampler_logp, quick.sampler_logp)
@@ -141,8 +139,7 @@ def by_turns():
 def test_answers_that_differ_only_in_what_the_tool_inserted_are_scored_apart():
     """All draw the same tokens; the tool's differ, and the policy reads them."""
     uniforms = torch.rand(1, 10, generator=torch.Generator().manual_seed(6)).repeat(8, 1)
-    rollout = plain_sample(make(), TOKENIZER, ["3+8="], 8, 10, uniforms=uniforms,
-                           **by(by_turns()))
+    rollout = sampled(Sampler, 8, 10, tool=by_turns(), prompts=["3+8="], uniforms=uniforms)
     own = rollout.response_ids.masked_fill(~rollout.mask, -1)
     assert len(own.unique(dim=0)) < len(rollout.response_ids.unique(dim=0))
     close(fast.response_logp(make(), rollout).logp, plain_logp(make(), rollout).logp)
@@ -150,7 +147,7 @@ def test_answers_that_differ_only_in_what_the_tool_inserted_are_scored_apart():
 
 def test_a_row_of_the_policys_own_and_one_of_the_tools_are_scored_apart():
     """Equal tokens, one written by the policy and one by the tool: the loss tokens differ."""
-    rollout = plain_sample(make(), TOKENIZER, ["3+8="], 6, 6)
+    rollout = Sampler(make(), TOKENIZER, 6).sample(["3+8="], 6)
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[::2, 2] = False
     ids = rollout.response_ids[:1].repeat(6, 1)
@@ -175,9 +172,9 @@ def test_any_tool_gives_text_that_is_what_the_loss_tokens_and_the_holes_spell(se
         return lambda text: rng.choice(words) if rng.random() < 0.4 else ""
     model = make(LETTERS, seed)
     uniforms, texts = torch.rand(12, 14), []
-    for sample, score in WAYS.values():                      # asked in one order: it says the same
-        rollout = sample(model, LETTERS, PROMPTS, 6, 14, uniforms=uniforms, stop=("+", "9"),
-                         **by(roughly(), LETTERS))
+    for kind, score in WAYS.values():                        # asked in one order: it says the same
+        rollout = sampled(kind, 6, 14, tool=roughly(), model=model, tokenizer=LETTERS,
+                          uniforms=uniforms, stop=("+", "9"))
         texts.append(rollout.texts)
         penalty = LONG.penalty(rollout)                                             # [B]
         for row, text in enumerate(rollout.texts):
@@ -213,8 +210,8 @@ def tool(tmp_path):
 def test_a_tool_is_called_where_the_policy_ends_a_segment_and_nowhere_else(way, tool):
     """Nor where the tool's own words end one. It reads the response so far, up to the stop."""
     calculator = tool("    return '7+'\n", "+")
-    sample, response_logp = WAYS[way]
-    rollout = sampled(sample, 6, 14, tool=calculator)
+    kind, response_logp = WAYS[way]
+    rollout = sampled(kind, 6, 14, tool=calculator)
     expected = []
     for ids, own in zip(rollout.response_ids, rollout.mask.tolist()):
         text = TOKENIZER.convert_ids_to_tokens(ids)
@@ -259,7 +256,7 @@ def test_a_function_that_is_no_tool_is_refused(source, words, tmp_path):
 
 
 def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
-    rollout = fast.sample(make(), TOKENIZER, PROMPTS, 6, 14, **by(echo))
+    rollout = sampled(fast.FastSampler, 6, 14, tool=echo)
     old, mask = rollout.sampler_logp, rollout.mask                                  # [B, T]
     noise = torch.randn(old.shape, generator=torch.Generator().manual_seed(0))
     new = (old + 0.01 * noise).requires_grad_()
@@ -317,7 +314,8 @@ def test_a_resumed_run_with_a_tool_is_the_uninterrupted_one(small, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit):      # after the first batch
         patch.setattr(train.checkpoints, "stop_on_signals", lambda team: lambda: True)
         small("--save_steps 1", "parts")
-    assert small.run("--resume --trust_run_code", folder="parts") == whole
+    typed = "--verifier mine.py:reward --tool mine.py:tool"
+    assert small.run(f"--resume {typed}", folder="parts") == whole
 
 
 def test_a_sampler_of_ones_own_does_not_stop_for_a_tool(small):
