@@ -83,36 +83,38 @@ def table(head, *rows):
 
 
 def verdicts(found):
-    """Every question that has a verdict, its first number, and Holm's p over all rows."""
+    """Every question that has a verdict, the number of its first rule with this verdict, and Holm's
+    p over all rows."""
     rows = []
     for name, question in QUESTIONS.items():
         if not question.decides:
             continue
         answer = found["verdicts"][name]
         p = answer["holm"]
-        first = question.decides[0]
-        number = interval(found["numbers"][f"{name}: {first}"], question.rules[first].form)
+        of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.decides}
+        rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
+        number = interval(of[rule], question.rules[rule].form)
         rows.append((question.claim, question.source, number, answer["verdict"],
                      "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"))
     return table(("claim", "source", "number", "verdict", "p"), *rows)
 
 
 def rules(name, numbers):
-    """The rules of a question that have runs, in the unit of the first that decides; starts where
-    they are not those of the head. What arms lose at several doses is a table of its own."""
+    """The rules of a question that have a verdict, in the unit of the first. What arms lose at
+    several doses is a table of its own."""
     question = QUESTIONS[name]
     unit = question.rules[(*question.decides, *question.rules)[0]].form
-    shown = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
-             if numbers[f"{name}: {rule}"]["mean"] is not None and words.form == unit}
-    if not shown:
+    found = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
+             if words.form == unit and numbers[f"{name}: {rule}"]["mean"] is not None}
+    judged = {rule: number for rule, number in found.items() if not question.rules[rule].reported}
+    if not judged:
         return ""
-    usual = mode(number["starts"] for number in shown.values())
-    lost = {re.fullmatch("lost by (.+) at (.+)", rule): number for rule, number in shown.items()}
-    lost = {match.groups(): interval(number, unit) for match, number in lost.items() if match}
-    rows = [(rule + f" ({number['starts']} starts)" * (number["starts"] != usual),
-             interval(number, unit), in_a_word(number, question.rules[rule].nothing))
-            for rule, number in shown.items() if not rule.startswith("lost by ")]
-    text = table((f"`{name}`, {usual} starts", "mean [95 %]", "verdict"), *rows)
+    starts = mode(number["starts"] for number in judged.values())
+    rows = [(rule, interval(number, unit), in_a_word(number, question.rules[rule].nothing))
+            for rule, number in judged.items()]
+    text = table((f"`{name}`, {starts} starts", "mean [95 %]", "verdict"), *rows)
+    lost = {match.groups(): interval(found[match[0]], unit)
+            for match in map(re.compile("lost by (.+) at (.+)").fullmatch, found) if match}
     doses = dict.fromkeys(dose for _, dose in lost)
     losses = [(arm, *(lost.get((arm, dose), "–") for dose in doses))
               for arm in dict.fromkeys(arm for arm, _ in lost)]
@@ -150,12 +152,11 @@ def reuse(numbers):
 
 
 def in_a_word(number, nothing):
-    """A verdict without its starts; "equal" for an interval within ±nothing, and "–" for a number
-    that was reported beside the rules."""
+    """A verdict without its starts; "equal" for an interval within ±nothing."""
     word = number["verdict"].partition(" ")[0]
-    if word in ("refuted", "reported") and -nothing <= number["low"] <= number["high"] <= nothing:
+    if word == "refuted" and -nothing <= number["low"] <= number["high"] <= nothing:
         return "equal"
-    return "–" if word == "reported" else word
+    return word
 
 
 def league(rows):

@@ -63,7 +63,7 @@ def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
     if "--sampler vllm" in line:                             # it needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
-    theirs = {"over_median", "fading", "--advantage_quantile"}           # CONTRIBUTING's examples
+    theirs = {"over_median", "--advantage_quantile"}         # CONTRIBUTING's examples
     if "train.py" in words and not theirs & {*words}:
         assert parse(words[words.index("train.py") + 1:])
     if "passk" in words:
