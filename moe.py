@@ -2,8 +2,8 @@
 
 TinyMoE has the architecture of `transformers.Qwen3MoeForCausalLM`, the same parameter names, the
 same call and the same KV caches; each can read the other's checkpoints. RoPE
-scaling, sliding windows, attention dropout and activations other than SiLU are not implemented; a
-config that asks for them raises ValueError.
+scaling, sliding windows, attention dropout, layers without experts and activations other than SiLU
+are not implemented; a config that asks for them raises ValueError.
 
 Next: routes.py, on what its routers choose.
 """
@@ -75,21 +75,6 @@ def angles(position_ids, d, theta, dtype):
     return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
-class SwiGLU(nn.Module):
-    """The feed-forward of a dense layer."""
-
-    def __init__(self, config):
-        super().__init__()
-        D = config.hidden_size
-        M = config.intermediate_size
-        self.gate_proj = nn.Linear(D, M, bias=False)
-        self.up_proj = nn.Linear(D, M, bias=False)
-        self.down_proj = nn.Linear(M, D, bias=False)
-
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))          # [B, S, D]
-
-
 class TopKRouter(nn.Module):
     """Chooses K of the E experts for each token and computes their weights, the gates."""
 
@@ -152,7 +137,7 @@ def has_grouped_product(device):
 
 
 class MoE(nn.Module):
-    """The feed-forward of a sparse layer."""
+    """The feed-forward of a layer."""
 
     def __init__(self, config):
         super().__init__()
@@ -168,12 +153,10 @@ class MoE(nn.Module):
 class Layer(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        sparse = config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
-        sparse = sparse and layer not in config.mlp_only_layers
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MoE(config) if sparse else SwiGLU(config)
+        self.mlp = MoE(config)
 
     def forward(self, x, *context):
         x = x + self.self_attn(self.input_layernorm(x), *context)                   # [B, S, D]
@@ -310,11 +293,12 @@ def check_config(config):
     """Raise ValueError for a config that TinyMoE does not implement."""
     if config.model_type != "qwen3_moe":
         raise ValueError(f"TinyMoE reads model_type 'qwen3_moe', not {config.model_type!r}")
-    if config.num_experts_per_tok > config.num_experts > 0:
+    if config.num_experts_per_tok > config.num_experts:
         raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts "
                          f"{config.num_experts}")
     given = config.to_dict() | config.rope_parameters
-    ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0)
+    ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0,
+                decoder_sparse_step=1, mlp_only_layers=[])
     for name, value in ours.items():
         if given[name] != value:
             raise ValueError(f"{name} {given[name]!r} is not implemented in TinyMoE, which "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from advantages import has_signal
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 
 ROUNDS = 10             # of sampling, at most; then groups of equal rewards fill the batch
 
@@ -15,7 +15,9 @@ ROUNDS = 10             # of sampling, at most; then groups of equal rewards fil
 @dataclass(frozen=True)
 class Flags:
     dynamic_sampling: bool = flag(False, "DAPO: sample until every group has right and wrong "
-                                         "responses", section="dynamic sampling")
+                                         "responses", section="dynamic sampling",
+                                  without={"num_generations=1": "a group of one response has "
+                                                                "nothing to compare"})
 
 
 class DynamicSampling(Feature):
@@ -24,12 +26,6 @@ class DynamicSampling(Feature):
     @classmethod
     def on(cls, settings):
         return settings.dynamic_sampling
-
-    @classmethod
-    def check(cls, settings):
-        if settings.dynamic_sampling and settings.num_generations < 2:
-            refuse(settings, "dynamic_sampling", "samples until every group has different rewards: "
-                   "--num_generations must be at least 2")
 
     @classmethod
     def trl(cls, settings):

@@ -9,7 +9,7 @@ change there. A mini-batch without another group makes no optimizer step.
 from dataclasses import dataclass, replace
 
 from advantages import has_signal
-from features.feature import Feature, flag, refuse
+from features.feature import Feature, flag
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Flags:
     zero_variance_filter: bool = flag(
         False, "leave groups of equal rewards out of the loss with all their tokens: out of its "
                "divisor (--reduction token-mean), and out of its KL, entropy and value terms",
-        section="groups of equal rewards")
+        section="groups of equal rewards",
+        without={"num_generations=1": "a group of one response has nothing to compare"})
 
 
 class ZeroVariance(Feature):
@@ -26,12 +27,6 @@ class ZeroVariance(Feature):
     @classmethod
     def on(cls, settings):
         return settings.zero_variance_filter
-
-    @classmethod
-    def check(cls, settings):
-        if cls.on(settings) and settings.num_generations < 2:
-            refuse(settings, "zero_variance_filter", "compares the rewards of a group: "
-                   "--num_generations must be at least 2")
 
     @classmethod
     def trl(cls, settings):

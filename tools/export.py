@@ -8,14 +8,15 @@ it has no equivalent, one comment says what it lacks.
 """
 
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
 from features.feature import Feature
-from plumbing.data.tasks import with_length_limit
+from plumbing.data.task import Task
+from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import as_words, parse
 from tools import trl, verl
 
@@ -29,6 +30,15 @@ def of_features(program, settings):
     return {getattr(feature, hook): " ".join(f.name for f in fields(feature.flags))
             for feature in settings.features
             if getattr(feature, hook).__func__ is not getattr(Feature, hook).__func__}
+
+
+def with_length_limit(settings):
+    """The Settings with the length limit of their task in max_completion_length. No data are
+    read."""
+    limit = settings.max_completion_length or Task.max_completion_length
+    if settings.dataset_name is None:
+        limit = from_arguments(settings).max_completion_length
+    return replace(settings, max_completion_length=limit)
 
 
 def joined(program, settings):

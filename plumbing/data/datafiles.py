@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
 
 
-def load_problems(name, test_name, config, prompt_column, answer_column, size, seed):
+def load_problems(name, test_name, prompt_column, answer_column, size, seed):
     """(train, test, {problem: its row}, notes) from a data file, a hub id or `reasoning_gym:NAME`
     (`size` problems of each generator, made with `seed`; see gym_generators).
 
@@ -47,9 +47,9 @@ def load_problems(name, test_name, config, prompt_column, answer_column, size, s
         own_test = []
         prompt_column = answer_column = None
     else:
-        rows, own_test = file_or_hub_rows(name, config)
+        rows, own_test = file_or_hub_rows(name)
     if test_name:
-        train_rows, test_rows = file_or_hub_rows(test_name, config)
+        train_rows, test_rows = file_or_hub_rows(test_name)
         own_test = test_rows or train_rows
     train = problems_of(rows, name, prompt_column, answer_column)
     test = {}
@@ -96,13 +96,13 @@ def messages_of(problem):
     return [{"role": role, "content": text} for role, text in turns]
 
 
-def file_or_hub_rows(name, config):
+def file_or_hub_rows(name):
     """(train rows, test rows) of a data file or a hub dataset. The name is taken as a file if it
     has the extension of a data file, exists or looks like a path; otherwise as a hub id."""
     known = Path(name).suffix.lower() in DATA_FILES or Path(name).exists()
     if known or name.startswith((".", "/", "~")):
         return read_rows(name), []
-    return hub_rows(name, config)
+    return hub_rows(name)
 
 
 def read_rows(path):
@@ -164,12 +164,12 @@ def parquet_rows(path):
     return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
 
 
-def hub_rows(name, config):
+def hub_rows(name):
     """(train rows, test rows) of a dataset on the Hugging Face hub; without a test split there are
     no test rows. Raises ValueError if the dataset cannot be loaded."""
     import datasets
     try:
-        splits = datasets.load_dataset(name, config or ("main" if name == "openai/gsm8k" else None))
+        splits = datasets.load_dataset(name, "main" if name == "openai/gsm8k" else None)
     except Exception as error:               # no network, unknown name or configuration, gated …
         raise ValueError(f"dataset {name}: there is no such file, and the hub gives "
                          f"{type(error).__name__}: {first_line(error)}")

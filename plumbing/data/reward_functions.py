@@ -211,8 +211,4 @@ def one_line(error):
     """The error that a user's function raised, in one line."""
     if isinstance(error, TimeoutError) and "--verifier_timeout" in str(error):
         return str(error)
-    text = f"raised {type(error).__name__}: {error}".splitlines()[0][:200]
-    if isinstance(error, TypeError) and "string indices" in text:
-        text += (" (completions are plain strings, as the prompts of the data are; for prompts "
-                 "that are lists of messages, completions are too)")
-    return text
+    return f"raised {type(error).__name__}: {error}".splitlines()[0][:200]

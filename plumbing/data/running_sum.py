@@ -16,17 +16,8 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     of 9. slip: the probability that a step of the teacher becomes a random digit. train_size,
     test_size: the largest number of distinct prompts per split. A prompt is in the test split if
     its CRC-32 is divisible by ten. All prompts are padded on the right with spaces (a token of the
-    vocabulary) to the same width, so that a position has the same meaning in every row. Raises
-    ValueError for arguments out of range.
+    vocabulary) to the same width, so that a position has the same meaning in every row.
     """
-    if not 1 <= min_terms <= max_terms:
-        raise ValueError(f"min_terms {min_terms} and max_terms {max_terms}: "
-                         "1 <= min_terms <= max_terms is needed")
-    for name, value in (("habit", habit), ("slip", slip)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} {value} is not between 0 and 1: it is a probability")
-    if min(train_size, test_size) < 1:
-        raise ValueError(f"train_size {train_size}, test_size {test_size}: both are at least 1")
     width = 6 if verbose else 2                              # characters of a step and separator
 
     def solution(terms, add=lambda total, term: (total + term) % 10):

@@ -86,14 +86,8 @@ class Task:
         """The weights of the columns of parts [B, K]. Columns that do not come from a verifier (the
         overlong penalty) have weight 1.
 
-        Raises ValueError if --reward_weights does not have one number per part, or if the number of
-        parts is not known because a verifier has not judged a response yet.
+        Raises ValueError if --reward_weights does not have one number per part.
         """
-        unknown = [v.kind for v in self.verifiers if not v.names]
-        if unknown and self.reward_weights:
-            raise ValueError(f"--reward_weights holds {len(self.reward_weights)} numbers, but how "
-                             f"many parts the reward has is not known: verifier {unknown[0]} has "
-                             "not judged an answer yet")
         names = self.part_names
         weights = self.reward_weights or [1.0] * len(self.part_names)
         if len(weights) != len(names):

@@ -8,7 +8,6 @@ the prompts. This file does not depend on models or losses.
 """
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,9 +25,9 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 
 # ---------------------------------------------------------------------------------------- your data
 
-def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_column=None,
-              answer_column=None, verifier=(), time_limit=None, stop=(), chat=True, size=1024,
-              seed=0, reward_weights=(), system_prompt=None, prompt_template="{prompt}"):
+def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_column=None,
+              verifier=(), time_limit=None, stop=(), chat=True, size=1024, seed=0,
+              reward_weights=(), system_prompt=None, prompt_template="{prompt}"):
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
@@ -41,8 +40,8 @@ def load_task(dataset_name, test_dataset_name=None, dataset_config=None, prompt_
     if dataset_name.startswith("reasoning_gym:"):
         generators = gym_generators(dataset_name, size, seed)
         kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
-    train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, dataset_config,
-                                               prompt_column, answer_column, size, seed)
+    train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
+                                               answer_column, size, seed)
     columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
     verifiers = tuple(RewardFunction(kind, time_limit, columns) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
@@ -154,12 +153,3 @@ def options_of(args):
                 time_limit=args.verifier_timeout,
                 system_prompt=text_or_file(args, "system_prompt"),
                 prompt_template="{prompt}" if template is None else template)
-
-
-def with_length_limit(args):
-    """The Settings with the length limit of their task in max_completion_length, for an export. No
-    data are read."""
-    limit = args.max_completion_length or Task.max_completion_length
-    if args.dataset_name is None:
-        limit = from_arguments(args).max_completion_length
-    return replace(args, max_completion_length=limit)

@@ -46,8 +46,6 @@ class Verifier:
     whole = False                # judges one response at a time; a RewardFunction judges a batch
 
     def __init__(self, kind, time_limit=3.0):
-        if not (time_limit > 0 and math.isfinite(time_limit)):
-            raise ValueError(f"time_limit {time_limit} is not a number of seconds above 0")
         path, _, function = kind.rpartition(":")
         if kind in ("exact", "math") or kind.startswith("reasoning_gym:"):
             self.name = kind.split(":")[0]

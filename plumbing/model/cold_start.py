@@ -13,8 +13,6 @@ import json
 import os
 import random
 import shutil
-import sys
-import time
 from pathlib import Path
 
 import torch
@@ -36,7 +34,6 @@ BATCH = 32              # rows per supervised step
 WARMUP = 30             # warm-up steps
 BALANCE = 0.01          # load-balancing coefficient of the cold start
 INIT_STD = 0.08         # standard deviation of the random weights
-EVERY = 5               # seconds between two progress lines if there is no terminal
 SHALLOW = 4             # layers up to which the random weights are used as they are
 MUST_PASS = 0.3         # smallest pass@1 of a usable cold start; below it RL sees too few successes
 
@@ -143,7 +140,7 @@ def supervise(policy, tokenizer, task, args):
         optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))
     policy.train()
     scorer = Scorer(policy)
-    for _ in with_progress(steps):
+    for _ in tqdm(range(steps), desc="cold start", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
         answers = [task.teacher(p, rng) for p in problems]
         batch = teacher_rollout(policy, tokenizer, problems, answers)
@@ -158,22 +155,6 @@ def supervise(policy, tokenizer, task, args):
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-
-
-def with_progress(steps):
-    """Iterate over range(steps) and show the progress: a bar on a terminal, else a line every EVERY
-    seconds. The remaining time is estimated from the steps so far."""
-    if sys.stderr.isatty():
-        yield from tqdm(range(steps), desc="cold start", leave=False)
-        return
-    began = last = time.perf_counter()
-    for step in range(1, steps + 1):
-        yield step
-        now = time.perf_counter()
-        if now - last >= EVERY and step < steps:
-            left = (now - began) / step * (steps - step)
-            last = now
-            print(f"cold start: {step} of {steps} supervised steps, {left:.0f} s left", flush=True)
 
 
 def half_cosine(progress):

@@ -2,7 +2,6 @@
 (cold_start.py)."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -54,8 +53,7 @@ def load_policy(args, task, device, folder=None, change=None):
     try:
         policy.name_or_path = name
         policy = on_its_device(change(policy) if change else policy, device).eval()
-        check_length(policy.config, args, task)
-        check_positions(policy, tokenizer, args, task)
+        check_length(policy, args, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy)
     except ValueError as error:
@@ -122,80 +120,39 @@ def read_checkpoint(name):
 
 
 def not_there(name):
-    """What to say of a local path that does not exist: the checkpoints near it. "" for a path that
-    exists, and for a name that may be a hub id."""
-    path = Path(name)
+    """What to say of a local path that does not exist; "" for a path that exists, and for a name
+    that may be a hub id."""
     local = name.startswith((".", "/", "~", "checkpoints/", "runs/")) or name.count("/") > 1
-    if path.exists() or not local:
+    if Path(name).exists() or not local:
         return ""
-    near = next(parent for parent in path.parents if parent.is_dir())
-    files = [file for below in ("*", "checkpoints/*", "*/checkpoints/*")
-             for file in near.glob(f"{below}/*.safetensors")]
-    there = sorted({str(file.parent) for file in files}, key=by_numbers)
-    more = f" and {len(there) - 6} more" if len(there) > 6 else ""
-    if path == SMOLLM2:
-        return "there is no such folder; python tests/make_smollm2.py makes it"
-    return (f"there is no such folder; the checkpoints in {near} are {', '.join(there[-6:])}{more}"
-            if there else f"there is no such folder, and no checkpoint in {near}")
-
-
-def by_numbers(text):
-    """A key to sort texts by the numbers in them: step_9 before step_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+    makes = "; python tests/make_smollm2.py makes it" if Path(name) == SMOLLM2 else ""
+    return f"there is no such folder{makes}"
 
 
 # ---------------------------------------------------------------- refused: what would be wrong here
 
-def check_length(config, args, task):
-    """Refuse a RoPE whose frequencies depend on the longest row of a batch: log-probs would then
-    depend on the batch."""
-    for limit, kind in changing_ropes(config):
-        if args.max_prompt_length + task.max_completion_length > limit:
-            raise ValueError(
-                f"beyond {limit} tokens its {kind} RoPE depends on the longest row of "
-                "a batch, and so would the log-probs; lower --max_prompt_length "
-                f"{args.max_prompt_length} or --max_completion_length "
-                f"{task.max_completion_length}: their sum may be at most {limit}")
-
-
-def changing_ropes(config):
-    """[(tokens, kind)] of the RoPEs whose frequencies depend on the longest row of a batch if that
-    has more than so many tokens."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
-    return [(rope.get("original_max_position_embeddings") or config.max_position_embeddings,
-             rope["rope_type"]) for rope in ropes if rope["rope_type"] in ("dynamic", "longrope")]
+def check_length(policy, args, task):
+    """Refuse rows that may be longer than those whose log-probs are right."""
+    limit = most_tokens(policy)
+    if task and limit and args.max_prompt_length + task.max_completion_length > limit:
+        raise ValueError(
+            f"its log-probs are right for rows of at most {limit} tokens: it has a table of so "
+            "many positions, or a RoPE that depends on the longest row of a batch; lower "
+            f"--max_prompt_length {args.max_prompt_length} or --max_completion_length "
+            f"{task.max_completion_length}: their sum may be at most {limit}")
 
 
 def most_tokens(policy):
-    """The largest number of tokens in a row whose log-probs are right; None: any number."""
+    """The largest number of tokens in a row whose log-probs are right; None: any number. Beyond it
+    a table of position embeddings ends, or the frequencies of a RoPE depend on the longest row of
+    the batch."""
+    config = policy.config
+    ropes = getattr(config, "rope_parameters", None) or {}
+    ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
+    limits = [rope.get("original_max_position_embeddings") or config.max_position_embeddings
+              for rope in ropes if rope["rope_type"] in ("dynamic", "longrope")]
     table = positions_in_table(policy)
-    limits = [limit for limit, _ in changing_ropes(policy.config)]
     return min(limits if table is None else [*limits, table], default=None)
-
-
-def check_positions(policy, tokenizer, args, task):
-    """Refuse a table of position embeddings that is too short for the longest prompt of the task
-    and a response."""
-    places = positions_in_table(policy)
-    if places is None or task is None:
-        return
-    room = places - task.max_completion_length
-    if room < 1:
-        raise ValueError(f"it has embeddings for {places} positions: --max_completion_length "
-                         f"{task.max_completion_length} leaves none for a prompt")
-    if args.max_prompt_length <= room:
-        return
-    longest = 0
-    for problem in task.train[:1] + task.test[:1] if task.one_width else task.train + task.test:
-        with suppress(ValueError):                           # one that will be left out
-            ids = task.encode(tokenizer, [problem], args.chat_template, args.max_prompt_length)[0]
-            longest = max(longest, len(ids))
-    if longest > room:
-        raise ValueError(
-            f"it has embeddings for {places} positions, and the longest prompt of {longest} tokens "
-            f"with --max_completion_length {task.max_completion_length} needs more: add "
-            f"--max_prompt_length {room} to leave out longer prompts, or shorten the responses")
 
 
 def positions_in_table(policy):

@@ -26,8 +26,6 @@ VARIANTS = {
     "a key per query": dict(num_key_value_heads=4, head_dim=16),
     "gates not normalized": dict(norm_topk_prob=False),
     "tied head": dict(tie_word_embeddings=True),
-    "dense layer by name": dict(mlp_only_layers=[1]),
-    "dense layers by step": dict(decoder_sparse_step=2, num_hidden_layers=4),
     "top-1, biases, padding id": dict(num_experts_per_tok=1, norm_topk_prob=False,
                                       attention_bias=True, pad_token_id=0),
     "experts of an odd width": dict(moe_intermediate_size=13),
@@ -186,8 +184,7 @@ def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
 
 # ------------------------------------------------------------------------------------ checkpoints
 
-@pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True),
-                                     dict(mlp_only_layers=[1], pad_token_id=0)], ids=str)
+@pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True, pad_token_id=0)], ids=str)
 @torch.no_grad()
 def test_transformers_reads_our_checkpoint_and_generates(tmp_path, changes):
     tiny = make(**changes)
@@ -203,8 +200,7 @@ def test_transformers_reads_our_checkpoint_and_generates(tmp_path, changes):
         assert generated[0, t] == tiny(generated[:, :t], logits_to_keep=1).logits.argmax()
 
 
-@pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True),
-                                     dict(decoder_sparse_step=2)], ids=str)
+@pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True)], ids=str)
 @torch.no_grad()
 def test_we_read_what_transformers_and_we_wrote(tmp_path, changes):
     tiny, reference = pair(**changes)

@@ -35,7 +35,7 @@ LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_
 SHARED = dict(shared_expert_intermediate_size=16, decoder_sparse_step=1)
 FAMILIES = {  # name in transformers, sizes
     "TinyMoE": ("tiny_moe", dict(norm_topk_prob=True)),
-    "TinyMoE, a dense layer": ("tiny_moe", dict(mlp_only_layers=[1])),
+    "TinyMoE, raw gates": ("tiny_moe", {}),
     "Qwen3-MoE": ("qwen3_moe", dict(norm_topk_prob=True, mlp_only_layers=[0])),
     "Qwen2-MoE": ("qwen2_moe", SHARED),
     "OLMoE": ("olmoe", {}),
@@ -45,7 +45,7 @@ FAMILIES = {  # name in transformers, sizes
     "GLM-4.5": ("glm4_moe", SIGMOID),
 }
 SIGMOIDS = ("DeepSeek-V3", "GLM-4.5")
-UNNORMALIZED = ("TinyMoE, a dense layer", "Qwen2-MoE", "OLMoE")
+UNNORMALIZED = ("TinyMoE, raw gates", "Qwen2-MoE", "OLMoE")
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 

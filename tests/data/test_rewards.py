@@ -120,10 +120,6 @@ def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ran
     assert judge.part_names == next(names for names in ranks if names)
     parts = judge.judge(["1"], judge.train[:1])[0].tolist()
     assert dict(zip(judge.part_names, parts)) == {"b": 1, "a": 2}
-    judge.verifiers[0].names = None                          # a verifier that has not answered yet
-    judge.reward_weights = (1, 0.2)
-    with pytest.raises(ValueError, match="how many parts the reward has is not known: verifier"):
-        judge.weights(torch.zeros(1, 1))
 
 
 # two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds
@@ -291,9 +287,7 @@ BEGUN = [
         "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
         "[float('inf')] * len(completions)": "returned inf for a completion",
         "[c[0]['content'] for c in completions]":
-            r"raised TypeError: string indices must be integers, not 'str' \(completions are plain "
-            "strings, as the prompts of the data are; for prompts that are lists of messages, "
-            "completions are too"}.items()),
+            "raised TypeError: string indices must be integers, not 'str'"}.items()),
 ]
 
 

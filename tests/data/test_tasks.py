@@ -176,15 +176,6 @@ def test_the_teacher_has_the_habit_and_the_slips_it_is_said_to_have():
     assert all(task.verify(task.teacher(p, rng), p) for p in task.train)
 
 
-@pytest.mark.parametrize("arguments, named", [
-    (dict(min_terms=0), "min_terms 0"), (dict(min_terms=9, max_terms=8), "max_terms 8"),
-    (dict(habit=1.5), "habit 1.5"), (dict(slip=-0.1), "slip -0.1"),
-    (dict(train_size=0), "train_size 0"), (dict(test_size=0), "test_size 0")])
-def test_impossible_arguments_are_refused_by_name(arguments, named):
-    with pytest.raises(ValueError, match=named):
-        running_sum(**arguments)
-
-
 # ------------------------------------------------------------------------------------- tokenizer
 
 def test_a_character_is_a_token_both_ways_and_after_saving(tmp_path):

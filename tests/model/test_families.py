@@ -187,7 +187,7 @@ def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, run):
 def test_what_would_be_wrong_is_refused_in_one_line(name, refused):
     said = refused(f"{checkpoint(name, 'model')} --output_dir run --max_completion_length 256")
     assert said.startswith("train.py: --model_name_or_path model")
-    assert ("RoPE depends on the longest row" if "," in name else "is not supported: ") in said
+    assert ("depends on the longest row" if "," in name else "is not supported: ") in said
 
 
 def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):

@@ -38,13 +38,9 @@ def test_a_table_is_found_exactly_where_a_longer_row_fails(family):
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_a_run_that_would_pass_its_end_is_refused_and_its_advice_works(family, run):
     models.saved("model", family, **shape(family))
-    jsonl("rows.jsonl", [{"prompt": "+".join("1" * n) + "=", "answer": "4"}     # up to 30 tokens
-                         for n in range(1, 16)])
-    flags = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
-             "--max_completion_length")
-    for length, words in {16: "add --max_prompt_length 24", 99: "leaves none",
-                          40: "--max_completion_length 40 leaves none"}.items():
-        said = run.refused(f"{flags} {length} --output_dir run")
-        assert "model: it has embeddings for 40 positions" in said and words in said
-    assert len(run(f"{flags} 16 --max_prompt_length 24")) == 1
-    run(f"{flags} 10", folder="fits")                        # 30 + 10
+    jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}])
+    flags = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact"
+    said = run.refused(f"{flags} --max_completion_length 16 --output_dir run")
+    assert "model: its log-probs are right for rows of at most 40 tokens" in said
+    assert "--max_prompt_length 1024 or --max_completion_length 16: their sum may be at" in said
+    assert len(run(f"{flags} --max_completion_length 16 --max_prompt_length 24")) == 1

@@ -81,7 +81,7 @@ REFUSED = {
     "--num_generations 1": "--num_generations 1 … at least 2",
     "--num_generations 1 --advantage leave_one_out": "--num_generations 1",
     "--algorithm ppo --num_generations 1 --dynamic_sampling":
-        "--dynamic_sampling … --num_generations … at least 2",
+        "--dynamic_sampling True cannot be combined with --num_generations 1: a group of one",
     "--prompts_per_step 3": "--steps_per_generation 2 … --prompts_per_step 3",
     "--micro_batch_size 3": "--micro_batch_size 3 … divide",
     "--num_experts_per_tok 9": "--num_experts_per_tok 9 … --num_experts 4",
@@ -96,7 +96,7 @@ REFUSED = {
     "--ref_model_mixup_alpha 0.5 --beta 0.1": "needs --sync_ref_model",
     "--beta 0.1 --sync_ref_model --ref_model_mixup_alpha 2": "is not between 0 and 1",
     "--zero_variance_filter --algorithm ppo --num_generations 1":
-        "--zero_variance_filter True compares the rewards of a group: --num_generations must be",
+        "--zero_variance_filter True cannot be combined with --num_generations 1: a group of one",
     "--use_kl_in_reward": "--use_kl_in_reward True needs --beta",
     "--beta 0.1 --use_kl_in_reward --kl_estimator k2":
         "--kl_estimator k2 has no effect: --use_kl_in_reward subtracts k1 from the rewards",

@@ -11,7 +11,6 @@ import pytest
 
 import eval
 from plumbing.data.datafiles import Problem
-from plumbing.model import cold_start as warm_up
 from plumbing.run import metrics as records_of, screen
 from plumbing.run.arguments import parse
 from tiny_run import jsonl, read_json
@@ -102,17 +101,6 @@ def test_a_reference_that_never_moves_is_said(every, said, run, capsys):
     words = (f"the reference policy moves after every {every} rollout batches "
              "(--ref_model_sync_steps), and never in this run of 2")
     assert (words in capsys.readouterr().out) == said
-
-
-def test_the_cold_start_tells_its_progress_through_a_pipe(monkeypatch, capsys):
-    clock = iter(range(0, 1000, 2))                          # a step takes two seconds
-    monkeypatch.setattr(warm_up.time, "perf_counter", lambda: next(clock))
-    assert list(warm_up.with_progress(10)) == list(range(1, 11))
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [
-        f"cold start: {step} of 10 supervised steps, {left} s left"
-        for step, left in ((3, 14), (6, 8), (9, 2))]
-    assert printed.err == ""
 
 
 def test_before_the_first_update_any_log_s_is_an_error():
