@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")     # a missing checkpoint fails at
 
 import pytest  # noqa: E402
 
-from tiny_run import TINY, flags, metrics  # noqa: E402
+from tiny_run import SUMS, TINY, flags, jsonl, metrics  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 os.fsync = lambda number: None                   # no test pulls the plug: it would only wait
@@ -87,6 +87,13 @@ def workplace(cold_start, tmp_path, monkeypatch):
     os.chdir(ROOT)                               # pytest deletes the folder of a test that passed
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def own(workplace, cold_start):
+    """Flags of a run on data of one's own: the sums in rows.jsonl, the policy of the cold start."""
+    jsonl("rows.jsonl", SUMS)
+    return f"--model_name_or_path {cold_start} --dataset_name rows.jsonl --max_completion_length 5 "
 
 
 @pytest.fixture

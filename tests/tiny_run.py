@@ -15,6 +15,8 @@ SMALL = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --ev
          "--device cpu").split()
 TINY = [*TASK, *POLICY, *SMALL]
 TINY_MODEL = [*TASK, *SMALL]     # beside --model_name_or_path; beside --dataset_name, too: SMALL
+SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}
+        for a in range(1, 10) for b in range(1, 10)]
 TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
 
 

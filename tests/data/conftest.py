@@ -2,10 +2,7 @@
 
 import pytest
 
-from tiny_run import jsonl
-
-SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}
-        for a in range(1, 5) for b in range(1, 5)]
+from tiny_run import SUMS, jsonl
 
 
 @pytest.fixture

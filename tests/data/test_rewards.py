@@ -377,9 +377,9 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
 
 def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):
     record, = judged("def reward(completions, largest):\n"
-                     "    return [1.0 if n > 2 else None for n in largest]\n"
+                     "    return [1.0 if n > 6 else None for n in largest]\n"
                      "def other(completions, largest):\n"
-                     "    return [None if n > 2 else 0.25 for n in largest]\n",
+                     "    return [None if n > 6 else 0.25 for n in largest]\n",
                      "--verifier mine.py:reward mine.py:other --advantage gdpo")
     assert record["reward_parts"] == {"reward": 1.0, "other": 0.25} and 0.25 < record["reward"] < 1
     assert record["dead_groups"] == 1 and record["grad_norm"] == 0 and record["pass_rate"] < 1
@@ -390,7 +390,7 @@ def test_an_answer_without_any_reward_does_not_pass(judged):
     evaluations."""
     record, = judged("def reward(completions, **columns):\n"
                      "    return [None if i % 4 == 1 else 1.0 for i in range(len(completions))]\n",
-                     "--eval_samples 4 --eval_prompts 2")
+                     "--eval_samples 4 --eval_prompts 1")
     summary = read_json("run/summary.json")
     assert record["pass_rate"] == 0.75 and record["reward"] == 1
     assert record["reward_parts"] == {"reward": 1}

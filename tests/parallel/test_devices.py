@@ -21,7 +21,7 @@ from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
 from plumbing.run.arguments import parse
-from tiny_run import TINY, TRAIN, jsonl, metrics, python
+from tiny_run import SUMS, TINY, TRAIN, jsonl, metrics, python
 
 
 # -------------------------------------------------------------------- --device and the arithmetic
@@ -132,8 +132,7 @@ def test_a_sampler_that_overflows_says_so(run, cold_start):
         attention.o_proj.weight.mul_(1e3)
     policy.save_pretrained("large")
     builtin_tokenizer().save_pretrained("large")
-    jsonl("rows.jsonl", [{"prompt": f"{i}+{j}=", "answer": "1"} for i in range(1, 6)
-                         for j in range(1, 6)])
+    jsonl("rows.jsonl", SUMS)
     said = run.refused("--model_name_or_path large --dataset_name rows.jsonl --verifier exact "
                        "--sampler_dtype float16 --max_completion_length 4 --output_dir run",
                        begun=True)

@@ -30,12 +30,10 @@ def test_the_built_in_task_answers_and_is_judged(asked, run):
     assert "reward" not in asked("run/checkpoints/step_1", "3+8=", "--n", "1")
 
 
-def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, cold_start):
-    jsonl("rows.jsonl", [{"prompt": f"{a}+{b}", "answer": "1"} for a in range(1, 10)
-                         for b in range(1, 10)])
+def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, own):
+    jsonl("rows.jsonl", [{"prompt": f"{a}+{a}", "answer": "1"} for a in range(1, 10)])
     Path("mine.py").write_text("def reward(response, answer):\n    return answer == 'yes'\n")
-    run(f"--model_name_or_path {cold_start} --dataset_name rows.jsonl --verifier mine.py:reward "
-        "--prompt_template {prompt}= --max_completion_length 5")
+    run(own + "--verifier mine.py:reward --prompt_template {prompt}=")
     with pytest.raises(SystemExit):
         asked("run/checkpoints/step_1", "3+8")               # code of a folder, not typed
     typed = ("--verifier", "mine.py:reward", "--n", "1")

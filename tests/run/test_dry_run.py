@@ -12,7 +12,7 @@ import torch
 import train
 from plumbing.run import dry_run
 from plumbing.run.arguments import parse
-from tiny_run import flags, jsonl, read_json
+from tiny_run import SUMS, flags, jsonl, read_json
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,10 +54,9 @@ def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
         workplace, cold_start, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n"
                                "    return {'right': response == answer, 'any': .25}\n")
-    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(1, 8) for b in (1, 2)]
     Path("a.yaml").write_text(
         f"model_name_or_path: {cold_start}\n"
-        f"dataset_name: {jsonl('rows.jsonl', rows)}\n"
+        f"dataset_name: {jsonl('rows.jsonl', SUMS)}\n"
         "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
         "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")
     said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")

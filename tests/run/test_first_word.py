@@ -9,7 +9,7 @@ import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Settings, flags, parse
 from plumbing.run.commands import of_training, options
-from tiny_run import jsonl, python
+from tiny_run import SUMS, jsonl, python
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +106,7 @@ def test_passk_keeps_every_flag_of_the_task():
 
 def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):
     run(folder="runs/gspo")
-    jsonl("rows.jsonl", [{"prompt": "1+2=", "answer": "3"}] * 4)
+    jsonl("rows.jsonl", SUMS)
     new = "--dataset_name rows.jsonl --verifier exact --output_dir next"
     for folder in ("runs/gspo", "runs/gspo/checkpoints"):
         for main, words in ((train.main, new), (eval.main, "passk --device cpu")):

@@ -12,7 +12,7 @@ import eval
 from plumbing.data import tasks
 from plumbing.run.arguments import parse
 from plumbing.run.metrics import NEVER_RIGHT
-from tiny_run import jsonl, python
+from tiny_run import python
 
 ROOT = Path(__file__).parents[2]
 NOTES = (f"--config {ROOT}/recipes/laptop-notes.yaml --verifier {ROOT}/recipes/notes.py:reward "
@@ -34,15 +34,12 @@ def test_right_responses_alone_are_said_to_be_too_easy(run, judge, capsys):
     assert "Are the problems too easy?" in said and NEVER_RIGHT not in said
 
 
-def test_supervised_steps_read_the_prompts_of_the_run(workplace, cold_start):
+def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start):
     """Prompts with their template, the answer and what ends a response in the loss, alone."""
     from recipes import supervised
-    model = cold_start
-    jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 9)])
-    settings = parse(shlex.split(f"--model_name_or_path {model} --dataset_name rows.jsonl "
-                                 "--verifier exact --prompt_template '0+{prompt}' --stop ,"))
+    settings = parse((own + "--verifier exact --prompt_template 0+{prompt} --stop ,").split())
     task = tasks.of_run(settings)
-    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(cold_start)
     for row, problem in zip(supervised.rows(settings, task, tokenizer), task.train, strict=True):
         labels = [label for label in row["labels"] if label != -100]
         assert tokenizer.decode(row["input_ids"]) == f"0+{problem.prompt}{problem.answer},"

@@ -10,13 +10,11 @@ import pytest
 
 import eval
 import models
-from tiny_run import jsonl, read_json
+from tiny_run import SUMS, jsonl, read_json
 
 ONCE = "--eval_samples 2 --eval_prompts 8"
 SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json"
 STEP = "run/checkpoints/step_1"
-SUMS = [{"prompt": f"{a}+{b}=", "answer": f"{(a + b) % 10}"}
-        for a in range(1, 10) for b in range(1, 10)]
 
 
 def passk(line):
@@ -61,19 +59,16 @@ def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
 
 
 @pytest.fixture
-def own(workplace, cold_start):
-    """Flags of a run on rows.jsonl with a template, a stop string and a verifier of its own; its
-    answers are right only in this form."""
-    jsonl("rows.jsonl", SUMS)
+def odd(own):
+    """Flags of a run of one's own with a template, a stop string and a verifier."""
     Path("mine.py").write_text(
         "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
-    return (f"{ONCE} --model_name_or_path {cold_start} --dataset_name rows.jsonl "
-            "--verifier mine.py:reward --prompt_template 1+{prompt} --stop , "
-            "--max_completion_length 6 --seed 3")
+    return (f"{own} {ONCE} --verifier mine.py:reward --prompt_template 1+{{prompt}} --stop , "
+            "--seed 3")
 
 
-def test_templates_stop_strings_and_held_out_rows_are_the_runs(own, run, wrong, capsys):
-    run(own)
+def test_templates_stop_strings_and_held_out_rows_are_the_runs(odd, run, wrong, capsys):
+    run(odd)
     assert ("run/config.json names code that would be run: --verifier mine.py:reward"
             ) in wrong(f"{STEP} {SAME}")
     found = []
@@ -97,10 +92,10 @@ def test_what_is_given_holds_and_is_printed(run, capsys):
                                   "--temperature 0.7 --max_completion_length 3 --device cpu")
 
 
-def test_another_data_set_is_not_read_with_the_columns_of_the_runs(own, run):
+def test_another_data_set_is_not_read_with_the_columns_of_the_runs(odd, run):
     jsonl("rows.jsonl", [{"q": row["prompt"], "a": row["answer"]} for row in SUMS])
     jsonl("other.jsonl", SUMS)
-    run(f"{own} --columns q a")
+    run(f"{odd} --columns q a")
     report = passk(f"{STEP} --verifier mine.py:reward --dataset_name other.jsonl")
     assert report["dataset"] == "other.jsonl" and "--columns" not in report["settings"]
 

@@ -25,8 +25,6 @@ RESUME = "--output_dir run --resume"
 NEWEST = Path("run/checkpoints/step_3")
 PASSK = "passk --n 1 --problems 2 --device cpu --min_terms 1 --max_terms 2 --model_name_or_path "
 NEW = "--output_dir second --model_name_or_path "
-SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "note": a}
-        for a in range(1, 5) for b in range(1, 5)]
 
 
 @pytest.fixture
@@ -37,14 +35,6 @@ def finished(run, workplace):
         run("--steps 3 --save_steps 1", folder=str(made))
     shutil.copytree(made, "run")
     return Path("run")
-
-
-@pytest.fixture
-def data(workplace, cold_start):
-    """Flags for a run of a checkpoint on rows.jsonl."""
-    jsonl("rows.jsonl", SUMS)
-    model = cold_start
-    return f"--model_name_or_path {model} --dataset_name rows.jsonl --max_completion_length 4"
 
 
 def files():
@@ -149,15 +139,6 @@ def test_a_checkpoint_of_another_program_is_not_checked(finished, run):
 
 # ------------------------------------------------------------------------------- checkpoints
 
-@pytest.mark.parametrize("name", ["state.pt", "config.json", checksums.NAME])
-@pytest.mark.parametrize("steps", [(3,), (2, 3)], ids=["newest", "all"])
-def test_a_checkpoint_that_lacks_a_file_is_damaged(name, steps, finished, run):
-    for step in steps:
-        (finished / f"checkpoints/step_{step}" / name).unlink()
-    err = run.refused(RESUME)
-    assert f"run/checkpoints/step_3: {name} is missing" in err
-    assert ("no other checkpoint" if 2 in steps else "run/checkpoints/step_2 is sound") in err
-
 
 def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, run):
     shutil.rmtree("run/checkpoints")
@@ -201,12 +182,12 @@ def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
     assert f"names code that would be run: --{flag} " in err and "evil.py:F" in err
 
 
-def test_code_that_is_typed_again_is_run(data, run, first, capsys):
+def test_code_that_is_typed_again_is_run(own, run, first, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n")
     first(train, "collect", lambda *args: args[-1] == 1 and signal.raise_signal(signal.SIGINT))
     verifier = "--verifier mine.py:reward exact"
     with pytest.raises(SystemExit):
-        run(f"{data} --save_steps 1 --steps 2 {verifier}")
+        run(f"{own} --save_steps 1 --steps 2 {verifier}")
     typed = f"{RESUME} {verifier}"
     assert f"python train.py {typed} continues" in capsys.readouterr().out
     assert verifier in run.refused(RESUME)
@@ -260,13 +241,13 @@ def test_a_bad_line_costs_no_other(name, bad, finished, run):
 @pytest.mark.parametrize("file, old, new, words", [
     ("rows.jsonl", '"answer": "5"', '"answer": "6"', "training data"),
     ("rows.jsonl", "1+4=", "4+9=", "training data"),
-    ("rows.jsonl", '"note": 3', '"note": 7', "training data"),
+    ("rows.jsonl", '"largest": 3', '"largest": 7', "training data"),
     ("test.jsonl", '"8"', '"7"', "held-out data"),
     ("template", "{prompt}", "0{prompt}", "prompt template")])
-def test_other_data_than_before_the_stop_are_refused(file, old, new, words, data, run):
-    jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "note": 9}])
+def test_other_data_than_before_the_stop_are_refused(file, old, new, words, own, run):
+    jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "largest": 9}])
     Path("template").write_text("{prompt}")
-    line = (f"{data} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
+    line = (f"{own} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
             "--prompt_template @template")
     run(f"{line} --steps 2")
     text = Path(file).read_text()

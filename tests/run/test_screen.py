@@ -13,17 +13,14 @@ import eval
 from plumbing.data.datafiles import Problem
 from plumbing.run import metrics as records_of, screen
 from plumbing.run.arguments import parse
-from tiny_run import jsonl, read_json
+from tiny_run import read_json
 
 
-def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, cold_start, capsys):
+def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'some': .5 * (response < '6'), 'any': .25}\n")
-    jsonl("rows.jsonl", [{"prompt": f"{a}+{b}=", "answer": str(a + b)}
-                         for a in range(1, 8) for b in range(1, 5)])
-    first, _ = run(f"--model_name_or_path {cold_start} --dataset_name rows.jsonl "
-                   "--verifier mine.py:reward --max_completion_length 5 --steps 2 --eval_samples 2 "
-                   "--eval_prompts 2 --eval_steps 1 --reward_weights 1 2")
+                               "    return {'some': .5 * (answer < '5'), 'any': .25}\n")
+    first, _ = run(f"{own} --verifier mine.py:reward --steps 2 --eval_samples 2 --eval_prompts 2 "
+                   "--eval_steps 1 --reward_weights 1 2")
     summary = read_json("run/summary.json")
     for when in ("before", "after"):
         parts, reward = summary[f"reward_parts_{when}"], summary[f"reward_{when}"]
@@ -121,12 +118,10 @@ def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
 
 # ------------------------------------------------------------------------------- the end
 
-def test_a_run_ends_with_eight_lines_whose_commands_run(run, cold_start, capsys):
+def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n")
-    own = (f"--model_name_or_path {cold_start} --dataset_name "
-           + jsonl("rows.jsonl", [{"prompt": f"1+{a}=", "answer": "1"} for a in range(1, 9)])
-           + " --verifier mine.py:reward --max_completion_length 5 --no_chat_template")
-    for line in ("", "--save_tokens false", own):
+    own += "--verifier mine.py:reward --no_chat_template --save_tokens false"
+    for line in ("", own):
         folder = f"run{len(line)}"
         run(f"{line} --eval_samples 1 --eval_prompts 8", folder=folder)
         said = capsys.readouterr().out.splitlines()
