@@ -19,7 +19,7 @@ from make_smollm2 import FOLDER, make_smollm2
 from models import own_logits
 from plumbing.speed import fast
 from plumbing.speed.fast import sample
-from tiny_run import jsonl, metrics, python, read_json
+from tiny_run import jsonl, metrics, python
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is the capital of France?",              # of unequal length
@@ -60,17 +60,6 @@ def answer(model, tokenizer, question):
 def test_the_converted_checkpoint_speaks_english_in_plain_transformers(model, tokenizer):
     assert model.dtype == torch.float32
     assert answer(model, tokenizer, QUESTIONS[0]) == PARIS
-
-
-@pytest.mark.parametrize("text, tokens", [
-    ("max(27,82)=82\n", "max ( 2 7 , 8 2 )= 8 2 Ċ"),         # every digit on its own
-    ("a\n\n12  34", "a ĊĊ 1 2 ĠĠ 3 4"),                      # and the blanks before it in one piece
-    ("Hello world", "Hello Ġworld"),
-    ("naïve “café” 中文 🙂\t\n", None)])
-def test_the_tokenizer_cuts_digits_apart_and_gives_the_text_back(tokenizer, text, tokens):
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    assert tokens is None or tokenizer.convert_ids_to_tokens(ids) == tokens.split()
 
 
 def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model):
@@ -176,15 +165,3 @@ def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
     assert 0.2 < found["pass_rate"] < 0.8                    # 0.49 of all pairs is usual
     assert found["truncated"] < 0.25 and found["grad_norm"] > 0
     assert 2 < found["length"] < 4                           # one or two digits and the newline
-
-
-def test_the_bfloat16_benchmark_sees_the_step_that_was_made(folder, tmp_path):
-    file = tmp_path / "bfloat16.json"
-    python("benchmarks/bfloat16.py", "--quick", "--json", file, cwd=ROOT)
-    noise = read_json(file)["noise"]
-    one, sixteen = noise["steps"]["1"], noise["steps"]["16"]
-    assert sixteen["true_rms"] == pytest.approx(16 * one["true_rms"], rel=0.3)
-    assert sixteen["arms"]["bfloat16"]["correlation"] > 0.5
-    errors = noise["log_prob_error"]                         # float16 has three more bits
-    assert errors["float16"] < errors["bfloat16"] / 3
-    assert sixteen["arms"]["float16"]["error_rms"] < sixteen["arms"]["bfloat16"]["error_rms"]

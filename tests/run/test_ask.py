@@ -42,10 +42,3 @@ def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, own):
     greedy = said.split("reward 1\n")[1].split("\n")[0]
     other = asked("run/checkpoints/step_1", "3+8=", *typed, "--prompt_template", "{prompt}")
     assert other.split("temperature 0\n")[1].split("\n")[0] == greedy
-
-
-@pytest.mark.parametrize("line, words", {
-    "run": "required: PROMPT", "run 3+8= --n 0": "--n 0: it must be at least 1",
-    "run 3+8= --learning_rate 1": "ask: --learning_rate affects training only"}.items())
-def test_what_cannot_be_asked_is_refused_in_one_line(line, words, refused):
-    assert words in refused(f"ask {line}", main=eval.main)

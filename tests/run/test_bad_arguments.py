@@ -268,18 +268,10 @@ def test_the_real_script_prints_one_line_and_exits_with_2(tmp_path):
 
 # ------------------------------------------------------------------------------- data, models
 
-@pytest.mark.parametrize("content, words", [
-    (None, ["no such data file"]),
-    ("", ["empty"]),
-    ('{"prompt": "1", "answer": "1"}\n{"prompt": \n', [" line 2", "broken JSONL"]),
-    ('{"query": "1", "result": "1"}\n', ["no column prompt", "query, result"]),
-    ('{"prompt": "1", "answer": "1"}\n{"prompt": "2", "answer": null}\n',
-     [" line 2", "answer is null"])])
-def test_data_files(content, words, refused):
-    if content is not None:
-        Path("rows.jsonl").write_text(content)
-    said = refused(f"{DATA} --output_dir run")
-    assert all(word in said for word in ["rows.jsonl", *words]), said
+def test_a_data_file(refused):
+    """Others: tests/data/test_hostile_data.py."""
+    Path("rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": \n')
+    assert "rows.jsonl line 2: broken JSONL" in refused(f"{DATA} --output_dir run")
 
 
 def test_a_prompt_that_is_too_long(cold_start, refused):
@@ -334,8 +326,6 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (pickled, "pickled weights are not read"),
     (without_a_weight, "q_proj"),
     (cut, "cannot be loaded"),
-    (lambda model: (model / "model.safetensors").write_bytes(b"\x80\x04" + b"pickle" * 99),
-     "cannot be loaded"),
     (no_tokenizer, "no tokenizer")])
 def test_model_folders(damage, words, model, refused):
     damage(model)

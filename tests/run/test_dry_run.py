@@ -2,11 +2,9 @@
 python -m pytest tests/run/test_dry_run.py"""
 
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 import train
@@ -91,19 +89,3 @@ def test_the_whole_run_is_its_start_its_batches_and_its_evaluations():
     assert "about 105 s:" in time_of("--steps 20 --eval_steps 2 --eval_samples 1")
     assert "about 50 s:" in time_of("--steps 20 --eval_samples 0")
     assert "about 34 min: 10 s" in time_of("--steps 1000") and "2.8 h" in time_of("--steps 5000")
-
-
-@pytest.mark.checkpoint
-def test_a_dry_run_of_the_recipe_with_a_real_checkpoint(tmp_path, monkeypatch, capsys):
-    from make_max_data import make_max_data
-    from make_smollm2 import FOLDER, make_smollm2
-    model = make_smollm2(str(ROOT / FOLDER))
-    monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    make_max_data("data")
-    shutil.copy(ROOT / "recipes/laptop-smollm2.yaml", "recipe.yaml")
-    said = dry(capsys, "--config", "recipe.yaml", "--model_name_or_path", model, "--device", "cpu",
-               "--prompts_per_step", "4", "--eval_prompts", "8")
-    assert re.search(r"\nprompt, \d+ tokens: 'max\(15,62\)=62\\n.*'\nresponse, \d token", said)
-    assert "8 responses of 5 tokens in a pass: " in said
-    assert re.search(r"about \d+ (s|min): .* 20 batches of [\d.]+ s, 2 evaluations of", said)

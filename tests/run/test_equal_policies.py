@@ -1,8 +1,8 @@
 """Every metric at a learning rate of 1e-12 is what equal policies give, under every flag.
 
 The flags are those of test_flags.py, which has an entry for every field of Settings; the flags
-that change routes, sampler or batch run by default, the others with -m slow, as do combinations of
-test_pairs.py. A metric that is in neither of the tables below fails: say what equal policies give.
+that change routes, sampler or batch run by default, the others with -m slow. A metric that is in
+neither of the tables below fails: say what equal policies give.
 python -m pytest tests/run/test_equal_policies.py
 """
 
@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import pair_runs
 import train
 from features.mismatch import bounds_of
 from features.sampler_format import format_of
 from plumbing.run.arguments import flags, parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
-from test_pairs import cover, flags_of
-from test_pairs import home as pairs_home  # noqa: F401
 from tiny_run import TINY, metrics
 
 STILL = "--learning_rate 1e-12 --warmup_steps 0 --steps 2"
@@ -141,22 +138,3 @@ def test_routing_replay_with_a_rounded_sampler(more, workplace):
     records = metrics("run")
     check(records, parse(flags))
     assert all(record["mismatch_kl"] > 1e-3 and record["flip_rate"] == 0 for record in records)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", range(40))
-def test_flags_together(n, pairs_home, monkeypatch):  # noqa: F811
-    monkeypatch.chdir(pairs_home)
-    choice = together()[n]
-    flags = [*flags_of(choice, choice["policy"]), *STILL.split()]
-    pair_runs.run(Path(f"still{n}"), flags)
-    check(metrics(f"still{n}"), parse(flags))
-
-
-def together(kept=[]):
-    """Combinations of flags in which the ratio compares equal policies: not a rounded sampler."""
-    def equal(choice):
-        args = parse(flags_of(choice, "model"))              # some presets set --old_logp sampler
-        return args.old_logp == "recompute" or exact(args)
-    kept[:] = kept or [choice for choice in cover(80) if equal(choice)][:40]
-    return kept

@@ -8,7 +8,7 @@ import pytest
 import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, MEANT, Settings, flags, parse
-from plumbing.run.commands import of_training, options
+from plumbing.run.commands import options
 from tiny_run import SUMS, jsonl, python
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,7 @@ def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, caps
     "lr": "learning_rate", "epochs": "steps", "batch-size": "prompts_per_step",
     "kl_coef=0.1": "beta", "max_new_tokens": "max_completion_length",
     "learning_rat": "learning_rate", "lora_rank": "lora_r", "entropy_coeff": "entropy_coef",
+    "mu": "num_iterations", "ppo_epochs": "num_iterations",
 }.items())
 def test_a_near_miss_is_known_by_its_meaning(flag, meant):
     known = f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( |\\?)"
@@ -88,20 +89,6 @@ def test_passk_takes_train_pys_names_for_its_numbers():
     own, _ = options(["--eval-samples", "2"])
     assert own.k == [1] and own.n == 2
     assert options([])[0].k == [1, 4, 16]
-
-
-@pytest.mark.parametrize("flag", [
-    "learning_rate", "steps", "algorithm", "output_dir", "beta", "use_peft", "shard"])
-def test_passk_refuses_what_only_training_has(flag):
-    line = f"passk: --{flag} affects training only, not an evaluation"
-    with pytest.raises(ValueError, match=line):
-        options([f"--{flag}", "1"])
-
-
-def test_passk_keeps_every_flag_of_the_task():
-    kept = """dataset_name verifier temperature max_completion_length chat_template stop seed device
-        model_name_or_path"""
-    assert not set(kept.split()) & of_training()
 
 
 def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):

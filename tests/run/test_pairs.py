@@ -25,29 +25,28 @@ from tiny_run import TINY, differences, metrics, python, read_json
 
 SEED, DEFAULT, ALL = 0, 12, 160
 RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
-FLAGS = {
-    "algorithm": [*ALGORITHMS],
-    "advantage": ["leave_one_out", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae",
-                  "token_credit"],
-    "scale_rewards": ["batch", "none", "mean"],
-    "reduction": ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"],
-    "kl_estimator": ["k1", "k2", "k3", "k3_is", "k3_st"],
-    "entropy_coef": ["0.01"],
-    "dual_clip": ["3"],
-    "old_logp": ["sampler"],
-    "mismatch": ["token_truncate", "seq_truncate", "geo_truncate"],
-    "mismatch_mask": ["token", "seq", "geo"],
-    "sampler_dtype": ["bfloat16", "int8", "int4"],
-    "routing_replay": ["old", "rollout"],
-    "router_aux_loss_coef": ["0.01"],
-    "off_policy_mask": ["0.001"],
-    "entropy_quantile": ["0.8"],
-    "dynamic_sampling": ["true"],
-    "overlong_cache": ["0.5"],
-    "temperature": ["1.3"],
-    "micro_batch_size": ["1", "2", "4"],
-    "gradient_checkpointing": ["true"],
-}
+FLAGS = {name: values.split() for name, values in {
+    "algorithm": " ".join(ALGORITHMS),
+    "advantage": "leave_one_out reinforce_plus_plus reinforce_plus_plus_baseline gae token_credit",
+    "scale_rewards": "batch none mean",
+    "reduction": "sequence-mean token-mean group-token-mean constant sequence-sum",
+    "kl_estimator": "k1 k2 k3 k3_is k3_st",
+    "entropy_coef": "0.01",
+    "dual_clip": "3",
+    "old_logp": "sampler",
+    "mismatch": "token_truncate seq_truncate geo_truncate",
+    "mismatch_mask": "token seq geo",
+    "sampler_dtype": "bfloat16 int8 int4",
+    "routing_replay": "old rollout",
+    "router_aux_loss_coef": "0.01",
+    "off_policy_mask": "0.001",
+    "entropy_quantile": "0.8",
+    "dynamic_sampling": "true",
+    "overlong_cache": "0.5",
+    "temperature": "1.3",
+    "micro_batch_size": "1 2 4",
+    "gradient_checkpointing": "true",
+}.items()}
 CHOICES = {**{name: [None, *values] for name, values in FLAGS.items()},
            "policy": ["built-in", "MoE", "dense"], "other": ["micro", "plain", "resumed", "two"]}
 CLOCKS = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")

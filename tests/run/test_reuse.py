@@ -33,8 +33,3 @@ def test_every_use_has_all_prompts_in_a_new_order_and_the_first_old_log_probs(
         assert record["clip_low_first_use"] == pytest.approx(first)
         assert record["clip_low_last_use"] == pytest.approx(last)
     assert record["log_w_var_last_use"] > record["log_w_var_first_use"] > 0
-
-
-@pytest.mark.parametrize("name", ["mu", "ppo_epochs"])
-def test_other_names_point_to_it(name, refused):
-    assert "did you mean --num_iterations" in refused(f"--{name} 2")
