@@ -7,6 +7,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, GenerationConfig,
 
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
+from rollout import response_logp
 
 SIZES = dict(vocab_size=17, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8, intermediate_size=48, initializer_range=0.1,
@@ -91,6 +92,21 @@ def own_scores(model, rollout, temperature=1.0):
 def own_logp(model, rollout, temperature=1.0):
     """The log-probs of all responses, each computed alone: [B, T], 0 outside the mask."""
     return own_scores(model, rollout, temperature)[0]
+
+
+def gap(policy, rollout, temperature=1.0):
+    """The largest difference of a log-prob that the sampler recorded from the policy's own."""
+    own = response_logp(policy, rollout, temperature, entropy=False).logp           # [B, T]
+    return (own - rollout.sampler_logp)[rollout.mask].abs().max().item()
+
+
+def check_ends(rollout, tokenizer, limit, ends=(), stop=()):
+    """Every response ends with its first end token or stop string, or is cut off at the limit."""
+    for ids, mask, cut in zip(rollout.response_ids, rollout.mask, rollout.truncated):
+        own = ids[mask].tolist()
+        found = [n for n in range(1, len(own) + 1) if own[n - 1] in (tokenizer.eos_token_id, *ends)
+                 or tokenizer.decode(own[:n]).endswith(tuple(stop))]
+        assert found == ([] if cut else [len(own)]) and (len(own) == limit or not cut)
 
 
 def gradient(model, value):

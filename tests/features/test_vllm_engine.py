@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import train
-from models import for_chats, make
+from models import check_ends, for_chats, gap, make
 from plumbing.data.running_sum import builtin_tokenizer
 from features import vllm_engine as engine
 from rollout import response_logp
@@ -41,12 +41,6 @@ def place(workplace):
     engine.close_engine()
 
 
-def difference(policy, rollout, temperature):
-    """The largest difference of a log-prob."""
-    own = response_logp(policy, rollout, temperature, entropy=False).logp
-    return (own - rollout.sampler_logp)[rollout.mask].abs().max().item()
-
-
 def test_samples_of_the_policy_after_each_of_ten_updates(place):
     """Also: more prompt tokens than vLLM takes at once, stop strings, two end tokens, seeds, the
     generators of torch."""
@@ -57,15 +51,11 @@ def test_samples_of_the_policy_after_each_of_ten_updates(place):
     sampler = engine.VllmSampler(policy, TOKENIZER, 8, 0.7, ("2", "1+"), prompt_tokens=32)
     rollout = sampler.sample(prompts, 100, uniforms=uniforms)
     assert torch.equal(before, torch.get_rng_state())
-    assert difference(policy, rollout, 0.7) < 1e-4
+    assert gap(policy, rollout, 0.7) < 1e-4
     again = sampler.sample(prompts, 100, uniforms=uniforms)
     assert torch.equal(rollout.response_ids, again.response_ids)
     seen = {*rollout.texts}
-    for ids, mask, truncated in zip(rollout.response_ids, rollout.mask, rollout.truncated):
-        own = ids[mask].tolist()
-        ends = [n for n in range(1, len(own) + 1) if own[n - 1] in (15, 3)
-                or TOKENIZER.decode(own[:n]).endswith(("2", "1+"))]
-        assert ends == ([] if truncated else [len(own)]) and (not truncated or len(own) == 8)
+    check_ends(rollout, TOKENIZER, 8, (3,), ("2", "1+"))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
     for _ in range(10):
         loss = response_logp(policy, rollout, 0.7).logp.mean()
@@ -73,7 +63,7 @@ def test_samples_of_the_policy_after_each_of_ten_updates(place):
         loss.backward()
         optimizer.step()
         rollout = sampler.sample(prompts, 100, uniforms=uniforms)
-        assert difference(policy, rollout, 0.7) < 1e-4
+        assert gap(policy, rollout, 0.7) < 1e-4
     assert {*rollout.texts} != seen
     greedy = sampler.sample(prompts, 2, temperature=0)
     assert greedy.texts[0] == greedy.texts[1]
