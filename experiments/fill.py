@@ -78,7 +78,7 @@ def rate(cell):
 
 
 def table(head, *rows):
-    line = lambda cells: "| " + " | ".join(str(c).replace("|", "\\|") for c in cells) + " |"
+    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
     return "\n" + "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)]) + "\n"
 
 

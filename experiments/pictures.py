@@ -34,16 +34,13 @@ def forest(name, question, found):
     first = question.rules[(*question.decides, *question.rules)[0]]
     rows = [(rule, number) for rule, number in found.items()
             if number["mean"] is not None and question.rules[rule].form == first.form]
-    if not rows:
-        return
     figure, axes = style.panels(1, 1, height=.3 * len(rows) + 1.1, width=7.5)
     axes.axvspan(-first.nothing, first.nothing, color=style.GREY, alpha=.2)
     for y, (rule, number) in enumerate(reversed(rows)):
         colour = style.BLUE if rule in question.decides else style.GREY
-        axes.plot([number["low"], number["high"]], [y, y], color=colour)
-        axes.plot(number["mean"], y, "o", color=colour,
-                  markerfacecolor=colour if number["verdict"] == "held" else "white")
-    axes.axvline(1 if first.factor else 0, color=style.BLACK, linewidth=.8)
+        axes.plot([number[key] for key in ("low", "mean", "high")], [y] * 3, "-o", color=colour,
+                  markevery=[1], markerfacecolor=colour if number["verdict"] == "held" else "white")
+    axes.axvline(0, color=style.BLACK, linewidth=.8)
     axes.set_yticks(range(len(rows)), [rule for rule, _ in reversed(rows)], fontsize=8)
     style.label(axes, "", "mean, 95 % interval; filled: held; blue: decides", "")
     figure.suptitle(textwrap.fill(question.claim, 80), x=.01, ha="left", fontsize=10)

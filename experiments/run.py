@@ -281,12 +281,12 @@ def series(question, runs, term, starts):
 
 def compared(question, runs, of, starts):
     """{start: (value, runs)} of "A - B + C", over the starts at which all terms were run."""
-    words = of.replace(" + ", "\n+").replace(" - ", "\n-").split("\n")
-    signs = [-1 if word.startswith("-") else 1 for word in words]
-    terms = [series(question, runs, word.lstrip("+-"), starts) for word in words]
-    shared = set.intersection(*map(set, terms))
-    return {s: (sum(sign * found[s][0] for sign, found in zip(signs, terms)),
-                [run for found in terms for run in found[s][1]]) for s in sorted(shared)}
+    found = {s: (0, []) for s in starts}
+    for sign, term in re.findall(r"(- |\+ |^)(.+?)(?: (?=[-+] )|$)", of):
+        more = series(question, runs, term, starts)
+        found = {s: (value - more[s][0] if sign == "- " else value + more[s][0], used + more[s][1])
+                 for s, (value, used) in found.items() if s in more}
+    return found
 
 
 def contrast(question, runs, of, starts):
@@ -310,15 +310,13 @@ def mixed(question, runs):
 
 def judge_rule(question, runs, rule):
     """dict(mean, low, high, starts, verdict, p) of a rule, or None without a run."""
-    gap = list(contrast(question, runs, rule.of, rule.starts or question.starts).values())
-    if not gap:
+    to = (lambda x: math.log(x) if x > 0 else -math.inf) if rule.factor else float
+    back = math.exp if rule.factor else float
+    found = contrast(question, runs, rule.of, rule.starts or question.starts)
+    if not found:
         return None
-    bounds = [rule.held, rule.refuted]
-    back = float
-    if rule.factor:
-        gap = list(map(math.log, gap))
-        back = math.exp
-        bounds = [b and tuple(math.log(x) if x > 0 else -math.inf for x in b) for b in bounds]
+    gap = list(map(to, found.values()))
+    bounds = [b and tuple(map(to, b)) for b in (rule.held, rule.refuted)]
     answer = (intervals.Verdict("reported") if rule.reported else
               intervals.decide(gap, *bounds, rule.nothing, rule.least))
     middle, low, high = map(back, intervals.interval(gap))
