@@ -11,7 +11,6 @@ import asyncio
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import random
 import shlex
 import sys
 from functools import cache
@@ -26,10 +25,11 @@ import yaml
 import train
 from advantages import (at_last_token, estimate_advantages, gae, group_advantages, leave_one_out,
                         reinforce_plus_plus, token_rewards, whiten)
-from losses import OBJECTIVES, kl_penalty, policy_loss, token_weights
+from exports import B, G, T, assert_same, drawn, gap, gradient, mini_batch, our_loss
+from losses import OBJECTIVES, kl_penalty
 from features.dynamic_sampling import keep_signal
-from features.mismatch import mismatch_correction
 from plumbing.run.arguments import ALGORITHMS, parse
+from reference import L_MAX
 from tools import export
 from tools.verl import ADVANTAGE, LOSS_MODE
 
@@ -38,7 +38,6 @@ pytestmark = [pytest.mark.trl, pytest.mark.skipif(
     VERL is None, reason="verl is missing: pip install --no-deps verl==0.9.1")]
 ABSENT = ("codetiming", "orjson", "ray", "tensordict", "omegaconf")  # packages that verl imports
 ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
-B, T, L_MAX = 12, 14, 20
 
 
 class Empty(ModuleType):
@@ -125,19 +124,6 @@ def number(value):
         return value
 
 
-def drawn(rng, start, table):
-    """Random flags of a table {flag: values} that the command line accepts, each in a fifth."""
-    while True:
-        line = f"--algorithm {rng.choice([*ALGORITHMS])} {start}"
-        for name, values in table.items():
-            if rng.random() < 0.2:
-                line += f" --{name} {rng.choice(values)}"
-        try:
-            return line, parse(line.split())
-        except ValueError:
-            pass
-
-
 # ------------------------------------------------------------------------------------- the keys
 
 FLAGS = {
@@ -154,7 +140,8 @@ DATA = "--model_name_or_path some/model --dataset_name rows.jsonl "
 
 @pytest.mark.parametrize("seed", range(80))
 def test_every_key_is_one_of_verls(seed, printed):
-    line, args = drawn(random.Random(seed), DATA + f"--max_completion_length {L_MAX}", FLAGS)
+    line = drawn(seed, DATA + f"--max_completion_length {L_MAX}", FLAGS)
+    args = parse(line.split())
     comments, words, given = printed(line)
     if lacking := missing(args):
         assert comments == [f"# no equivalent in verl 0.9.1: it has no {', no '.join(lacking)}"]
@@ -194,41 +181,19 @@ def test_batches_are_counted_as_verl_counts_them(printed):
             in source("trainer/ppo/v1/trainer_base.py"))
 
 
-def test_a_flag_that_verl_does_not_have_is_named(printed):
-    comments, _, _ = printed(DATA + "--stop END --plain")
-    assert any("not in verl's configuration" in line and "--stop END --plain" in line
-               for line in comments)
-
-
-@pytest.mark.parametrize("form", [
-    "exact", "math", "mine.py:plain", "mine.py:parts", "./mine.py:plain",
-    "/tmp/mine.py:whole_batch", "exact mine.py:parts"])
-def test_the_verifier_is_named_as_what_the_user_writes(form, printed):
-    """No compute_score is printed that could fail: the command names reward.py, a comment the
-    verifier."""
-    comments, _, given = printed(DATA + f"--verifier {form}")
+@pytest.mark.parametrize("line", ["--stop END --plain", "--verifier exact", "--verifier math",
+                                  "--verifier /tmp/mine.py:whole_batch",
+                                  "--verifier exact mine.py:parts"])
+def test_what_verl_does_not_have_and_the_verifier_are_named_as_the_user_writes_them(line, printed):
+    """No compute_score is printed that could fail: the command names reward.py."""
+    comments, _, given = printed(DATA + line)
     left, = [line for line in comments if line.startswith("# not in verl's configuration")]
-    assert left.endswith(f"--dataset_name rows.jsonl --verifier {form}")
+    assert left.endswith(f"--dataset_name rows.jsonl {line}")
     assert given["reward.custom_reward_function.path"] == "reward.py"
     assert not any("import" in line or "def " in line for line in comments)
 
 
 # ----------------------------------------------------------------------------------- the losses
-
-def make_batch(given=None, empty=()):
-    """(logp, old_logp, ref_logp, gap, A, mask): ragged rows, ratios from far below the clip ranges
-    to far above, both signs of A; the rows `empty` have no loss token."""
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
-    lengths = torch.tensor([14, 3, 9, 12, 1, 7, 14, 5, 8, 11, 2, 6])
-    mask = torch.arange(T) < lengths[:, None]                                       # [B, T]
-    mask[list(empty)] = False
-    old_logp = -0.1 - 3 * torch.rand(B, T, generator=generator, dtype=torch.float64)
-    logp = old_logp + 0.4 * draw(B, T) + 0.2 * draw(B, 1)
-    logp[0, 0] = old_logp[0, 0] + 4                          # a token ratio of 55
-    A, gap = draw(B), 0.3 * draw(B, T)
-    return logp.clamp(max=-1e-3).requires_grad_(), old_logp, old_logp - 0.2, gap, A, mask
-
 
 def actor_config(verl, given):
     """verl's own ActorConfig from the printed overrides."""
@@ -244,21 +209,20 @@ def actor_config(verl, given):
 def verl_loss(verl, given, batch, size=B):
     """The loss as verl/workers/utils/losses.py adds it up, in micro-batches of `size` rows:
     policy, entropy, KL."""
-    whole = batch[-1]
     config = actor_config(verl, given)
-    config.global_batch_info.update(dp_size=1, batch_num_tokens=whole.sum(),
-                                    global_batch_size=len(whole),
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=batch.mask.sum(),
+                                    global_batch_size=B,
                                     loss_scale_factor=config.loss_scale_factor)
     added = 0
     for start in range(0, B, size):
-        logp, old_logp, ref_logp, gap, A, mask = (x[start:start + size] for x in batch)
+        logp, old_logp, A, mask, rho = (x[start:start + size] for x in (*batch[:4], gap()))
         weights = None
         if kind := given.get(CORRECTION + "rollout_is"):
             weights, _ = verl.correction.compute_rollout_correction_weights(
-                gap, mask, kind, number(given[CORRECTION + "rollout_is_threshold"]))
+                rho, mask, kind, number(given[CORRECTION + "rollout_is_threshold"]))
         if kind := given.get(CORRECTION + "rollout_rs"):
             mask, _ = verl.correction.compute_rollout_rejection_mask(
-                gap, mask.long(), kind, given[CORRECTION + "rollout_rs_threshold"])
+                rho, mask.long(), kind, given[CORRECTION + "rollout_rs_threshold"])
             mask = mask.bool()
         loss, _ = verl.core.get_policy_loss_fn(config.policy_loss.loss_mode)(
             old_log_prob=old_logp, log_prob=logp, advantages=A[:, None] * mask,
@@ -270,28 +234,10 @@ def verl_loss(verl, given, batch, size=B):
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * mean(-0.3 * logp)
         if config.use_kl_loss:
-            kl = verl.core.kl_penalty(logp, ref_logp, config.kl_loss_type)
+            kl = verl.core.kl_penalty(logp, old_logp - 0.2, config.kl_loss_type)
             loss = loss + config.kl_loss_coef * mean(kl)
         added = added + loss
     return added
-
-
-def our_loss(args, batch):
-    logp, old_logp, ref_logp, gap, A, mask = batch
-    weights = token_weights(mask, args.reduction, max_length=L_MAX)
-    rollout = SimpleNamespace(mask=mask, sampler_logp=old_logp - gap)
-    loss, _ = policy_loss(args.row, logp, old_logp, A, mask, epsilon=args.epsilon,
-                          epsilon_high=args.epsilon_high, weights=weights,
-                          mismatch=mismatch_correction(args, old_logp, rollout))
-    if args.beta and args.advantage != "reinforce_plus_plus":
-        kl = kl_penalty(logp, ref_logp, mask, args.kl_estimator, old_logp)
-        loss = loss + args.beta * (weights * kl).sum()
-    entropy = (token_weights(mask, "token-mean") * -0.3 * logp).sum()
-    return loss - args.entropy_coef * entropy
-
-
-def gradient(loss, batch):
-    return torch.autograd.grad(loss, batch[0], retain_graph=True)[0]
 
 
 CASES = {
@@ -308,12 +254,12 @@ CASES = {
 def test_losses_under_the_printed_settings_are_equal_in_value_and_gradient(verl, printed):
     """Every objective with a counterpart at its own settings, then 200 random settings; two rows
     without a loss token, and three micro-batches or one."""
-    compared, rng = set(), random.Random(0)
+    compared = set()
     lines = [f"--algorithm {name} --overlong_cache 0" for name in ALGORITHMS]
     lines += [lines[[*ALGORITHMS].index("dapo_paper")] + " --reduction token-mean"]  # verl's own
-    lines += [drawn(rng, "--advantage group", CASES)[0] for _ in range(200)]
-    for line in lines:
-        line += f" --max_completion_length {L_MAX} --micro_batch_size {rng.choice(['64', '4'])}"
+    lines += [drawn(seed, "--advantage group", CASES) for seed in range(200)]
+    for number, line in enumerate(lines):
+        line += f" --max_completion_length {L_MAX} --micro_batch_size {(64, 4)[number % 2]}"
         args = parse(line.split())
         if missing(args):
             continue
@@ -322,12 +268,8 @@ def test_losses_under_the_printed_settings_are_equal_in_value_and_gradient(verl,
         size = min(B, given[ACTOR + "ppo_micro_batch_size_per_gpu"])
         if LOSS_MODE[row.ratio, row.clip] == "geo_mean":
             size = B                                         # its comment says what smaller ones do
-        batch = make_batch(empty=(3, 8))
-        ours, theirs = our_loss(args, batch), verl_loss(verl, given, batch, size)
-        assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-9), line
-        torch.testing.assert_close(gradient(ours, batch), gradient(theirs, batch), rtol=1e-5,
-                                   atol=1e-10)
-        assert gradient(ours, batch).any()
+        batch = mini_batch(empty=(3, 8))
+        assert_same(our_loss(args, batch), verl_loss(verl, given, batch, size), batch)
         compared.add(args.objective)
     assert compared == {name for name, row in OBJECTIVES.items()
                         if (row.ratio, row.clip) in LOSS_MODE}
@@ -345,8 +287,9 @@ def test_verls_default_would_be_another_loss(verl, printed, key, value, line):
     assert defaults("ppo_trainer")["actor_rollout_ref"]["actor"][key] == value
     comments, _, given = printed(line)
     assert any(key in line or "clip_ratio_low and _high" in line for line in comments)
-    *rest, A, mask = make_batch()
-    batch = (*rest, -A.abs() if key == "clip_ratio_c" else A, mask)
+    batch = mini_batch()
+    if key == "clip_ratio_c":
+        batch = batch._replace(A=-batch.A.abs())
     ours = our_loss(parse(line.split()), batch)
     assert ours.item() == pytest.approx(verl_loss(verl, given, batch).item(), rel=1e-6)
     other = verl_loss(verl, given | {ACTOR + key: value}, batch)
@@ -362,7 +305,7 @@ def test_gmpos_gradient_grows_with_the_number_of_micro_batches(verl, printed, al
     comments, _, given = printed(f"--algorithm {algorithm}")
     said = any("geo_mean averages over a micro-batch" in line for line in comments)
     assert said == (algorithm == "gmpo")
-    batch = make_batch()
+    batch = mini_batch()
     whole, parts = (gradient(verl_loss(verl, given, batch, size), batch) for size in (B, B // 2))
     torch.testing.assert_close(parts, times * whole)
 
@@ -423,12 +366,17 @@ def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(printed):
 
 # ------------------------------------------------------------------------------- the advantages
 
+def full_rows():
+    """The loss mask of responses of 3 to 14 tokens: verl's advantages know no empty row."""
+    return torch.arange(T) < torch.tensor([10, 3, 9, 8, 1, 7, 10, 5, 8, 6, 2, 6])[:, None]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage, scale", [*((name, "group") for name in ADVANTAGE),
                                               ("group", "none")])
 def test_advantages_equal_verls_but_for_the_unbiased_deviation(verl, printed, advantage, scale):
     """Only the advantage "group" reads --scale_rewards."""
-    G, mask = 4, make_batch()[-1]
+    mask = full_rows()
     rewards = torch.tensor([1.0, 0, 1, 0, 0.5, 0, 0, 2, 1, 1, 1, 1], dtype=torch.float64)
     more = "" if scale == "group" else f"--scale_rewards {scale}"
     comments, _, given = printed(f"--algorithm grpo --advantage {advantage} {more}")
@@ -454,7 +402,7 @@ def test_advantages_equal_verls_but_for_the_unbiased_deviation(verl, printed, ad
 @pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 def test_gae_is_verls_which_whitens_the_advantages(verl, lam):
-    values, mask = torch.randn(B, T, generator=torch.Generator().manual_seed(0)), make_batch()[-1]
+    values, mask = torch.randn(B, T, generator=torch.Generator().manual_seed(0)), full_rows()
     mask = mask & (torch.arange(T) % 5 != 2)                 # what a tool inserted
     rewards = torch.randn(mask.shape).double() * mask                               # [B, T]
     advantages, returns = gae(rewards, values.double(), mask, lam=lam)
@@ -479,7 +427,7 @@ def apply_kl_penalty(verl):
 @pytest.mark.slow
 @pytest.mark.parametrize("advantage", [*ADVANTAGE, "gae"])
 def test_the_kl_in_the_reward_is_verls(verl, printed, apply_kl_penalty, advantage):
-    G, mask = 4, make_batch()[-1]
+    mask = full_rows()
     rng = torch.Generator().manual_seed(1)
     rewards = torch.randn(B, generator=rng).double()
     logp, ref_logp, values = torch.randn(3, B, T, generator=rng).double()           # [B, T] each
