@@ -83,12 +83,6 @@ def test_logits_and_every_gradient_equal_transformers(changes):
             assert (weight.grad - gradient).norm() <= 1e-4 * gradient.norm(), name
 
 
-def test_left_padding_changes_no_real_token():
-    tiny = make()
-    for row, real, logits in zip(IDS, REAL, tiny(IDS, MASK).logits):
-        assert torch.allclose(tiny(row[real][None]).logits[0], logits[real], atol=1e-5)
-
-
 def test_positions_are_derived_from_the_mask_or_given():
     tiny, reference = pair()
     position = (MASK.cumsum(-1) - 1).clamp(min=0)
@@ -253,18 +247,9 @@ def reconfigured(**values):
     return damage
 
 
-def pickled(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
 EXPERT = "model.layers.1.mlp.experts.2.gate_proj.weight"
 LINEAR = dict(rope_type="linear", factor=2.0, rope_theta=1e4)
 BAD = {
-    "no folder": (shutil.rmtree, "there is no such folder"),
-    "no config": (lambda f: (f / "config.json").unlink(), "no config.json there"),
-    "pickled weights only": (pickled, "pickled weights are not read"),
-    "weights missing": (edited(lambda w: w.pop("model.norm.weight")), "model.norm.weight"),
     "an expert missing": (edited(lambda w: w.pop(EXPERT)), "some experts' weights are missing"),
     "misshapen": (edited(lambda w: w.update({"model.norm.weight": torch.ones(5)})), "norm.weight"),
     "an expert misshapen": (edited(lambda w: w.update({EXPERT: torch.ones(5, 32)})),
@@ -273,11 +258,7 @@ BAD = {
     "fewer layers in config": (reconfigured(num_hidden_layers=2), "model.layers.2"),
     "more layers in config": (reconfigured(num_hidden_layers=4), "model.layers.3"),
     "more experts in config": (reconfigured(num_experts=8, num_local_experts=8), "mlp"),
-    "cut off": (lambda f: (f / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}"),
-                "header"),
-    "config is no JSON": (lambda f: (f / "config.json").write_text("{"), "not a valid JSON"),
     "another architecture": (reconfigured(model_type="mixtral"), "model.layers.0"),
-    "top-K": (reconfigured(num_experts_per_tok=7), "num_experts_per_tok 7 exceeds num_experts 6"),
     "RoPE scaling": (reconfigured(rope_parameters=LINEAR), "'linear'"),
     "sliding window": (reconfigured(use_sliding_window=True, sliding_window=4),
                        "sliding_window 4"),
@@ -286,7 +267,8 @@ BAD = {
 
 @pytest.mark.parametrize("damage, words", BAD.values(), ids=BAD)
 def test_a_bad_checkpoint_ends_the_script_in_one_line(damage, words, tmp_path, refused):
-    """Whatever is wrong with the weights: none is ever filled in with random numbers."""
+    """No weight is ever filled in with random numbers. What is wrong with any family's folder:
+    tests/run/test_bad_arguments.py."""
     folder = tmp_path / "checkpoint"
     make().save_pretrained(folder)
     damage(folder)

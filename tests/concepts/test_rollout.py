@@ -58,16 +58,11 @@ def test_a_common_prefix_survives_cutting_and_joining():
     for q, i in enumerate((2, 0, 1, 3)):
         ours, theirs = (x.prompt_ids[j][x.prompt_mask[j]] for x, j in ((parts, q), (rollout, i)))
         assert torch.equal(ours, theirs)
+    rows = [6, 7, 8, 0, 1, 2, 3, 4, 5, 9, 10, 11]            # whole groups of three
+    assert parts.texts == [rollout.texts[i] for i in rows]
+    assert responses(parts) == [responses(rollout)[i] for i in rows]
     other = rolled(make(), T=10)
     assert concat([rollout, other]).prefix == other.prefix == 0
-
-
-def test_groups_picks_whole_groups():
-    rollout = rolled(make(), G=2)
-    picked = rollout.groups(torch.tensor([2, 0]))
-    assert picked.texts == rollout.texts[4:6] + rollout.texts[0:2]
-    assert torch.equal(picked.response_ids, rollout.response_ids[[4, 5, 0, 1]])
-    assert torch.equal(picked.prompt_ids, rollout.prompt_ids[[2, 0]])
 
 
 @every_model

@@ -6,7 +6,6 @@ from types import ModuleType
 
 import pytest
 
-from features import trackers
 from tiny_run import metrics, read_json
 
 
@@ -41,6 +40,12 @@ def test_wandb_and_trackio_get_them_too(name, run, monkeypatch):
     held_out = [first[f"pass_at_1/{i}"] for i in range(3)]   # the mean and its interval
     assert held_out == metrics("run")[0]["pass_at_1"]
     assert second["reward"] == metrics("run")[1]["reward"] and second["reward_parts/correct"] >= 0
+    summary = read_json("run/summary.json")
+    for (_, numbers), when in ((logged[0], "before"), (logged[-1], "after")):
+        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"]
+        assert numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
+        correct = summary[f"reward_parts_{when}"]["correct"]
+        assert numbers["held_out_parts/correct"] == correct
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(refused, monkeypatch):
@@ -50,20 +55,3 @@ def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(refused, mon
     assert refused("--report_to trackio") == (
         "train.py: --report_to trackio needs a package that is not installed: "
         "pip install trackio\n")
-
-
-def test_trackers_get_both_ends_of_the_held_out_scores(run, monkeypatch):
-    """Without --eval_steps: before the first batch and after the last."""
-    sent = []
-    monkeypatch.setattr(trackers.Trackers, "check", lambda settings: None)
-    monkeypatch.setattr(trackers, "start",
-                        lambda *args: lambda numbers, step: sent.append((step, numbers)))
-    run("--steps 2 --eval_samples 1 --eval_prompts 4 --report_to tensorboard")
-    summary = read_json("run/summary.json")
-    ends = [(step, numbers) for step, numbers in sent if "held_out_reward/0" in numbers]
-    assert [step for step, _ in ends] == [0, 2] and len(sent) == 4
-    for (_, numbers), when in zip(ends, ("before", "after")):
-        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"]
-        assert numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
-        correct = summary[f"reward_parts_{when}"]["correct"]
-        assert numbers["held_out_parts/correct"] == correct

@@ -18,7 +18,6 @@ from test_rollout import PROMPTS, TOKENIZER, assert_same, every_model, make, uni
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
-import bfloat16  # noqa: E402
 import memory  # noqa: E402
 import scaling  # noqa: E402
 import timing  # noqa: E402
@@ -45,13 +44,6 @@ def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens():
         return memory.peak_bytes(lambda: score().logp.sum().backward())
     more = peak(512) - peak(256)
     assert more < 0.25 * 256 * V * 4, "256 more tokens cost far less than one row of logits each"
-
-
-@pytest.mark.parametrize("script", [bfloat16, memory, scaling, versus_trl])
-def test_benchmarks_explain_themselves(script, capsys):
-    with pytest.raises(SystemExit) as stop:
-        script.main(["--help"])
-    assert stop.value.code == 0 and "--json" in capsys.readouterr().out
 
 
 def test_sides_take_turns_and_the_first_round_does_not_count():

@@ -295,6 +295,20 @@ def reference(group, name, epsilon, epsilon_high, run):
     return flat(push), flat(struck), stats
 
 
+def compared(driver, panel, group, run):
+    """What a panel shows, compared with policy_loss: its tokens, and the statistics of the loss."""
+    name, _, epsilon, epsilon_high = on_screen(driver, panel)
+    push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
+    tokens = shown(driver, panel)
+    assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12), name
+    if OBJECTIVES[name].clip != "tv-two-sided":              # there, they are still pulled
+        assert [t[2] for t in tokens] == struck, name
+    return tokens, stats
+
+
+NONE = {"dual_clip": None, "off_policy_mask": None, "objective": ""}     # of a run, beside its loss
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
@@ -313,12 +327,7 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
                                       "p.epsilon = p.epsilonHigh = arguments[0]}); redraw()", band)
             for panel, run in enumerate(runs):
                 group = next(group for group in run["groups"] if group["step"] == step)
-                _, _, epsilon, epsilon_high = on_screen(opened, panel)
-                push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
-                tokens = shown(opened, panel)
-                assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12)
-                if OBJECTIVES[name].clip != "tv-two-sided":  # there, they are still pulled
-                    assert [t[2] for t in tokens] == struck
+                tokens, stats = compared(opened, panel, group, run)
                 for side in ("low", "high"):
                     removed = float(stats[f"clip_{side}"] * stats["tokens"])
                     assert sum(t[1] == side for t in tokens) == round(removed)
@@ -342,15 +351,11 @@ def test_every_pair_of_a_known_ratio_and_a_known_clip_is_that_of_policy_loss(
     group = record(1, seed=3, factors=factors(1))
     run = write_run(tmp_path / "run", [group])
     driver.get(view.write_page([run]).as_uri())
-    options = {"dual_clip": None, "off_policy_mask": None, "objective": ""}
     names = [name for name in driver.execute_script("return usable(RUNS[0])") if "+" in name]
     assert len(names) >= 35
     for name in names:
         driver.execute_script("choose(0, arguments[0]); redraw()", name)
-        _, _, epsilon, epsilon_high = on_screen(driver, 0)
-        push, struck, _ = reference(group, name, epsilon, epsilon_high, options)
-        assert [t[0] for t in shown(driver, 0)] == pytest.approx(push, rel=1e-6, abs=1e-12), name
-        assert "tv-two-sided" in name or [t[2] for t in shown(driver, 0)] == struck, name
+        compared(driver, 0, group, NONE)
 
 
 @pytest.mark.slow
@@ -375,13 +380,9 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp
     driver.get(view.write_page([run]).as_uri())
     names = driver.execute_script("return usable(RUNS[0])")
     assert {"gspo_token", "grpo"} <= set(names) and not {"gspo", "gmpo", "vespo"} & set(names)
-    options = {"dual_clip": None, "off_policy_mask": None, "objective": ""}
     for name in ("gspo_token", "grpo", "cispo"):
         driver.execute_script("choose(0, arguments[0]); redraw()", name)
-        _, _, epsilon, epsilon_high = on_screen(driver, 0)
-        push, struck, _ = reference(group, name, epsilon, epsilon_high, options)
-        assert [t[0] for t in shown(driver, 0)] == pytest.approx(push, rel=1e-6, abs=1e-12)
-        assert [t[2] for t in shown(driver, 0)] == struck
+        compared(driver, 0, group, NONE)
     press(driver, "g")
     assert on_screen(driver, 0)[0] == "gspo_token"
 
