@@ -372,5 +372,6 @@ BATCHES = {
     "one token each": emptied(ragged()),
     "one group": only(slice(0, G), ragged()),
     "one response": only(slice(6, 7), ragged()),
+    "one token": only(slice(5, 6), ragged()),
     "per token": per_token(ragged()),
 }
