@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from features import mismatch
-from features.mismatch import bounds_of
-from losses import mismatch_mask
+from features.mismatch import bounds_of, weight_stats
 from plumbing.run.arguments import parse
+from reference import ragged
 
 
 @pytest.mark.parametrize("level", ["token", "seq", "geo"])
@@ -34,13 +34,20 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(level
     assert level == "geo" or any(0 < w < 0.5 for w in want)
 
 
-def test_a_response_with_one_outlier_is_dropped_whole():
-    log_rho = torch.tensor([[0.0, 9.9, 0.1], [0.0, 0.2, 9.9], [-9.9, 0.0, 0.0], [4.6, -9.2, 0.0]])
-    mask = torch.tensor([[True] * 3, [True, True, False], [True] * 3, [True] * 3])
-    kept = mismatch_mask(log_rho - 1, torch.full_like(log_rho, -1), mask, "outlier", 1e-4, 100.0)
-    assert torch.equal(kept, mask & torch.tensor([False, True, False, True])[:, None])
-
-
 def test_the_bounds_of_an_outlier_are_its_own():
     assert bounds_of(parse(["--mismatch_mask", "outlier"])) == (1e-4, 100.0)
     assert bounds_of(parse(["--mismatch_mask", "token"])) == bounds_of(parse([])) == (0.5, 5.0)
+
+
+def test_how_unequal_weights_are_equals_a_loop():
+    """Equal weights keep the whole sample, rejected ones nothing of it."""
+    mask = ragged().mask
+    some = 2 * torch.rand(mask.shape, generator=torch.Generator().manual_seed(0))
+    for weights in (mask.float(), mask * 0.0, some):
+        w = weights[mask].tolist()
+        squares = sum(x * x for x in w)
+        stats = weight_stats(torch.where(mask, weights, math.nan), mask)
+        ess = sum(w) ** 2 / len(w) / squares if squares else 0
+        assert stats["mismatch_ess"] == pytest.approx(ess)
+        assert stats["mismatch_chi2"] == pytest.approx(sum((x - 1) ** 2 for x in w) / len(w))
+    assert weight_stats(some, mask & False) == dict.fromkeys(stats)

@@ -36,15 +36,6 @@ def test_no_note_where_rounding_removes_nothing(flags, run, capsys):
     assert "note: log s" not in capsys.readouterr().out
 
 
-def test_a_resumed_run_keeps_what_the_first_batch_measured(run, monkeypatch):
-    [first] = run("--warmup_steps 0 --bf16")
-    state = torch.load("run/checkpoints/step_1/state.pt", weights_only=True)
-    assert state["features"] == {"Rounding": {"error": first["log_s_noise"]}}
-    monkeypatch.setattr(Rounding, "scores", lambda self: pytest.fail("measured again"))
-    _, second = run("--resume --steps 2")
-    assert second["log_s_noise"] >= first["log_s_noise"]
-
-
 def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
     """Reference: two policies, two arithmetics, four forwards, the means of a loop over tokens."""
     torch.manual_seed(0)

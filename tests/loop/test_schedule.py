@@ -24,16 +24,6 @@ def test_the_rate_is_transformers_own_but_for_a_warm_up_from_1_over_n(kind):
             x.step()
 
 
-def test_after_a_head_start_at_the_peak_rate_the_schedule_is_that_of_a_shorter_run():
-    long, short = (parse(f"--steps {n} --steps_per_generation 4 --warmup_steps 6".split())
-                   for n in (7, 5))
-    late, plain = (train.make_schedule(args, torch.optim.SGD([torch.zeros(1)], 0.5), head)
-                   for args, head in ((long, 2), (short, 0)))
-    share, reference = late.lr_lambdas[0], plain.lr_lambdas[0]
-    assert [share(step) for step in range(8)] == [1.0] * 8
-    assert [share(8 + step) for step in range(21)] == [reference(step) for step in range(21)]
-
-
 def test_the_first_update_moves_the_weights_and_a_skipped_one_not_the_schedule(
         run, first, then):
     """Four updates, warm-up of three; the first is spoilt: torch has nothing to warn of."""
