@@ -139,7 +139,8 @@ def sample(settings, learner, task, problems, step, attempt=0):
                           settings.max_prompt_length)
     B = len(prompts) * settings.num_generations
     T = task.max_completion_length
-    uniforms = torch.rand(B, T, generator=generator_for(settings, step, attempt + 1))   # [B, T]
+    generator = generator_for(settings.seed, step, attempt + 1)
+    uniforms = torch.rand(B, T, generator=generator)                                # [B, T]
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
 
 
@@ -153,7 +154,7 @@ def mini_batches(settings, task, batch, step):
     """The batch in --steps_per_generation mini-batches of whole groups, each with the weights by
     which its loss averages the tokens; all of it --num_iterations times, in a new random order each
     time. old_logp stays that of the policy which sampled."""
-    generator = generator_for(settings, step)
+    generator = generator_for(settings.seed, step)
     orders = [torch.randperm(len(batch.problems), generator=generator)
               for _ in range(settings.num_iterations)]                              # μ times [Q]
     for index in [part for order in orders for part in order.chunk(settings.steps_per_generation)]:
@@ -194,7 +195,7 @@ def update(settings, learner, mini):
     stats = stats if settings.plain else equal_groups.of_whole(stats, mini.rollout.mask)
     for before_step in features.hooks["before_step"]:
         before_step(learner, mini)
-    return optimizer_step(settings, learner, stats)
+    return optimizer_step(learner, stats, settings.max_grad_norm)
 
 
 def forced(policy, rollout):
@@ -204,15 +205,16 @@ def forced(policy, rollout):
     return replay_routes(policy, routes.of_forwards(policy, rollout)) if routes else nullcontext()
 
 
-def optimizer_step(settings, learner, stats):
+def optimizer_step(learner, stats, max_grad_norm):
     """Clip the gradient's norm and change the weights, unless loss or gradient are not finite.
     Returns the statistics of the mini-batch as numbers."""
     scaler = learner.scaler
     scaler.unscale_(learner.optimizer)
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    norm = torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm or math.inf)
+    norm = torch.nn.utils.clip_grad_norm_(trained, max_grad_norm or math.inf)
     stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
-    values = torch.stack([x.to(norm.device, widest(norm.device)) for x in stats.values()])
+    exact = torch.float32 if norm.device.type == "mps" else torch.float64   # MPS has no float64
+    values = torch.stack([x.to(norm.device, exact) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
@@ -224,20 +226,15 @@ def optimizer_step(settings, learner, stats):
     return stats
 
 
-def widest(device):
-    """The floating-point format with the highest precision on a device: MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def overflowed(scaler, stats):
     """Whether a gradient is not finite only because it was scaled beyond float16's range, which a
     lower scale cures: nothing is wrong with the mini-batch."""
     return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
 
 
-def generator_for(settings, step, attempt=0):
+def generator_for(seed, step, attempt=0):
     """Random numbers of a rollout batch, whatever happened before: a resumed run draws the same."""
-    return torch.Generator().manual_seed((settings.seed * 1_000_003 + step) * 16 + attempt)
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) * 16 + attempt)
 
 
 # -------------------------------------------------------------------------------- a rollout batch
@@ -271,15 +268,6 @@ class Batch:
         G = self.group_size
         problems = self.problems[start // G:(stop - 1) // G + 1]
         return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
-
-    def add_part(self, name, part):
-        """A further part of the rewards, with weight 1, here and in all that was sampled.
-        part: rollout -> [B]."""
-        def longer(rollout, parts):
-            return torch.cat([parts, part(rollout)[:, None]], 1)                    # [B, K + 1]
-        self.parts = longer(self.rollout, self.parts)                               # [B, K + 1]
-        self.sampled = [(one, longer(one, parts)) for one, parts in self.sampled]
-        self.added = (*self.added, name)
 
     def weigh(self, factor):
         """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""

@@ -54,6 +54,9 @@ class Flags:
 
 class Distillation(Feature):
     flags = Flags
+    presets = {"sdpo": dict(objective="cispo", epsilon_high=1.0, reduction="sequence-mean",
+                            advantage="distillation", self_distillation="sibling",
+                            teacher_update_rate=0.05)}
     gives = ("teacher_logp",)
 
     @classmethod

@@ -20,6 +20,7 @@ class Feature:
     """What one feature adds to a run. A hook that is not overridden is never called."""
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
+    presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
     keeps_adapters = False       # whether adapters stay apart from the weights, see `policy`
@@ -37,6 +38,11 @@ class Feature:
     @classmethod
     def check(cls, settings):
         """Refuse (`refuse`) what the words of its flags cannot say. It is called in every run."""
+
+    @classmethod
+    def adds_reward(cls, settings):
+        """Whether it adds something of its own weight to the rewards. Only where it is on."""
+        return False
 
     @classmethod
     def notes(cls, settings):
@@ -191,6 +197,7 @@ def flag(default, help, **words):
     text             whether its value is a text that names no file to read
     problems         whether it decides which problems there are, so that an evaluation of the run
                      keeps it
+    saves_memory     whether a run that is out of memory is told to add this switch
     kind             the function that reads its text, if that is not the type
     """
     several = isinstance(default, list)

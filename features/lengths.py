@@ -35,6 +35,10 @@ class Lengths(Feature):
         return settings.overlong_cache > 0 or settings.mask_truncated_completions
 
     @classmethod
+    def adds_reward(cls, settings):
+        return settings.overlong_cache > 0
+
+    @classmethod
     def task(cls, settings, task, load):
         """The built-in task's length limit leaves room for its longest answer."""
         if not settings.dataset_name:
@@ -47,11 +51,17 @@ class Lengths(Feature):
 
     def before_updates(self, learner, batch, old):
         if self.settings.overlong_cache:
-            batch.add_part("overlong", self.penalty)
+            batch.parts = self.longer(batch.rollout, batch.parts)                   # [B, K + 1]
+            batch.sampled = [(one, self.longer(one, parts)) for one, parts in batch.sampled]
+            batch.added = (*batch.added, "overlong")
         if self.settings.mask_truncated_completions:         # metrics still describe all of them
             rollout = batch.rollout
             kept = rollout.mask & ~rollout.truncated[:, None]                       # [B, T]
             batch.rollout = replace(rollout, mask=kept)
+
+    def longer(self, rollout, parts):
+        """The rewards in parts [B, K] with the penalty as one more, of weight 1: [B, K + 1]."""
+        return torch.cat([parts, self.penalty(rollout)[:, None]], 1)                # [B, K + 1]
 
     def penalty(self, rollout):
         """DAPO's penalty [B]. Like the limit, it counts all tokens of a response, including those

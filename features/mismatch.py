@@ -39,6 +39,8 @@ class Flags:
 
 class Mismatch(Feature):
     flags = Flags
+    presets = {"minirl": dict(objective="grpo", epsilon_high=0.27, reduction="sequence-sum",
+                              scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0)}
 
     @classmethod
     def on(cls, settings):

@@ -61,6 +61,10 @@ class ReferenceKL(Feature):
             refuse(settings, name, f"has no effect: {named} does not read the total reward")
 
     @classmethod
+    def adds_reward(cls, settings):
+        return settings.use_kl_in_reward
+
+    @classmethod
     def notes(cls, settings):
         every = settings.ref_model_sync_steps
         if not settings.sync_ref_model or every < settings.steps:

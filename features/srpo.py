@@ -31,6 +31,7 @@ class Flags:
 
 class SRPO(Feature):
     flags = Flags
+    presets = {"srpo": dict(objective="dapo", stage2_step=20)}
 
     @classmethod
     def on(cls, settings):

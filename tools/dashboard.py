@@ -3,6 +3,9 @@
 docs/metrics.md says what each metric is and what is normal.
 """
 
+import json
+import sys
+
 from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
@@ -24,3 +27,30 @@ def draw(runs):
                 place.set_yscale("log")                      # which leaves out values of 0
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left")
     return figure
+
+
+def read_metrics(folder):
+    """The records of a run's metrics.jsonl. Incomplete lines are skipped, with a note on stderr.
+
+    Raises ValueError if there is no record.
+    """
+    file = folder / "metrics.jsonl"
+    if not folder.is_dir():
+        raise ValueError(f"there is no run folder {folder}")
+    if not file.is_file():
+        raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
+                         "run has not completed its first rollout batch")
+    records = []
+    skipped = []
+    for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
+        try:
+            record = json.loads(text)
+            records.append(record | {"step": int(record["step"])})
+        except (ValueError, TypeError, KeyError):
+            skipped.append(str(number))
+    if skipped:
+        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
+              f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)
+    if not records:
+        raise ValueError(f"{file} has no complete line, so there is nothing to draw")
+    return records

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from losses import OBJECTIVES
 from plumbing.run.arguments import ALGORITHMS
-from plumbing.run.metrics import read_metrics
+from tools.dashboard import read_metrics
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in tools/viewer/
 LARGEST_PAGE = 3_000_000         # bytes; for longer runs, evenly spaced batches are left out

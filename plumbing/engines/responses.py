@@ -5,8 +5,6 @@ end-of-sequence token (a model can have several) or stop string, which is a loss
 engine wrote after it is dropped.
 """
 
-import zlib
-
 import torch
 
 from rollout import end_test, end_tokens, finish, left_pad, pad_token, token_ids
@@ -52,14 +50,6 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
 def padded(rows, width, fill):
     """Lists of numbers, each padded on the right with `fill` -> tensor [B, width]."""
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
-
-
-def row_seeds(uniforms, rows):
-    """A seed below 2^32 for every row: a function of its random numbers (uniforms [B, T]), so that
-    a resumed run draws the same. uniforms None: `rows` new seeds."""
-    if uniforms is None:
-        return torch.randint(2 ** 32, (rows,)).tolist()
-    return [zlib.crc32(row.numpy().tobytes()) for row in uniforms.cpu()]
 
 
 def ending_tokens(policy, tokenizer, stop):

@@ -53,13 +53,10 @@ PRESETS = {
     "dro": dict(old_logp="sampler"),
     "scalerl": dict(objective="cispo", epsilon_high=4.0, reduction="group-token-mean",
                     scale_rewards="batch", old_logp="sampler"),
-    "minirl": dict(objective="grpo", epsilon_high=0.27, reduction="sequence-sum",
-                   scale_rewards="none", mismatch="token_truncate", mismatch_high=5.0),
     "maxrl": dict(objective="grpo", reduction="sequence-sum", scale_rewards="mean"),
-    "srpo": dict(objective="dapo", stage2_step=20),
-    "sdpo": dict(objective="cispo", epsilon_high=1.0, reduction="sequence-mean",
-                 advantage="distillation", self_distillation="sibling", teacher_update_rate=0.05),
 }
+for feature in FEATURES:
+    PRESETS |= feature.presets
 ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
@@ -201,7 +198,8 @@ class Core:
                                         unset="the whole mini-batch", section="the machine",
                                         at_least=1)
     gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
-                                        "backward pass; responses then share no computation")
+                                        "backward pass; responses then share no computation",
+                                        saves_memory=True)
     plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
                        "row per response and no shared computation")
     bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",

@@ -179,8 +179,7 @@ def rescales(args, reads):
     """Whether --reward_weights only multiplies all rewards by one number, which the advantages
     divide by again."""
     weights = args.reward_weights
-    # parts with weights of their own
-    shaped = getattr(args, "overlong_cache", 0) or getattr(args, "use_kl_in_reward", 0)
+    shaped = any(feature.adds_reward(args) for feature in args.features)
     divided = "scale" in reads and args.scale_rewards != "none"
     return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
         divided and not shaped)

@@ -4,6 +4,8 @@ What fits is tried, not estimated; benchmarks/simulate.py counts the bytes of an
 GPU.
 """
 
+from dataclasses import fields
+
 import torch
 from torch.random import fork_rng
 
@@ -11,12 +13,12 @@ from rollout import Rollout
 
 
 def out_of_memory(settings):
-    """After an out-of-memory error: one line that names the flags to change."""
-    engine = "--vllm_gpu_memory_utilization, " if settings.sampler == "vllm" else ""
-    savers = ["gradient_checkpointing", "use_peft", "load_in_4bit"]
-    more = [f"--{name}" for name in savers if not getattr(settings, name, True)]
+    """After an out-of-memory error: one line that names the flags to change. Switches that save
+    memory say so about themselves."""
+    more = [f"--{f.name}" for f in fields(settings)
+            if f.metadata.get("saves_memory") and not getattr(settings, f.name)]
     more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
-    return (f"out of GPU memory: lower {engine}--micro_batch_size (now "
+    return ("out of GPU memory: lower --micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
             f"--prompts_per_step (now {settings.prompts_per_step}) or --eval_prompts (now "
             f"{settings.eval_prompts})" + (f", or add {' or '.join(more)}" if more else ""))

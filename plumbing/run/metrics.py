@@ -6,9 +6,7 @@ that point the policy is furthest from the policy that sampled. Clip shares are 
 tokens, averaged over all mini-batches, as in the papers.
 """
 
-import json
 import math
-import sys
 import time
 
 import torch
@@ -454,34 +452,3 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
 
 def rounded(values):
     return [round(x, 7) if math.isfinite(x) else None for x in values]
-
-
-# -------------------------------------------------------------------------------- read again
-
-def read_metrics(folder):
-    """The records of a run's metrics.jsonl. Incomplete lines are skipped, with a note on stderr.
-
-    Raises ValueError if there is no record.
-    """
-    file = folder / "metrics.jsonl"
-    if not folder.is_dir():
-        beside = sorted(f.parent.name for f in folder.parent.glob("*/metrics.jsonl"))[:8]
-        others = f"; the runs in {folder.parent}/ are: {', '.join(beside)}" if beside else ""
-        raise ValueError(f"there is no run folder {folder}{others}")
-    if not file.is_file():
-        raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
-                         "run has not completed its first rollout batch")
-    records = []
-    skipped = []
-    for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
-        try:
-            record = json.loads(text)
-            records.append(record | {"step": int(record["step"])})
-        except (ValueError, TypeError, KeyError):
-            skipped.append(str(number))
-    if skipped:
-        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
-              f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)
-    if not records:
-        raise ValueError(f"{file} has no complete line, so there is nothing to draw")
-    return records

@@ -16,7 +16,7 @@ def test_the_likelihood_of_right_responses_is_a_mean_over_their_tokens(run, firs
     minis, found = [], []
     first(train, "update", lambda settings, learner, mini: minis.append(
         (copy.deepcopy(learner.policy).double(), mini)))
-    first(train, "optimizer_step", lambda settings, learner, stats: found.append(
+    first(train, "optimizer_step", lambda learner, stats, max_grad_norm: found.append(
         (torch.cat([p.grad.flatten() for p in learner.policy.parameters()]), stats["loss"].item())))
     for name, more in (("plain", ""), ("more", "--positive_example_nll_weight 0.5")):
         run(f"--steps_per_generation 1 --max_grad_norm 0 {more}", folder=name)

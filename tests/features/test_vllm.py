@@ -12,8 +12,7 @@ import torch
 import eval
 from models import check_ends, for_chats, gap, make
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines.agreement import check_agreement
-from plumbing.engines.responses import row_seeds
+from features.vllm_engine import check_agreement, row_seeds
 from features.vllm_engine import RUNNING, VllmSampler, close_engine
 from rollout import sample
 from tiny_run import differences, jsonl, metrics, read_json

@@ -46,7 +46,7 @@ REASONS = {
     "python gspo.py": "tests/concepts/test_gspo.py runs it",
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",
     "python benchmarks/": "minutes, or a GPU",
-    "python eval.py claims": "tests/house/test_evidence.py judges from the results",
+    "python experiments/run.py": "tests/house/test_evidence.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "recipes/supervised.py": "tests/run/test_never_right.py runs it",
     "tensorboard --logdir": "a server",

@@ -86,14 +86,6 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
 
 # ------------------------------------------------------------------------------- command lines
 
-@pytest.mark.slow
-def test_claims_is_a_command_of_eval_that_refuses_an_unknown_name(capfd):
-    with pytest.raises(SystemExit) as stop:
-        eval.main(["claims", "no_such"])
-    assert stop.value.code == 2
-    assert "no question is called no_such; known: identity" in capfd.readouterr().err
-
-
 def write_run(folder, steps, tail=""):
     folder.mkdir()
     record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5,
@@ -132,11 +124,11 @@ def test_a_dashboard_of_two_runs_uses_what_is_whole_and_says_what_it_skipped(tmp
 
 
 REFUSED = {                                                  # the line of eval.py: what it says
-    "dashboard gsop": "there is no run folder gsop; … are: empty, gspo",
+    "dashboard gsop": "there is no run folder gsop",
     "dashboard hollow": "has no metrics.jsonl",
     "dashboard empty": "has no complete line",
     "dashboard": "dashboard: ",
-    "pass": "pass is not a command; the commands are ask, passk, claims, dashboard",
+    "pass": "pass is not a command; the commands are ask, passk, dashboard",
     "ask gspo": "required: PROMPT",
     "ask gspo 3+8= --n 0": "--n 0: it must be at least 1",
     "ask gspo 3+8= --learning_rate 1": "ask: --learning_rate affects training only",
