@@ -10,7 +10,6 @@ inference engine can replace, and a Scorer, a module that DDP and FSDP can wrap.
 
 Each token is drawn with one uniform random number, which belongs to its row and position. If the
 caller passes these numbers, the rollout does not depend on how its rows are split into batches.
-
 Repetition penalties are left out on purpose: their distribution depends on the whole response.
 
 Next: train.py, the loop that joins sampling, advantages and loss.
@@ -76,12 +75,10 @@ class Rollout:
         """The token ids of each response as B lists: end-of-sequence token and inserted tokens
         included, padding not."""
         width = self.mask.shape[1]
-        device = self.mask.device
-        places = torch.arange(1, width + 1, device=device)                          # [T]
+        places = torch.arange(1, width + 1, device=self.mask.device)                # [T]
         last = (self.mask * places).amax(-1)                                        # [B]
         lengths = torch.where(self.truncated, width, last)      # [B] an inserted token may be last
-        rows = zip(self.response_ids.tolist(), lengths.tolist())
-        return [ids[:n] for ids, n in rows]
+        return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths.tolist())]
 
     def cut(self, prompts, rows, group_size):
         """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
@@ -108,8 +105,7 @@ def rows_of(index, group_size):
 
 class Sampler:
     """The old policy π_old with its sampling settings. Any object with the same `sample` method can
-    replace it: a fast sampler, a copy with rounded weights
-    (plumbing/engines/samplers.py), another inference engine."""
+    replace it: a fast sampler, another inference engine."""
 
     def __init__(self, policy, tokenizer, max_new_tokens, temperature=1.0, stop=()):
         self.policy = policy

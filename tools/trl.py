@@ -66,7 +66,7 @@ def objective(settings):
     constants = {CONSTANTS[name]: value for name, value in settings.row.constants.items()}
     return {"loss_type": loss_type, "importance_sampling_level": level,
             "epsilon": settings.epsilon, "epsilon_high": high, "delta": settings.dual_clip,
-            **constants}, *notes
+            "off_policy_mask_threshold": settings.off_policy_mask, **constants}, *notes
 
 
 def advantage(settings):
@@ -86,10 +86,6 @@ def reward_weights(settings):
         return {}, (f"--reward_weights {weights!r} has one number per part of the reward, TRL one "
                     "per function: split the function that returns the parts")
     return {"reward_weights": weights or None}
-
-
-def off_policy_mask(settings):
-    return {"off_policy_mask_threshold": settings.off_policy_mask}
 
 
 def batches(settings):
@@ -160,10 +156,9 @@ def run(settings):
 
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
-    objective: "algorithm epsilon epsilon_high reduction dual_clip",
+    objective: "algorithm epsilon epsilon_high reduction dual_clip off_policy_mask",
     advantage: "advantage scale_rewards",
     reward_weights: "reward_weights",
-    off_policy_mask: "off_policy_mask",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",
     sampling: "old_logp temperature max_completion_length",
