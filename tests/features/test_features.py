@@ -34,8 +34,8 @@ ON = {                                                       # flags that switch
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",
-    "Tools": "--tool mine.py:tool --model_name_or_path model --dataset_name rows.jsonl "
-             "--verifier exact --max_completion_length 8",
+    "Tools": "--tool mine.py:tool --tool_stop , --model_name_or_path model --verifier exact "
+             "--dataset_name rows.jsonl --max_completion_length 8",
     "VLLM": "--sampler vllm", "LoRA": "--use_peft",
     "FourBit": "--load_in_4bit"}
 NAMES = [feature.__name__ for feature in FEATURES]
@@ -100,7 +100,7 @@ def in_turn(place, home, names):
 @pytest.mark.parametrize("names", [*([name] for name in NAMES), NAMES], ids="+".join)
 def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_start, tmp_path):
     chance()
-    Path("mine.py").write_text("def tool(text):\n    return 'x'\n")
+    Path("mine.py").write_text("def tool(text):\n    return '7'\n")
     Path("model").symlink_to(cold_start)
     train.main([*TINY, "--steps", "2", "--output_dir", "whole"])
     place = without(tmp_path / "program", names)
