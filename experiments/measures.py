@@ -1,10 +1,13 @@
 """Measures that are not training runs: train.py's own steps, taken one at a time.
 
     python experiments/measures.py drift [--seed 0] [--quick]
+    python experiments/measures.py lengths
     python experiments/measures.py flips
 
     drift     GSPO's training for 12 rollout batches, with GRPO's updates from the same policies on
               the same mini-batches: clipped shares, where ratios go, s against perplexities
+    lengths   answers of 7 to 997 tokens before and after three updates on other answers, of a
+              policy that knows the form of the task and little of its sums
     flips     how much of Var[log w] goes away with the experts that change
 
 Each returns its figures for one cold start; experiments/run.py keeps them like those of a run.
@@ -18,6 +21,7 @@ import sys
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import linear_regression
 
 import torch
 
@@ -25,26 +29,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import train                                                                         # noqa: E402
 from advantages import group_advantages                                              # noqa: E402
-from features.routing_replay import RecordedRoutes, attach, unforced                 # noqa: E402
+from features.routing_replay import RecordedRoutes, attach                           # noqa: E402
 from intervals import mean                                                           # noqa: E402
-from plumbing.data import tasks                                                      # noqa: E402
+from moe import TinyMoE                                                              # noqa: E402
+from plumbing.data import running_sum, tasks                                         # noqa: E402
+from plumbing.model import cold_start                                                # noqa: E402
 from plumbing.model.policy import load_policy                                        # noqa: E402
 from plumbing.run.arguments import parse                                             # noqa: E402
-from plumbing.speed.fast import response_logp                                        # noqa: E402
+from plumbing.speed.fast import response_logp, sample                                # noqa: E402
 from ratios import perplexity, sequence_ratio                                        # noqa: E402
 
 CPU = torch.device("cpu")
 S_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4))
+TERMS = (1, 2, 4, 8, 16, 32, 43)          # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259
+LONGEST = 166                             # never taught: answers of up to 997
+LONG = "--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 --num_hidden_layers 2"
 
 
 class Lab:
-    """The state of one run of train.py, whose steps can be called one at a time."""
+    """The state of one run of train.py, whose steps can be called one at a time.
 
-    def __init__(self, seed):
-        self.flags = f"--seed {seed} --device cpu --steps 12".split()
+    loaded: (task, policy, tokenizer) instead of the built-in ones."""
+
+    def __init__(self, seed, flags="--steps 12", loaded=None):
+        self.flags = f"--seed {seed} --device cpu {flags}".split()
         self.args = parse(self.flags)
-        self.task = tasks.from_arguments(self.args)
-        self.policy, self.tokenizer = load_policy(self.args, self.task, CPU)
+        self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
+        self.policy, self.tokenizer = loaded[1:] if loaded else load_policy(self.args, self.task,
+                                                                            CPU)
         self.start()
 
     def start(self):
@@ -128,6 +140,82 @@ def distance(new, old, mask):
     return (sequence_ratio(new, old, mask) - quotient).abs().max().item()
 
 
+# -------------------------------------------------------------------------------------- lengths
+
+@lru_cache(maxsize=1)
+@torch.enable_grad()
+def lengths(seed, quick=False):
+    """{figure: value}: the exponent of L in Var[log s] / Var[log w], and how much more often a band
+    that clips 15 % of the answers clips the shortest third of the lengths than the longest."""
+    args = parse(f"--seed {seed} --device cpu --cold_start_steps 150 {LONG}".split())
+    task = tasks.from_arguments(args)
+    tokenizer = running_sum.builtin_tokenizer()
+    by_length = {n: [p for p in task.train if sum(c.isdigit() for c in p.prompt) == n]
+                 for n in TERMS}
+    task.train = [p for found in by_length.values() for p in (found * 200)[:200]]    # each as often
+    task.verify = share_right
+    task.sizes = (len(task.train),)
+    torch.manual_seed(seed)
+    cold = TinyMoE(cold_start.tiny_config(args, tokenizer))
+    before = cold_start.BATCH
+    cold_start.BATCH = 8
+    cold_start.supervise(cold, tokenizer, task, args)
+    cold_start.BATCH = before
+    lab = Lab(seed, f"{LONG} --prompts_per_step 16 --steps 40 --lr_scheduler_type "
+                    "constant_with_warmup --max_completion_length 259",
+              (task, cold.eval(), tokenizer))
+    for step in (1, 2, 3):                # two batches warm up the optimizer
+        if step == 3:
+            old = copy.deepcopy(lab.policy)
+        minis = list(lab.minibatches(step, lab.rollout(step)))
+        for mini in minis[:3] if step == 3 else minis:
+            lab.update(mini)
+    if not quick:
+        by_length[LONGEST] = running_sum.running_sum(LONGEST, LONGEST, verbose=True).train
+    found = {n: answers(lab, old, (some * 16)[:16], seed) for n, some in by_length.items()}
+    points = [(1 / (1 / L).mean().item(), log_s.var(unbiased=False).item() / var)
+              for log_s, _, L, var in found.values()]
+    short = [found[n][:2] for n in TERMS]
+    return dict(variance_slope=slope(points), lengths=[round(x, 2) for x, _ in points],
+                factors=[y for _, y in points], short_factor=short_factor(short))
+
+
+@torch.no_grad()
+def answers(lab, old, problems, seed):
+    """Eight responses of the old policy to each problem -> (log s, advantages, lengths, all [B],
+    Var[log w])."""
+    width = 1 + len(problems[0].answer)
+    uniforms = torch.rand(len(problems) * 8, width, generator=torch.Generator().manual_seed(seed))
+    rollout = sample(old, lab.tokenizer, [p.prompt for p in problems], 8, width, uniforms=uniforms)
+    rewards = torch.tensor([share_right(text, problems[i // 8])
+                            for i, text in enumerate(rollout.texts)])                # [B]
+    log_w = response_logp(lab.policy, rollout).logp - response_logp(old, rollout).logp   # [B, T]
+    L = rollout.mask.sum(-1).float()                                                 # [B]
+    var = log_w[rollout.mask].var(unbiased=False).item()
+    return log_w.sum(-1) / L, group_advantages(rewards, 8), L, var
+
+
+def share_right(response, problem):
+    """The share of the characters of a response that are right, at most 1."""
+    right = sum(a == b for a, b in zip(response, problem.answer))
+    return right / max(len(problem.answer), len(response))
+
+
+def slope(points):
+    """Least-squares slope of log y against log x: the exponent of a power law."""
+    return linear_regression(*([math.log(v) for v in values] for values in zip(*points))).slope
+
+
+def short_factor(by_length):
+    """How much more often the shortest two lengths are clipped than the longest two, by the clip
+    range [-3 width, 4 width] of log s that clips 15 % of all answers with A ≠ 0."""
+    widths = [torch.where(A > 0, log_s / 4, -log_s / 3)[A != 0] for log_s, A in by_length]
+    widest = torch.cat(widths).sort(descending=True)[0]      # an answer is clipped by narrower ones
+    width = widest[int(.15 * len(widest))]
+    share = [(needed > width).float().mean().item() for needed in widths]
+    return (share[0] + share[1]) / max(share[-2] + share[-1], 1 / 256)       # none is not 0
+
+
 # ---------------------------------------------------------------------------------------- flips
 
 def flips(seed, quick=False):
@@ -138,9 +226,9 @@ def flips(seed, quick=False):
     for step in range(1, (3 if quick else 12) + 1):
         minis = list(lab.minibatches(step, lab.rollout(step, routes=True)))
         for mini in minis:
-            lab.update(replace(mini, rollout=unforced(mini.rollout)))
+            lab.update(replace(mini, rollout=mini.rollout.without("routes")))
         mask = mini.rollout.mask                                                     # [B, T]
-        new = lab.score(unforced(mini.rollout), routes=True)
+        new = lab.score(mini.rollout.without("routes"), routes=True)
         with torch.no_grad(), train.forced(lab.policy, mini.rollout):
             replay = response_logp(lab.policy, mini.rollout, lab.args.temperature, entropy=False)
         native += (new.logp - mini.old_logp)[mask].var(unbiased=False).item()
@@ -148,7 +236,7 @@ def flips(seed, quick=False):
     return dict(share=1 - replayed / native)
 
 
-MEASURES = {"drift": drift, "flips": flips}
+MEASURES = {"drift": drift, "lengths": lengths, "flips": flips}
 
 
 if __name__ == "__main__":

@@ -83,11 +83,10 @@ class Question:
     seconds: float = 10              # guessed core-seconds of a run
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
-    gone: str = ""                   # the last commit that can make its runs, if this one cannot
 
     @property
     def plan(self):
-        return self.parts or (() if self.gone else (Part("all", self.starts),))
+        return self.parts or (Part("all", self.starts),)
 
     @property
     def decides(self):
@@ -489,13 +488,13 @@ VARIANCE = Question(
     reported="factor 0.00835 at L = 817 by its own variances (printed 0.00436), theory 0.00122",
     regime=TAUGHT_LITTLE.format(997),
     rules={"the exponent of L": Rule("GSPO@run:variance_slope", held=(-1.25, -.75), refuted=None,
-                                     form="{:.2f}")}, gone="a2b98e4", **ONE)
+                                     form="{:.2f}")}, measure="lengths", **ONE)
 SHORT = Question(
     claim="A fixed band wide enough to clip 15 % clips short answers more than long ones",
     source="open question; FSPO 2509.09177", regime=TAUGHT_LITTLE.format(259),
     rules={"at least 1.5 times as often": Rule("GSPO@run:short_factor", held=(1.5, inf),
                                                refuted=(0, 1.2), factor=True, form="{:.1f}")},
-    gone="a2b98e4",
+    measure="lengths",
     notes="""The shortest third of the lengths against the longest. The paper's band clips about
         half at every length.""", **ONE)
 
