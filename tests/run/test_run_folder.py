@@ -140,6 +140,16 @@ def test_a_checkpoint_of_another_program_is_not_checked(finished, run):
 # ------------------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.parametrize("name", ["state.pt", "config.json", checksums.NAME])
+@pytest.mark.parametrize("steps", [(3,), (2, 3)], ids=["newest", "all"])
+def test_a_checkpoint_that_lacks_a_file_is_damaged(name, steps, finished, run):
+    for step in steps:
+        (finished / f"checkpoints/step_{step}" / name).unlink()
+    err = run.refused(RESUME)
+    assert f"run/checkpoints/step_3: {name} is missing" in err
+    assert ("no other checkpoint" if 2 in steps else "run/checkpoints/step_2 is sound") in err
+
+
 def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, run):
     shutil.rmtree("run/checkpoints")
     assert "its checkpoint in run/checkpoints is gone" in run.refused(RESUME)

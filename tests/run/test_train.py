@@ -118,17 +118,6 @@ def test_the_distance_to_the_reference_grows_from_0(run):
 
 
 @pytest.mark.parametrize("more", [
-    "1 --algorithm ppo --overlong_cache 0.5 --mask_truncated_completions",
-    "1 --algorithm reinforce_plus_plus --distillation_coef 0.5 --self_distillation answer",
-    "1 --algorithm grpo --advantage distillation --self_distillation answer",
-    "2 --algorithm maxrl --dynamic_sampling", "2 --algorithm srpo --stage2_step 1"])
-def test_groups_of_one_and_of_two_train(more, run, monkeypatch):
-    monkeypatch.setattr(warm_up, "MUST_PASS", 0.0)
-    record, = run(f"--num_generations {more}")
-    assert math.isfinite(record["loss"]) and record["skipped"] == 0
-
-
-@pytest.mark.parametrize("more", [
     "", "--algorithm rspo --routing_replay old", "--plain", "--router_aux_loss_coef 0.1"])
 def test_answers_of_one_token_train(more, run):
     for record in run(f"--steps 2 --max_completion_length 1 {more}"):
