@@ -1,6 +1,9 @@
 """The first word of every command comes before the slow imports, and what it says.
 python -m pytest tests/run/test_first_word.py"""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +102,33 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):
         for main, words in ((train.main, new), (eval.main, "passk --device cpu")):
             assert ("it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1"
                     ) in run.refused(f"{words} --model_name_or_path {folder}", main=main)
+
+
+# --------------------------------------------------------- threads of torch that wait do not spin
+
+# libgomp reads GOMP_SPINCOUNT when torch is loaded: each entry point must set it before.
+SPIN = """
+import importlib.abc, os, sys
+
+class Look(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+            sys.stdout.flush()
+            os._exit(0)
+
+sys.meta_path.insert(0, Look())
+import {entry}
+"""
+
+
+@pytest.mark.parametrize("entry", ["gspo", "train", "eval"])
+@pytest.mark.parametrize("given, spins", [
+    ({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")])
+def test_before_torch_is_imported_the_spinning_is_limited_unless_the_user_has_set_it(
+        entry, given, spins):
+    own = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    bare = {name: value for name, value in os.environ.items() if name not in own}
+    done = subprocess.run([sys.executable, "-c", SPIN.format(entry=entry)], env=bare | given,
+                          cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == spins, done.stderr
