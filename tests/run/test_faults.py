@@ -141,13 +141,6 @@ def test_code_in_a_chat_template_is_not_run(model, refused):
 
 # ------------------------------------------------------------------------------- collapse
 
-def test_collapse_is_announced_in_the_line_of_its_batch(run, judge, capsys):
-    judge(lambda n, right, problem: n < 2 * 16)              # two batches are right, then none is
-    run("--steps 3")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("batch ")]
-    assert ["COLLAPSED" in line for line in lines] == [False, False, True]
-    assert "pass rate below half its best" in lines[2]
-
 
 @pytest.mark.parametrize("pass_rate, entropy, best, words", [
     (0.3, 1e-6, 0.3, "no entropy left"), (1.0, 1e-6, 1.0, ""), (0.3, 0.1, 0.5, "")])

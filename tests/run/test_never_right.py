@@ -19,19 +19,10 @@ NOTES = (f"--config {ROOT}/recipes/laptop-notes.yaml --verifier {ROOT}/recipes/n
          "--system_prompt 'Write JSON.'")
 
 
-def test_three_batches_without_a_right_response_say_what_helps(run, judge, capsys):
-    judge(lambda *_: 0)
-    run("--steps 3")
-    assert NEVER_RIGHT in capsys.readouterr().out
+def test_what_helps_stands_on_the_page_that_the_note_names():
+    """The note: tests/run/test_screen.py."""
     page, _, section = NEVER_RIGHT.rpartition("(")[2].rstrip(")").partition("#")
     assert f"## {section.replace('-', ' ').capitalize()}\n" in (ROOT / page).read_text()
-
-
-def test_right_responses_alone_are_said_to_be_too_easy(run, judge, capsys):
-    judge(lambda *_: 1)
-    run("--steps 3")
-    said = capsys.readouterr().out
-    assert "Are the problems too easy?" in said and NEVER_RIGHT not in said
 
 
 def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start):

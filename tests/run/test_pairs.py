@@ -135,33 +135,27 @@ def by_two(home, found):
 @pytest.mark.parametrize("n", [
     n if n < DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in range(ALL)])
 def test_another_way_to_run_it_changes_nothing(n, home, found, workplace, monkeypatch, request):
-    choice = found(n)
+    choice, one, other = found(n), Path(f"one{n}"), Path(f"other{n}")
     monkeypatch.chdir(home)
-    flags, one = flags_of(choice, choice["policy"]), Path(f"one{n}")
-    told = " ".join(flags[len(RUN):]) + f" ({choice['policy']}, {choice['other']})"
-    print(f"\n{n}: {told}")
-    if choice["other"] == "resumed":
-        pair_runs.run(one, flags)
-        shutil.copytree(one, f"other{n}")
-        shutil.rmtree(f"other{n}/checkpoints/step_2")
-        pair_runs.run(f"other{n}", [*flags, "--resume"])
-        assert differences(one, f"other{n}", 2) == [], told
-        return
-    if choice["other"] == "micro":
-        at = flags.index("--micro_batch_size") if "--micro_batch_size" in flags else len(flags)
-        pair_runs.run(one, [*flags[:at], *flags[at + 2:]])
-        other, stderr = Path(f"other{n}"), ""
-        pair_runs.run(other, flags if at < len(flags) else [*flags, "--micro_batch_size", "2"])
-    elif choice["other"] == "plain":
-        pair_runs.run(one, flags)
-        other, stderr = Path(f"other{n}"), ""
-        pair_runs.run(other, [*flags, "--plain"])
-    else:
+    flags, how = flags_of(choice, choice["policy"]), choice["other"]
+    told = f"{n}: {' '.join(flags[len(RUN):])} ({choice['policy']}, {how})"
+    print(f"\n{told}")
+    at_once = {"micro_batch_size": None} if how == "micro" else {}
+    pair_runs.run(one, flags_of(choice | at_once, choice["policy"]))
+    if how == "resumed":
+        shutil.copytree(one, other)
+        shutil.rmtree(other / "checkpoints/step_2")
+        pair_runs.run(other, [*flags, "--resume"])
+        assert differences(one, other, 2) == [], told
+    elif how == "two":
         runs, stderr = request.getfixturevalue("by_two")
-        pair_runs.run(one, flags)
-        other = runs[n]
-        assert (other / "gradients.pt").exists(), f"{told}\n{stderr}"
-    assert apart(one, other) == [], told
+        assert (runs[n] / "gradients.pt").exists(), f"{told}\n{stderr}"
+        assert apart(one, runs[n]) == [], told
+    else:
+        size = choice["micro_batch_size"] or "2"
+        pair_runs.run(other, [*flags, *("--plain" if how == "plain" else
+                                        f"--micro_batch_size {size}").split()])
+        assert apart(one, other) == [], told
 
 
 def apart(one, other):

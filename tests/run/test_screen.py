@@ -38,24 +38,30 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
 
 # ------------------------------------------------------------------------------- what went wrong
 
-@pytest.mark.parametrize("kept, said", [(1, True), (5, False)])
-def test_a_sentence_at_the_end_says_that_a_run_collapsed(kept, said, run, judge, capsys):
+@pytest.mark.parametrize("kept, said", [(1, True), (2, True), (5, False)])
+def test_a_collapse_is_said_in_the_line_of_its_batch_and_at_the_end(kept, said, run, judge, capsys):
     """kept: how many of five batches have only right responses; the others have only wrong ones."""
     judge(lambda n, right, problem: n < kept * 16)
     run("--steps 5 --learning_rate 0.002")
     printed = capsys.readouterr().out
-    assert "worth trying" not in printed
+    lines = [line for line in printed.splitlines() if line.startswith("batch ")]
+    told = ["COLLAPSED? pass rate below half its best" in line for line in lines]
+    assert told == [n >= kept for n in range(5)]
     sentence = ("the run collapsed (pass rate below half its best): try a lower --learning_rate "
                 "than 0.002")
     assert printed.rstrip().endswith(sentence) == said and ("collapsed" in printed) == said
 
 
-@pytest.mark.parametrize("rule, reward, words", [
-    (lambda *_: 0, 0, "all rewards were equal, so"),
+EASY = "Are the problems too easy?"
+
+
+@pytest.mark.parametrize("rule, reward, words, helps", [
+    (lambda *_: 0, 0, "all rewards were equal, so", records_of.NEVER_RIGHT),
+    (lambda *_: 1, 1, "all rewards were equal, so", EASY),
     (lambda n, right, problem: len(problem.prompt.strip()) / 100, None,
-     "all rewards were equal within every group, so")])
+     "all rewards were equal within every group, so", records_of.NEVER_RIGHT)])
 def test_three_batches_of_equal_rewards_are_reported_at_once(
-        rule, reward, words, run, judge, capsys):
+        rule, reward, words, helps, run, judge, capsys):
     judge(rule)
     run("--steps 5")
     printed = capsys.readouterr().out.splitlines()
@@ -65,8 +71,9 @@ def test_three_batches_of_equal_rewards_are_reported_at_once(
     assert words in printed[note] and reward in (None, third["reward"])
     answered = f"{third['prompt'].strip()!r} -> {third['response']!r}"
     assert f"with reward {third['reward']:g}: {answered}" in printed[note]
+    assert helps in printed[note] and (EASY in printed[note]) == (helps == EASY)
     run("--steps 3 --advantage gae --algorithm ppo", folder="other")
-    assert ("note: in the last" in capsys.readouterr().out) == (reward == 0), \
+    assert ("note: in the last" in capsys.readouterr().out) == (reward is not None), \
         "a critic learns from rewards that differ between prompts"
 
 
