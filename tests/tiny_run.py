@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,11 @@ TINY = [*TASK, *POLICY, *SMALL]
 TINY_MODEL = [*TASK, *SMALL]     # beside --model_name_or_path; beside --dataset_name, too: SMALL
 SUMS = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10), "largest": max(a, b)}
         for a in range(1, 10) for b in range(1, 10)]
-TRAIN = str(Path(__file__).resolve().parent.parent / "train.py")
+ROOT = Path(__file__).resolve().parent.parent
+TRAIN = str(ROOT / "train.py")
+# .ci holds an environment of 1.5 GB, checkpoints a pretrained model
+LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__",
+                                  ".pytest_cache", "*.png")
 
 
 def flags(*words):
@@ -47,6 +52,14 @@ def python(*words, cwd=None, processes=1, code=0):
                           capture_output=True, text=True, timeout=900)
     assert code in (None, done.returncode), done.stdout[-2000:] + done.stderr[-2000:]
     return done
+
+
+def program(place, cold_start):
+    """A copy of the project in a new folder, with the cold start under runs/: its path."""
+    shutil.copytree(ROOT, place, ignore=LEFT_OUT)
+    (place / "runs").mkdir()
+    (place / "runs/cold_start").symlink_to(cold_start.parent)
+    return place
 
 
 def jsonl(path, rows):

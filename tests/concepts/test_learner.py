@@ -3,22 +3,11 @@ clip, statistic and advantage, tried on a copy of the code from the command line
 python -m pytest -m "slow or not slow" tests/concepts/test_learner.py
 """
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tiny_run import TINY, metrics
-
-ROOT = Path(__file__).parent
-ROOT = next(folder for folder in ROOT.parents if (folder / "losses.py").exists())
-# .ci holds an environment of 1.5 GB, checkpoints a pretrained model
-LEFT_OUT = shutil.ignore_patterns(".git", ".ci", "runs", "checkpoints", "__pycache__",
-                                  ".pytest_cache", "*.png")
+from tiny_run import ROOT, TINY, metrics, program, python
 
 ROW = '''OBJECTIVES = {
     "mine": Objective("token", "hard", 0.001, 0.001, "sequence-mean", constants=dict(slope=1.0)),
@@ -48,18 +37,14 @@ def in_place_of(text, *replacements):
 
 def copied(folder, cold_start, *replacements):
     """A copy of the code in which losses.py has these lines."""
-    code = folder / "code"
-    shutil.copytree(ROOT, code, ignore=LEFT_OUT)
-    (code / "runs").mkdir()
-    (code / "runs/cold_start").symlink_to(cold_start.parent)
+    code = program(folder / "code", cold_start)
     losses = code / "losses.py"
     losses.write_text(in_place_of(losses.read_text(), *replacements))
     return code
 
 
 def call(code, *words):
-    return subprocess.run([sys.executable, *words], cwd=code, capture_output=True, text=True,
-                          env=os.environ | {"OMP_NUM_THREADS": "1"})
+    return python(*words, cwd=code, code=None)
 
 
 def trained(code, *flags):

@@ -115,7 +115,8 @@ ADDED = ["--off_policy_mask 0.001", "--beta 0.3", "--micro_batch_size 4"]
 KNOWN = [f"--algorithm {own} {more}" for own in OWN for more in ("", *ADDED)]
 KNOWN += [f"--algorithm {own} --mismatch token_truncate" for own in OWN if "vespo" not in own]
 KNOWN += ["--algorithm grpo --beta 0.3 --kl_estimator k3_is", "--algorithm gspo --mismatch "
-          "seq_truncate", "--algorithm grpo --entropy_coef 0.05"]
+          "seq_truncate", *(f"--algorithm grpo --entropy_coef 0.05{more}"
+                           for more in ("", " --micro_batch_size 4"))]
 
 
 @pytest.mark.parametrize("line", [*KNOWN, *range(90)])

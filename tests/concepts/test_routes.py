@@ -19,7 +19,7 @@ import models
 import rollout as plain
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.rollouts import FastRollout, cat_routes, response_routes
+from plumbing.speed.rollouts import FastRollout, cat_routes
 from rollout import left_pad
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
                     replay_routes, router_shift, routers_of)
@@ -271,19 +271,6 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
         used = replayed(model, routes.rows(index), part.rows(rows.start, rows.stop), share)
         for forced, old, index in zip(used.passes, routes.passes, index, strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
-
-
-def test_response_routes_are_the_same_from_a_shared_prompt_and_from_whole_rows():
-    model, part = make(), rollout()
-    ours, theirs = (response_routes(scored(model, part, share)[1], part)
-                    for share in (True, False))
-    assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
-    assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
-    assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
-    short = replace(part, response_ids=part.response_ids[:, :1], mask=part.mask[:, :1],
-                    sampler_logp=part.sampler_logp[:, :1])
-    one = response_routes(scored(model, short, True)[1], short)     # no second pass
-    assert torch.equal(one.indices[:, :, 0], ours.indices[:, :, 0])
 
 
 @pytest.mark.parametrize("family", ["TinyMoE", "Qwen3-MoE", "Mixtral"])

@@ -19,7 +19,7 @@ import train
 from features import FEATURES
 from features.feature import HOOKS, Feature, Features, flag
 from plumbing.run.arguments import Core, Settings
-from tiny_run import TINY, chance, differences, flags
+from tiny_run import TINY, chance, differences, flags, program, python
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
@@ -60,12 +60,9 @@ def file_of(feature):
     return Path(sys.modules[feature.__module__].__file__).name
 
 
-def without(place, names):
+def without(place, cold_start, names):
     """A copy of the program in the folder `place`, without these features."""
-    for folder in ("features", "plumbing", "tools"):
-        shutil.copytree(ROOT / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ROOT.glob("*.py"):
-        shutil.copy(file, place)
+    program(place, cold_start)
     listed = place / "features/__init__.py"
     text = listed.read_text()
     for feature in FEATURES:
@@ -77,12 +74,6 @@ def without(place, names):
     if len(names) == len(FEATURES):
         shutil.rmtree(place / "tools", ignore_errors=True)
     return place
-
-
-def script(place, home, *argv):
-    """train.py of the copy, in the folder `home`, where the cold start is."""
-    return subprocess.run([sys.executable, str(place / "train.py"), *argv], cwd=home,
-                          capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 def in_turn(place, home, names):
@@ -103,13 +94,12 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     Path("mine.py").write_text("def tool(text):\n    return '7'\n")
     Path("model").symlink_to(cold_start)
     train.main([*TINY, "--steps", "2", "--output_dir", "whole"])
-    place = without(tmp_path / "program", names)
-    done = script(place, workplace, *TINY, "--steps", "2", "--output_dir", "less")
-    assert done.returncode == 0, done.stderr
+    place = without(tmp_path / "program", cold_start, names)
+    python(place / "train.py", *TINY, "--steps", "2", "--output_dir", "less")
     flags = "state.pt/origin/settings"                       # lists the flags that there are
     apart = differences("whole", "less", 2)
     assert [where for where in apart if not where.startswith(flags)] == []
-    assert script(place, workplace, "--help").returncode == 0
+    python(place / "train.py", "--help")
     elsewhere = ["FourBit"] + ["VLLM"] * (not find_spec("vllm"))         # what needs more than this
     others = [name for name in NAMES if name in names or name not in elsewhere]
     for name, (code, said) in zip(others, in_turn(place, workplace, others), strict=True):

@@ -3,19 +3,11 @@
 python -m pytest -m slow tests/features/test_own_feature.py
 """
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import train
-from tiny_run import TINY, metrics
-
-ROOT = Path(train.__file__).parent
+from tiny_run import ROOT, TINY, metrics, program, python
 
 
 def documented():
@@ -31,45 +23,38 @@ def documented():
 
 
 @pytest.fixture
-def program(cold_start, tmp_path):
-    """program(*words) runs Python in a copy of the program with the feature, in program.home."""
-    home = tmp_path / "program"
-    for folder in ("features", "plumbing", "tools"):
-        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ROOT.glob("*.py"):
-        shutil.copy(file, home)
-    (home / "runs").mkdir()
-    (home / "runs" / "cold_start").symlink_to(cold_start)
+def call(cold_start, tmp_path):
+    """call(*words) runs Python in a copy of the program with the feature, in call.home."""
+    home = program(tmp_path / "program", cold_start)
     name, text, lines, _ = documented()
     assert len(lines) == 2 and len(text.splitlines()) <= 36
     (home / name).write_text(text)
     with open(home / "features/__init__.py", "a") as listed:
         listed.write("\n".join(["", *lines, ""]))
 
-    def call(*words):
-        return subprocess.run([sys.executable, *words], cwd=home, capture_output=True, text=True,
-                              env=os.environ | {"OMP_NUM_THREADS": "1"})
-    call.home = home
-    return call
+    def of(*words):
+        return python(*words, cwd=home, code=None)
+    of.home = home
+    return of
 
 
 @pytest.mark.slow
-def test_a_documented_feature_trains_by_its_file_and_two_lines(program):
+def test_a_documented_feature_trains_by_its_file_and_two_lines(call):
     *_, command = documented()
     flag, value = command[1:3]
-    done = program(*command, *TINY, "--warmup_steps", "0")
+    done = call(*command, *TINY, "--warmup_steps", "0")
     assert done.returncode == 0, done.stderr
     folder = command[-1]
-    limits = [record["advantage_limit"] for record in metrics(program.home / folder)]
+    limits = [record["advantage_limit"] for record in metrics(call.home / folder)]
     assert len(limits) == 3 and all(0 < limit < 3 for limit in limits)
-    assert program("train.py", *TINY, "--warmup_steps", "0", "--steps", "3", "--output_dir",
+    assert call("train.py", *TINY, "--warmup_steps", "0", "--steps", "3", "--output_dir",
                    "plain").returncode == 0
-    limited, plain = (metrics(program.home / one) for one in (folder, "plain"))
+    limited, plain = (metrics(call.home / one) for one in (folder, "plain"))
     assert "advantage_limit" not in plain[0] and limited[0]["reward"] == plain[0]["reward"]
     assert limited[0]["grad_norm"] < plain[0]["grad_norm"], "the largest advantages are smaller"
-    help = " ".join(program("train.py", "--help").stdout.split())
+    help = " ".join(call("train.py", "--help").stdout.split())
     assert f"{flag} float limit advantages" in help and "the size of advantages:" in help
-    said = program("train.py", flag, "2")
+    said = call("train.py", flag, "2")
     assert said.returncode == 2 and said.stderr.count("\n") == 1 and f"{flag} 2.0" in said.stderr
-    said = program("tools/export.py", "trl", "--algorithm", "grpo", flag, value).stdout
+    said = call("tools/export.py", "trl", "--algorithm", "grpo", flag, value).stdout
     assert f"{flag} {value}" in said.split("trl.GRPOConfig(")[0]

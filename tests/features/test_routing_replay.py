@@ -129,25 +129,27 @@ def test_one_response_per_forward_and_one_token_per_response():
     assert torch.equal(replayed(model, short)[1], chosen(sampler, short))
 
 
-@pytest.mark.parametrize("width", [2, 4])                   # 4: as wide as the rest of the prompts
-def test_routes_of_what_all_prompts_begin_with_serve_every_mini_batch(width):
+@pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
+def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(width):
     model, part = make(), rollout(prefix=width)
     routes = scored(model, part, True, (0, 4), (4, 6))[1]
     shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
-    assert shapes == [(2, width), (3, 4), (6, 4)]
+    assert shapes == [(2, width)] * bool(width) + [(3, 4), (6, 4)]
     ours, theirs = (response_routes(r, part) for r in (routes, scored(model, part, False)[1]))
+    assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
+    assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
     moved(model)
     rows = torch.tensor([4, 5, 0, 1])
     mini = attach(part, RecordedRoutes(routes)).groups(torch.tensor([2, 0]))
-    for start, stop in ((0, 4), (0, 2), (2, 4), (1, 2)):    # all, its groups, a part of one
+    for start, stop in ((0, 4), (0, 2), (2, 4), *[(1, 2)] * bool(width)):   # groups, a part of one
         cut = mini.rows(start, stop)
         with torch.no_grad(), forced(model, cut), record_routes(model) as used:
             fast.response_logp(model, cut)
         for taken, want in zip(used.passes, cut.attached["routes"].recorded.passes, strict=True):
             assert torch.equal(taken.indices, want.indices)
         found = response_routes(used, cut).indices
-        assert torch.equal(found[:, :, 1:], routes.passes[2].indices[:, rows[start:stop]])
+        assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
 
 
 def test_the_memory_of_routes_is_counted():

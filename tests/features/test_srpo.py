@@ -94,20 +94,15 @@ def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_s
 
 @pytest.mark.parametrize("algorithm, rounds", [("srpo", 1), ("dapo", 5)])
 def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, rounds, another_start,
-                                                                run, monkeypatch, capsys):
+                                                                run, then, monkeypatch, capsys):
     """With draws counted, DAPO's second round of the first batch would bring in the longer sums
     already."""
     drawn = []
-    draw = Stages.next
+    then(Stages, "next", lambda numbers, self, n, step: drawn.append((step, numbers)))
     keep = dynamic_sampling.keep_signal
-
-    def noted(self, n, step):
-        drawn.append((step, draw(self, n, step)))
-        return drawn[-1][1]
 
     def kept(found, wanted, total, last, join):
         return keep(found, wanted, total, True, join) if len(found) == rounds else None
-    monkeypatch.setattr(Stages, "next", noted)
     monkeypatch.setattr(dynamic_sampling, "keep_signal", kept)
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
     state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)
@@ -140,7 +135,6 @@ def test_two_joined_tasks_keep_their_sources_and_their_verifiers(tmp_path):
     second.verifiers[0].errors["timeout"] += 2
     assert task.verifier_errors == {"timeout": 3}
     second.verifiers[0].close()
-
 
 
 def two_sources(line=""):
@@ -185,7 +179,6 @@ def test_two_sources_judge_their_own_answers(workplace):
     problems = [both.train[0], both.train[-1], both.train[1]]
     length = len(problems[1].prompt)
     assert both.judge(["", "", ""], problems).tolist() == [[1], [length], [1]]
-
 
 
 @pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])

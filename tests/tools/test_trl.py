@@ -84,8 +84,8 @@ def slow(form):
 
 
 @pytest.mark.parametrize("form", [
-    slow("math"), slow("mine.py:with_problem"), slow("mine.py:whole_batch"),
-    slow("{here}/mine.py:plain"), "exact mine.py:parts"])
+    *map(slow, "exact math mine.py:plain mine.py:parts mine.py:with_problem mine.py:whole_batch "
+               "./mine.py:plain {here}/mine.py:plain".split()), "exact mine.py:parts"])
 def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work, printed):
     """Two optimizer steps of two micro-batches each. The prompts and the rewards are the user's
     part, as a comment says; here they come from this project's task."""

@@ -181,9 +181,9 @@ def test_batches_are_counted_as_verl_counts_them(printed):
             in source("trainer/ppo/v1/trainer_base.py"))
 
 
-@pytest.mark.parametrize("line", ["--stop END --plain", "--verifier exact", "--verifier math",
-                                  "--verifier /tmp/mine.py:whole_batch",
-                                  "--verifier exact mine.py:parts"])
+@pytest.mark.parametrize("line", ["--stop END --plain", "--verifier exact mine.py:parts", *(
+    f"--verifier {form}" for form in "exact math mine.py:plain mine.py:parts ./mine.py:plain "
+                                     "/tmp/mine.py:whole_batch".split())])
 def test_what_verl_does_not_have_and_the_verifier_are_named_as_the_user_writes_them(line, printed):
     """No compute_score is printed that could fail: the command names reward.py."""
     comments, _, given = printed(DATA + line)
