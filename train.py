@@ -433,13 +433,14 @@ def run_on(device, settings, task):
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
+        screen.say(checkpoints.plan(settings, learner, saved))
         if device.type == "cuda":
             memory.try_longest(learner, task)
         if settings.dry_run:
             return dry_run.tell(settings, learner, task, train, held_out, began)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
-        run.begin_run(settings, folder, task)
+        screen.say(run.begin_run(settings, folder, task))
         screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
         with checkpoints.Saver(settings, folder, learner, progress, origin) as saver:

@@ -225,6 +225,10 @@ class Core:
         False, "continue the run in --output_dir from its last checkpoint",
         needs={"output_dir": "name the run"},
         without={"overwrite_output_dir": "either continue the run or replace it"})
+    trust_run_code: bool = flag(False, "with --resume or --config: import every FILE.py:NAME that "
+                                "the file names; without this flag only those that are typed again",
+                                needs={"resume|config": "what is typed on the command line is run "
+                                                        "in any case"})
     save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
                            "two are kept; 0: save only at the end", at_least=0, free=True)
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
@@ -363,7 +367,6 @@ GONE = {
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
                     "(docs/evidence.md)",
-    "trust_run_code": "type the FILE.py:NAME again that the error names",
     "objective_constants": "change the constant in its row of losses.OBJECTIVES, or add a row",
     "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md has such a one",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
@@ -423,10 +426,10 @@ def flags_of(mapping, typed, where):
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     unasked = {name: value for name, value in code_in(given).items() if name not in typed}
-    if unasked:
+    if unasked and not typed.get("trust_run_code"):
         named = " ".join(as_words(name, value) for name, value in unasked.items())
         raise ValueError(f"{where} names code that would be run: {named}; if you trust it, type "
-                         "that again")
+                         "that again, or add --trust_run_code")
     return given
 
 
@@ -465,7 +468,8 @@ def refuse_gone(argv):
 # ------------------------------------------------------------------------------------- --resume
 
 # Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir"}
+OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
+             "trust_run_code"}
 # Flags that may change when a run is resumed, because they do not change what is computed.
 FREE = OF_A_CALL | {f.name for f in fields(Settings) if f.metadata.get("free")}
 

@@ -24,6 +24,8 @@ from plumbing.parallel import processes
 from plumbing.run.arguments import FREE, changed, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
+# Files with a line per rollout batch, and an entry that every line has beside its "step".
+RECORDS = {"metrics.jsonl": "pass_rate", "samples.jsonl": "samples", "tokens.jsonl": "tokens"}
 
 
 def write_text(path, text):
@@ -53,20 +55,33 @@ def naming(path, more=""):
         raise OSError(f"{path}{more} could not be written: {told} ({free})") from error
 
 
-def keep_lines(folder, step):
-    """Drop the lines of a run's .jsonl files that are later than `step`, so that a resumed run has
-    no step twice, and lines that are not whole, because a kill cut them off."""
-    for path in sorted(folder.glob("*.jsonl")):
-        kept = {}
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError, TypeError, KeyError, RecursionError):
-                number = json.loads(line)["step"]
-                if number <= step:
-                    kept[number] = line + b"\n"
-        partial = path.with_name(f".partial-{path.name}")
-        with naming(path):
-            partial.write_bytes(b"".join(kept.values()))
-            os.replace(partial, path)
+def keep_lines(path, step):
+    """Drop the lines of a .jsonl file that are later than `step`, so that a resumed run has no step
+    twice, and lines that are not whole records. Returns a note about the latter and about batches
+    that have no record, "" if there are none."""
+    optional = path.name == "tokens.jsonl"                   # --save_tokens
+    if optional and not path.exists():
+        return ""
+    kept = {}
+    skipped = []
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+        try:
+            record = json.loads(line)
+            if record["step"] <= step and RECORDS[path.name] in record:
+                kept[record["step"]] = line + b"\n"
+            elif RECORDS[path.name] not in record:
+                skipped.append(number)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            skipped.append(number)
+    partial = path.with_name(f".partial-{path.name}")
+    with naming(path):
+        partial.write_bytes(b"".join(kept.values()))
+        os.replace(partial, path)
+    lost = [] if optional else [n for n in range(1, step + 1) if n not in kept]
+    notes = (("left out what is no whole record: line", skipped), ("no record of batch", lost))
+    return "; ".join(f"{path}: {what} {', '.join(map(str, numbers[:5]))}"
+                     f"{f' and {len(numbers) - 5} more' if len(numbers) > 5 else ''}"
+                     for what, numbers in notes if numbers)
 
 
 class Saver:
@@ -129,13 +144,14 @@ class Saver:
 
     def restore(self):
         """Restore the state of the newest complete checkpoint, if there is one. The policy itself
-        was loaded from it before. Returns a note for the screen, or "". Raises ValueError as
+        was loaded from it before. Returns notes for the screen, or "". Raises ValueError as
         load_state does."""
         learner = self.learner
         self.step, folder = newest(self.folder)
-        processes.on_first(lambda: keep_lines(self.folder, self.step))
         if folder is None:
-            return "no checkpoint yet: starts again at batch 1"
+            return ""
+        notes = [processes.on_first(lambda: keep_lines(self.folder / name, self.step))
+                 for name in RECORDS]
         state = load_state(folder)
         processes.load_state(learner.actor, learner.optimizer, state, self.shard)
         learner.schedule.load_state_dict(state["schedule"])
@@ -143,8 +159,9 @@ class Saver:
         learner.scaler.load_state_dict(state.get("scaler", {}))
         learner.features.load_state_dict(state.get("features", {}))
         self.progress.update(state["progress"])
+        notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step))
         self.mark(self.step)
-        return on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step)
+        return "\n".join(filter(None, notes))
 
     def __enter__(self):
         return self
@@ -168,6 +185,25 @@ class Saver:
         self.write(self.marked | self.state(), self.learner.actor.policy)
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
+
+
+def plan(settings, learner, saved):
+    """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
+    on from, or None. The size is that of float32 weights and AdamW's two moments of those that are
+    trained."""
+    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
+    own = [p for p in learner.policy.parameters() if p.requires_grad]
+    kept = [of for state in learner.features.state_dict().values()
+            for of in state.values() if isinstance(of, list)]
+    critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
+    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept, [])])
+    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
+    done = checksums.step_of(saved) if saved else 0
+    every = settings.save_steps
+    first = done + every - done % every if every else settings.steps
+    often = f"every {every} rollout batches, " if first < settings.steps else ""
+    return (f"checkpoints of about {each}: {often}the first after batch "
+            f"{min(first, settings.steps)}")
 
 
 def on_schedule(optimizer, schedule, settings, step):

@@ -93,9 +93,12 @@ def of_training():
 def sampling_parser(command):
     """The parser of a command that samples from checkpoints."""
     shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
-    return quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
-                        "unless they are given. Flags of train.py that also apply here: "
-                        f"{', '.join(shared)}.")
+    parser = quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
+                          "unless they are given. Flags of train.py that also apply here: "
+                          f"{', '.join(shared)}.")
+    parser.add_argument("--trust_run_code", action="store_true",
+                        help="import every FILE.py:NAME that the run's config.json names")
+    return parser
 
 
 def question(argv):
@@ -150,14 +153,14 @@ def sampling_settings(own, rest, command):
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     given = given_flags(rest)
-    run, kept = settings_of_runs(own.model_name_or_path, given)
+    run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
     own.settings = in_words(run, kept, given)
     args = parse(rest, kept)
     check_conditions(args, flags(), "evaluation_needs")
     return args
 
 
-def settings_of_runs(names, given):
+def settings_of_runs(names, given, trusted):
     """(run folder, {flag: value}) of the run that made the checkpoints `names`: what decides how
     it is evaluated, unless `given` (flags of the command line) says it; (None, {}) if no run made
     them. Raises ValueError if two runs differ, and as flags_of does."""
@@ -174,7 +177,7 @@ def settings_of_runs(names, given):
         if differ:
             raise ValueError(f"{run} and {other} were evaluated with other settings: give --"
                              f"{', --'.join(differ)}")
-    return run, flags_of(kept, given, f"{run}/config.json")
+    return run, flags_of(kept, given | {"trust_run_code": trusted}, f"{run}/config.json")
 
 
 def of_evaluation(arguments, given):

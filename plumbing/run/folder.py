@@ -1,6 +1,6 @@
 """The run folder: create, resume or overwrite it, and refuse a folder that must not be used.
 
-    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
+    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json  stopped-N/
     checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt, SHA256SUMS}
 """
 
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
-from plumbing.run.checkpoints import whole, write_text
+from plumbing.run.checkpoints import RECORDS, whole, write_text
 from plumbing.run.arguments import OF_A_CALL, as_words, code_in, config_of, flags
 from plumbing.parallel import processes
 
@@ -97,8 +97,10 @@ def checked_name(args):
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
     is_run = bool(config_of(folder))
     if args.resume and not is_run:
+        saved = whole(folder)
+        start = f"start from {saved[-1][1]} (--model_name_or_path) " if saved else ""
         raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
-                         "or leave out --resume to start a run in another --output_dir")
+                         f"{start}or leave out --resume to start a run in another --output_dir")
     if contents(folder) and not args.resume:
         check_replaceable(args, folder, is_run)
     return folder
@@ -157,13 +159,14 @@ def lock(folder):
 def begin_run(args, folder, task):
     """Delete an old run from the folder if asked to, and write config.json: the settings, with the
     length limit that the task decided, and the flags that were given, for --resume. This is called
-    only after every check has passed."""
-    processes.on_first(lambda: begin_here(args, folder, task))
+    only after every check has passed. Returns a note for the screen, or ""."""
+    return processes.on_first(lambda: begin_here(args, folder, task))
 
 
 def begin_here(args, folder, task):
     for old in contents(folder) if args.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    note = set_aside(folder) if args.resume and not whole(folder) else ""
     arguments = {f.name: getattr(args, f.name) for f in flags()}
     arguments["max_completion_length"] = task.max_completion_length
     given = {name: value for name, value in args.given.items() if name not in OF_A_CALL}
@@ -171,3 +174,19 @@ def begin_here(args, folder, task):
         "python": platform.python_version(), "torch": torch.__version__,
         "transformers": transformers.__version__}}
     write_text(folder / "config.json", json.dumps(config, indent=1))
+    return note
+
+
+def set_aside(folder):
+    """Move the record of a run that was stopped before its first checkpoint to stopped-N/, because
+    --resume starts again at batch 1. Returns a note for the screen."""
+    records = [folder / name for name in RECORDS if (folder / name).exists()]
+    note = "no checkpoint yet: starts again at batch 1"
+    if not records:
+        return note
+    aside = next(path for n in itertools.count(1)
+                 if not (path := folder / f"stopped-{n}").exists())
+    aside.mkdir()
+    for file in records:
+        os.rename(file, aside / file.name)
+    return f"{note}; the record so far is kept in {aside}"

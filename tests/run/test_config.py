@@ -25,6 +25,7 @@ REFUSED = {
     "": "not a mapping",
     "steps: [1": "line 1: expected",
     "resume: true": "resume can only be typed",
+    "trust_run_code: true": "trust_run_code can only be typed",
     "verifier: mine.py:reward": "names code that would be run: --verifier mine.py:reward",
     "sampler: mine.py:Sampler": "names code that would be run: --sampler mine.py:Sampler",
     "epsilon: -1": "--epsilon",
@@ -55,10 +56,11 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
     assert settings.bf16 is False and settings.config == "a.yaml"
 
 
-def test_code_in_a_file_runs_once_it_is_typed(workplace):
+def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
     Path("mine.py").touch()                                  # a file that is missing is refused
     Path("a.yaml").write_text("sampler: mine.py:Sampler")
     assert parse(["--config", "a.yaml", "--sampler", "mine.py:Sampler"]).sampler
+    assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
 
 
 def test_a_run_is_repeated_by_its_own_config_json(run):

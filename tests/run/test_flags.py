@@ -189,6 +189,7 @@ dry_run                | true | files
 output_dir             | elsewhere | folder
 overwrite_output_dir   | true | code | ONE --output_dir used
 resume                 | true | code | ONE --output_dir used
+trust_run_code         | true | code
 save_steps             | 1 | files | TWO
 save_tokens            | false | files
 eval_steps             | 1 | evaluated | TWO --eval_samples 1 --eval_prompts 2

@@ -73,7 +73,7 @@ def test_templates_stop_strings_and_held_out_rows_are_the_runs(odd, run, wrong, 
             ) in wrong(f"{STEP} {SAME}")
     found = []
     typed = "--verifier mine.py:reward"
-    for more in (typed, typed, f"--seed 0 {typed}"):
+    for more in ("--trust_run_code", typed, "--seed 0 --trust_run_code"):
         found.append(passk(f"{STEP} {more}")["checkpoints"])
         out = capsys.readouterr().out
         assert "--prompt_template '1+{prompt}' --stop , " in out

@@ -67,9 +67,13 @@ def test_resumes_from_any_batch_and_any_number_of_times(killed, as_whole):
 
 
 def test_killed_before_the_first_checkpoint(killed, as_whole, capsys):
+    """It starts again, and its record is kept."""
     killed(2, "--steps 4")
+    before = [Path("run", name).read_bytes() for name in checkpoints.RECORDS]
     as_whole()
-    assert "no checkpoint yet: starts again at batch 1\n" in capsys.readouterr().out
+    assert ("no checkpoint yet: starts again at batch 1; the record so far is kept in "
+            "run/stopped-1\n") in capsys.readouterr().out
+    assert [Path("run/stopped-1", name).read_bytes() for name in checkpoints.RECORDS] == before
 
 
 def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, capsys):

@@ -18,8 +18,9 @@ import eval as evaluation
 import train
 from plumbing.model import checksums
 from plumbing.model.policy import load_policy
+from plumbing.run import checkpoints
 from plumbing.run.arguments import flags, parse
-from tiny_run import TINY_MODEL, differences, jsonl, read_json
+from tiny_run import TINY_MODEL, differences, jsonl, metrics, read_json
 
 RESUME = "--output_dir run --resume"
 NEWEST = Path("run/checkpoints/step_3")
@@ -181,6 +182,23 @@ def test_a_folder_beside_the_checkpoints_is_none(finished, run):
     assert "state.pt is damaged" in err and f"{NEWEST} is sound" in err
 
 
+def test_a_run_saves_every_ten_batches_and_says_so(killed, run, capsys):
+    killed(11, "--steps 12")
+    size = sum(file.stat().st_size for file in Path("run/checkpoints/step_10").iterdir())
+    line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
+    assert line.endswith("MB: every 10 rollout batches, the first after batch 10")
+    assert float(line.split()[3]) == pytest.approx(size / 1e6, abs=0.1)
+    run("--resume --save_steps 0")
+    line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
+    assert line.endswith("MB: the first after batch 12")
+    assert [record["step"] for record in metrics("run")] == [*range(1, 13)]
+
+
+def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(own, killed, capsys):
+    killed(1, f"{own} --steps 26 --verifier exact")
+    assert "MB: every 25 rollout batches, the first after batch 25" in capsys.readouterr().out
+
+
 # ------------------------------------------------------------------------------- config.json
 
 @pytest.mark.parametrize("flag, value", [
@@ -190,9 +208,10 @@ def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
     edit(**{flag: value})
     err = run.refused(RESUME)
     assert f"names code that would be run: --{flag} " in err and "evil.py:F" in err
+    assert "--trust_run_code" in err
 
 
-def test_code_that_is_typed_again_is_run(own, run, first, capsys):
+def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n")
     first(train, "collect", lambda *args: args[-1] == 1 and signal.raise_signal(signal.SIGINT))
     verifier = "--verifier mine.py:reward exact"
@@ -201,6 +220,8 @@ def test_code_that_is_typed_again_is_run(own, run, first, capsys):
     typed = f"{RESUME} {verifier}"
     assert f"python train.py {typed} continues" in capsys.readouterr().out
     assert verifier in run.refused(RESUME)
+    run("--resume --trust_run_code")
+    assert "trust_run_code" not in read_json("run/config.json")["given"]
     assert [record["step"] for record in run(f"{typed} --steps 3")] == [1, 2, 3]
 
 
@@ -228,23 +249,22 @@ def test_a_value_that_no_flag_has_is_refused(change, finished, run):
 def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
     config.unlink() if text is None else config.write_text(text)
-    assert "run has no readable config.json of a run: put it back" in run.refused(RESUME)
+    assert f"put it back, start from {NEWEST} (--model_name_or_path)" in run.refused(RESUME)
     assert "--resume" not in run.refused("--output_dir run")
 
 
 # ------------------------------------------------------------------------------- records, data
 
-RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")
-
-
-@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2, "rew', "3", '{"step": []}',
-                                 "\xff"])
-@pytest.mark.parametrize("name", RECORDS)
-def test_a_bad_line_costs_no_other(name, bad, finished, run):
+@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2}', '{"step": 2, "rew', "3",
+                                 '{"step": [], "pass_rate": 1, "samples": 1, "tokens": 1}', "\xff"])
+@pytest.mark.parametrize("name", checkpoints.RECORDS)
+def test_a_bad_line_costs_no_other(name, bad, finished, run, capsys):
     file = finished / name
     whole = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([whole[0], bad.encode("latin-1") + b"\n", *whole[1:]]))
+    capsys.readouterr()
     run("--resume")
+    assert f"{file}: left out what is no whole record: line 2\n" in capsys.readouterr().out
     assert file.read_bytes() == b"".join(whole)
 
 
@@ -283,9 +303,9 @@ def damage(file, how):
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut", "replaced", "edited"])
-def test_every_file_of_a_run_folder_is_missed(how, finished, run):
-    """The newest checkpoint and config.json: refused, and nothing changes. Without other files, or
-    with damaged ones, the run goes on."""
+def test_every_file_of_a_run_folder_is_missed(how, finished, run, capsys):
+    """The newest checkpoint and config.json: refused, and nothing changes. Records: said, and the
+    run goes on, as it does without its summary."""
     names = sorted(str(path.relative_to(finished)) for path in files())
     assert len(names) == 7 + 7 + 5
     for name in names:
@@ -298,13 +318,16 @@ def test_every_file_of_a_run_folder_is_missed(how, finished, run):
             err = run.refused(RESUME)
             assert "no readable config.json" in err or f"{Path(name).name} is " in err \
                 or checksums.NAME in err and name.endswith(checksums.NAME), err
+            assert "run/checkpoints/step_" in err
         else:
             before = files()
-            if (name, how) == ("metrics.jsonl", "removed"):
-                assert "metrics.jsonl" in run.refused(RESUME, begun=True)
-            else:
-                run("--resume")
+            capsys.readouterr()
+            run("--resume")
             after = files()
+            if how != "edited":                              # which may change a number only
+                said = f"run/{name}: " in capsys.readouterr().out
+                broken = how in ("cut", "replaced")          # --save_tokens may be off
+                assert said == (name in checkpoints.RECORDS and (broken or name != "tokens.jsonl"))
             rewritten = {name, "config.json", "summary.json"}
             assert all(after[path] == data for path, data in before.items()
                        if str(path.relative_to(finished)) not in rewritten)
