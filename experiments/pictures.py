@@ -1,6 +1,7 @@
 """The pictures of the pages: intervals of a question's rules, reuse of a batch, six objectives.
 
     python experiments/pictures.py               docs/figures/objectives_six.png
+    python experiments/view_gif.py               docs/figures/view.gif, in a browser
     python experiments/run.py                    docs/figures/NAME.png of the questions SHOWN
 """
 

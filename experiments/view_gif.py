@@ -20,7 +20,7 @@ from selenium.webdriver.common.keys import Keys
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs/figures/view.gif"
-WIDTH, HEIGHT, SCALE = 1180, 825, 0.8     # the window, and how much smaller the picture is
+WIDTH, HEIGHT, SCALE = 1180, 860, 0.8     # the window, and how much smaller the picture is
 SHOWN = 700                             # milliseconds of a batch
 READ = 2000                             # of a picture to read
 TOKEN = 450                             # of a token

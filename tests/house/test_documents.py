@@ -23,7 +23,7 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 # stands for any flag.
 OTHERS = {*"""nproc_per_node nnodes help no-deps reject chroot memory network pids-limit rlimit_as
     rm really_quiet time_limit flag name no_name learning-rate ro-bind tmpfs proc dev unshare-all
-    die-with-parent config-path config-name new-session logdir
+    die-with-parent config-path config-name new-session headless no-sandbox hide-scrollbars logdir
     check advantage_quantile""".split()}                     # the last: CONTRIBUTING's example
 
 
