@@ -49,7 +49,6 @@ FLAGS = {name: values.split() for name, values in {
 }.items()}
 CHOICES = {**{name: [None, *values] for name, values in FLAGS.items()},
            "policy": ["built-in", "MoE", "dense"], "other": ["micro", "plain", "resumed", "two"]}
-CLOCKS = ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")
 OWN = ("route_bytes_per_token",)                             # less if equal rows are recorded once
 
 
