@@ -145,5 +145,5 @@ def test_code_in_a_chat_template_is_not_run(model, refused):
 @pytest.mark.parametrize("pass_rate, entropy, best, words", [
     (0.3, 1e-6, 0.3, "no entropy left"), (1.0, 1e-6, 1.0, ""), (0.3, 0.1, 0.5, ""),
     (0.2, 0.1, 0.5, "pass rate below half its best"), (0.05, 0.1, 0.15, "")])
-def test_a_collapse_is_a_loss_of_entropy_or_of_half_the_best_pass_rate(pass_rate, entropy, best, words):
+def test_a_collapse_is_half_the_best_pass_rate_or_no_entropy(pass_rate, entropy, best, words):
     assert collapse({"pass_rate": pass_rate, "entropy": entropy}, best) == words
