@@ -177,8 +177,8 @@ class Core:
     max_completion_length: int | None = flag(None, "longest response in tokens",
                                              unset="256; for the built-in task, its longest "
                                                    "answer", at_least=1, evaluation="kept")
-    temperature: float = flag(1.0, "temperature of sampling and of all log-probs", above=0,
-                              evaluation="kept")
+    temperature: float = flag(1.0, "temperature of sampling and of all log-probs",
+                              at_least=1e-6, evaluation="kept")     # logits are divided by it
 
     learning_rate: float = flag(4e-4, "peak learning rate", section="the optimizer", above=0)
     lr_scheduler_type: str = flag("cosine", "learning-rate schedule after warm-up",
@@ -241,6 +241,7 @@ class Core:
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
                              at_least=0)
     seed: int = flag(0, "random seed, which also decides what is held out", at_least=0,
+                     at_most=2 ** 32 - 1,                    # the largest that NumPy takes
                      evaluation="kept")
 
     # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.

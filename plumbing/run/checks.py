@@ -19,8 +19,6 @@ from features.feature import refuse
 from losses import OBJECTIVES, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
 
-LOWEST_TEMPERATURE = 1e-6        # 1 / 1e-6² is still far below float32's largest number
-
 
 def nearest(word, known):
     """', did you mean X?' if a known word is spelled similarly, else ''."""
@@ -52,11 +50,6 @@ def check_values(args, flags):
             refuse(args, f.name, f"is not above {limits['above']}")
         if value > limits.get("at_most", value):
             refuse(args, f.name, f"is not between 0 and {limits['at_most']}")
-    if args.temperature < LOWEST_TEMPERATURE:
-        refuse(args, "temperature", f"is below {LOWEST_TEMPERATURE:g}: logits and gradients are "
-               "divided by the temperature and would overflow float32")
-    if args.seed >= 2 ** 32:
-        refuse(args, "seed", "is too large: NumPy needs a seed below 2^32")
     cap = OBJECTIVES[args.objective].kind.widest
     for name in ("epsilon", "epsilon_high"):
         value = getattr(args, name)

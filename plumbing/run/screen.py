@@ -81,13 +81,10 @@ def scores(answers):
     """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
     sampled = answers["sampled"]
     greedy, _, _ = answers["greedy"]["pass_at_1"]
-    text = f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}"
-    if "reward" in sampled:                                  # older runs did not save it
-        text += f", mean reward {with_limits(sampled['reward'])}"
-        parts = sampled["reward_parts"]
-        named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
-        text += f" ({named})" if len(parts) > 1 else ""
-    return text
+    parts = sampled["reward_parts"]
+    named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
+    return (f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}, mean "
+            f"reward {with_limits(sampled['reward'])}" + (f" ({named})" if len(parts) > 1 else ""))
 
 
 def first_scores(answers, seconds):
@@ -99,13 +96,11 @@ def summary_of(when, answers):
     """The entries of summary.json for the evaluation "before" or "after" training."""
     sampled = answers["sampled"]
     mean, *interval = sampled["pass_at_1"]
-    entries = {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
-               f"greedy_{when}": answers["greedy"]["pass_at_1"][0]}
-    if "reward" in sampled:
-        reward, *limits = sampled["reward"]
-        entries |= {f"reward_{when}": reward, f"reward_interval_{when}": limits,
-                    f"reward_parts_{when}": sampled["reward_parts"]}
-    return entries
+    reward, *limits = sampled["reward"]
+    return {f"pass_at_1_{when}": mean, f"interval_{when}": interval,
+            f"greedy_{when}": answers["greedy"]["pass_at_1"][0],
+            f"reward_{when}": reward, f"reward_interval_{when}": limits,
+            f"reward_parts_{when}": sampled["reward_parts"]}
 
 
 def report(args, folder, task, before, after, seconds):

@@ -232,7 +232,8 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     chunks, which read the LM head's weights less often (None: as the device wants it).
 
     record: what the routers chose, too."""
-    max_logits = max_logits or chunk_logits(model.device.type)
+    on_gpu = model.device.type == "cuda"
+    max_logits = max_logits or (2**26 if on_gpu else MAX_LOGITS)    # 256 MB in float32, or 64 MB
     rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
     # with something attached to it, every response keeps its row
     rows = bool(rollout.attached) or keeps_rows(model)
@@ -257,11 +258,6 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
         scores.passes = passes
         scores.routes = response_routes(passes, rollout)                            # [L, B, T, ·]
     return scores
-
-
-def chunk_logits(device_type):
-    """The most logits that exist at a time: on a GPU 256 MB in float32."""
-    return 2**26 if device_type == "cuda" else MAX_LOGITS
 
 
 def is_sharded(model):

@@ -55,17 +55,11 @@ def concat(rollouts):
     joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
                      right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
                      [t for r in rollouts for t in r.texts], rollouts[0].group_size,
-                     concat_attached(rollouts, P, T))
+                     {name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
+                      for name, x in rollouts[0].attached.items()})
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
     return FastRollout.of(joined, prefix=shared(rollouts))
-
-
-def concat_attached(rollouts, P, T):
-    """What features have attached to the rollouts, joined, for prompts and responses that are
-    padded to P and T tokens."""
-    return {name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
-            for name, x in rollouts[0].attached.items()}
 
 
 def shared(rollouts):

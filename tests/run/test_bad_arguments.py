@@ -32,7 +32,7 @@ OUT_OF_RANGE = {
     "at least 0": """save_steps=-1 eval_steps=-1 eval_samples=-1 warmup_steps=-1 stage2_step=-1
         cold_start_steps=-1 seed=-1 max_grad_norm=-1 beta=-1 entropy_coef=-1 overlong_cache=-1
         router_aux_loss_coef=-1""",
-    "above 0": """temperature=0 temperature=-0.5 learning_rate=0 learning_rate=-0.5
+    "above 0": """learning_rate=0 learning_rate=-0.5
         cold_start_learning_rate=0 cold_start_learning_rate=-0.5 mismatch_high=0
         mismatch_high=-0.5 dual_clip=0 dual_clip=-0.5""",
     "finite": """temperature=nan temperature=inf temperature=-inf learning_rate=nan
@@ -49,8 +49,8 @@ OUT_OF_RANGE = {
     "invalid int": "steps=many steps=1.5",
     "invalid float": "beta=x",
     "true/false": "dynamic_sampling=perhaps",
-    "below 1e-06": "temperature=1e-39",
-    "below 2^32": f"seed={2 ** 32}",
+    "at least 1e-06": "temperature=1e-39 temperature=0 temperature=-0.5",
+    "between 0 and 4294967295": f"seed={2 ** 32}",
     "multiple of 8": "hidden_size=20",
 }
 
@@ -262,7 +262,7 @@ def test_the_real_script_prints_one_line_and_exits_with_2(tmp_path):
     """Its fast cousin: tests/run/test_first_word.py."""
     done = python(TRAIN, "--temperature", "0", cwd=tmp_path, code=2)
     assert done.stdout == ""
-    assert done.stderr == "train.py: --temperature 0.0 is not above 0\n"
+    assert done.stderr == "train.py: --temperature 0.0 is not at least 1e-06\n"
     assert not list(tmp_path.iterdir())
 
 

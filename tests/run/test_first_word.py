@@ -40,7 +40,7 @@ def test_help_and_refusals_import_torch_and_nothing_slow_besides():
     done = python("-c", LOOK, cwd=ROOT)
     ends = [line for line in done.stdout.splitlines() if line.startswith("END")]
     assert len(ends) == 8, done.stderr
-    assert "\ntrain.py: --temperature 0.0 is not above 0\n" in done.stderr
+    assert "\ntrain.py: --temperature 0.0 is not at least 1e-06\n" in done.stderr
     for line in ends:
         assert " [] " in line and int(line.split()[-1]) < 2000, line
         assert (" 2 [] " in line) == ("--help" not in line), line
