@@ -43,9 +43,3 @@ def test_the_copy_is_rounded_and_the_policy_is_not():
     assert errors == sorted(errors) and all(torch.equal(weights[name], before[name])
                                             for name in weights)
     assert sampling_copy(policy, "float32") is policy
-
-
-def test_fewer_bits_are_further_from_the_trainer(run):
-    exact, eight, three = (run(f"--sampler_dtype {dtype}", folder=dtype)[0]["mismatch_kl"]
-                           for dtype in ("float32", "int8", "int3"))
-    assert exact < 1e-10 < eight < three
