@@ -87,12 +87,17 @@ def in_turn(place, home, names):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [*([name] for name in NAMES), NAMES], ids="+".join)
-def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_start, tmp_path):
+@pytest.fixture(autouse=True)
+def named(workplace, cold_start):
+    """What the flags of ON name: rows.jsonl, mine.py and model."""
     chance()
     Path("mine.py").write_text("def tool(text):\n    return '7'\n")
     Path("model").symlink_to(cold_start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [*([name] for name in NAMES), NAMES], ids="+".join)
+def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_start, tmp_path):
     train.main([*TINY, "--steps", "2", "--output_dir", "whole"])
     place = without(tmp_path / "program", cold_start, names)
     python(place / "train.py", *TINY, "--steps", "2", "--output_dir", "less")
@@ -128,7 +133,7 @@ def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, 
             "--lr_scheduler_type constant_with_warmup --steps")
     whole = run(f"{line} 3", folder="whole")
     killed(2, f"{line} 3")
-    run("--resume")
+    run("--resume" + " --tool mine.py:tool" * (name == "Tools"))     # code is named again
     assert differences("whole", "run", 3) == []
     if name == "Rounding":                                   # follows the shape of a micro-batch
         return
