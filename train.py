@@ -169,7 +169,7 @@ def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
     features = learner.features
     row = settings.row                           # of losses.OBJECTIVES, with the run's options
-    shifts = settings.router_shift               # RSPO, which compares routers
+    shifts = row.ratio == "log-shifted"          # RSPO, which compares routers
     live = mini if settings.plain else equal_groups.with_gradient(learner, mini)
     learner.optimizer.zero_grad()
     done = []                                    # the statistics of each micro-batch
