@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from plumbing.model import checksums
 from plumbing.parallel import processes
-from plumbing.run.arguments import FREE, changed, flags, spelled
+from plumbing.run.arguments import FREE, changed, config_of, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 # Files with a line per rollout batch, and an entry that every line has beside its "step".
@@ -315,9 +315,13 @@ def origin_of(settings, task):
 
 def check_origin(run, folder, origin):
     """Raise ValueError if the checkpoint was made with other settings, or other data, than those of
-    the run that is to go on from it."""
+    the run that is to go on from it, or with others than its config.json names: whoever edited them
+    there wants what --resume cannot do."""
     saved = load_plain(folder / checksums.STATE, mmap=True).get("origin", {})
-    differ = changed(saved.get("settings", {}), origin["settings"])
+    made = saved.get("settings", {})
+    written = config_of(run)["arguments"]
+    written.pop("max_completion_length", None)               # there, it is the task's
+    differ = changed(made, origin["settings"]) or changed(made, written)
     if differ:
         raise ValueError(f"--resume: {folder} was made with other settings than those of now: "
                          f"{spelled(differ)}; give its values as flags, change {run}/config.json "

@@ -43,11 +43,11 @@ def files():
             if path.is_file() and path.name != ".lock"}
 
 
-def edit(**changes):
+def edit(parts=("arguments", "given"), **changes):
     """Change flags in config.json, where they are recorded and where they are given."""
     file = Path("run/config.json")
     config = read_json(file)
-    for part in ("arguments", "given"):
+    for part in parts:
         config[part] |= changes
     file.write_text(json.dumps(config))
 
@@ -225,11 +225,13 @@ def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
     assert [record["step"] for record in run(f"{typed} --steps 3")] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("parts", [("arguments", "given"), ("arguments",)], ids="+".join)
 @pytest.mark.parametrize("flag, value", [
     ("learning_rate", 0.1), ("temperature", 0.5), ("steps", 2), ("num_generations", 2)])
-def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, value, finished, run):
+def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, value, parts, finished,
+                                                                    run):
     was = read_json("run/config.json")["arguments"][flag]
-    edit(**{flag: value})
+    edit(parts, **{flag: value})
     err = run.refused(RESUME)
     assert f"{NEWEST} was made with other settings than those of now: " in err
     assert f" now: {flag} was {was!r}, now {value!r}; " in err
