@@ -194,14 +194,15 @@ def test_reinforce_plus_plus_equals_a_loop(size, beta):
     assert got[mask].tolist() == pytest.approx(expected, rel=1e-6) and (got[~mask] == 0).all()
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.9, 1.0])
-def test_gae_equals_the_sum_over_future_errors(lam):
+@pytest.mark.parametrize("gamma, lam", [(0.97, 0.0), (0.97, 0.9), (1.0, 1.0), (1.0, 0.95)])
+def test_gae_equals_the_sum_over_future_errors(gamma, lam):
     mask, rewards = ragged_mask(), draw(4)
     values = draw(4, 8, seed=2).masked_fill(~mask, math.inf).requires_grad_()
-    advantages, returns = gae(rewards, values, mask, 0.97, lam)
+    given = dict(gamma=gamma, lam=lam) if (gamma, lam) != (1.0, 0.95) else {}   # the defaults
+    advantages, returns = gae(rewards, values, mask, **given)
     for i, m in enumerate(mask):
         V = values[i][m].tolist()
-        expected = reference.gae(at_the_end(rewards[i].item(), len(V)), V, lam, 0.97)
+        expected = reference.gae(at_the_end(rewards[i].item(), len(V)), V, lam, gamma)
         assert advantages[i][m].tolist() == pytest.approx(expected[0])
         assert returns[i][m].tolist() == pytest.approx(expected[1])
     assert (advantages[~mask] == 0).all() and (returns[~mask] == 0).all()
