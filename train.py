@@ -213,8 +213,7 @@ def optimizer_step(learner, stats, max_grad_norm):
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(trained, max_grad_norm or math.inf)
     stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
-    exact = torch.float32 if norm.device.type == "mps" else torch.float64   # MPS has no float64
-    values = torch.stack([x.to(norm.device, exact) for x in stats.values()])
+    values = torch.stack([x.to(norm.device, widest(norm.device)) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
@@ -224,6 +223,11 @@ def optimizer_step(learner, stats, max_grad_norm):
         learner.schedule.step()
     scaler.update()
     return stats
+
+
+def widest(device):
+    """The floating-point format with the highest precision on a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def overflowed(scaler, stats):

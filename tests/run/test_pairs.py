@@ -23,7 +23,9 @@ from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run import metrics as run_metrics
 from tiny_run import TINY, differences, metrics, python, read_json
 
-SEED, DEFAULT, ALL = 0, 12, 160
+# Rounding must not decide anything: with seed 0 another expert is chosen in one update of number 71
+# (with all experts its runs are equal), with seed 1 a gradient of number 7 is almost 0.
+SEED, DEFAULT, ALL = 2, 12, 160
 RUN = [*TINY, *"--steps 2 --warmup_steps 0 --learning_rate 0.2 --save_steps 1".split()]
 FLAGS = {name: values.split() for name, values in {
     "algorithm": " ".join(ALGORITHMS),
