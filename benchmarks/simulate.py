@@ -57,7 +57,7 @@ def simulated(flags, layers=None):
     if settings.half:
         halve_matrices(policy, settings.half)
     G = settings.num_generations
-    rows = settings.prompts_per_step // settings.steps_per_generation * G
+    rows = settings.mini_batch_rows
     before = gpu.now
     with gpu:
         rows = min(settings.micro_batch_size or rows, rows)

@@ -32,8 +32,8 @@ class Entropy(Feature):
         if settings.entropy_quantile:
             return ("quantile of the rollout batch's entropies (top_entropy_quantile is the "
                     "micro-batch's)")
-        rows = settings.prompts_per_step * settings.num_generations // settings.steps_per_generation
         config = {"entropy_coef": settings.entropy_coef}
+        rows = settings.mini_batch_rows
         if (settings.micro_batch_size or rows) >= rows:
             return config
         return config, ("entropy bonus: TRL takes the mean over the tokens of each micro-batch and "

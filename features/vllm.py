@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, util
 
-
 from features.feature import Feature, flag, refuse
 
 FORMATS = ("float32", "bfloat16", "float16")

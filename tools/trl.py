@@ -5,7 +5,6 @@ have. tests/concepts/test_losses_against_trl.py gives what is printed to TRL and
 losses; tests/tools/test_trl.py trains with it.
 """
 
-
 from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 
@@ -36,7 +35,7 @@ def trl_loss(row, reduction=None):
 def batch_rows(settings):
     """(responses per forward and backward pass, such passes per optimizer step): the largest size
     up to --micro_batch_size that divides the mini-batch, as TRL needs it."""
-    rows = settings.prompts_per_step * settings.num_generations // settings.steps_per_generation
+    rows = settings.mini_batch_rows
     micro = min(settings.micro_batch_size or rows, rows)
     micro = next(n for n in range(micro, 0, -1) if rows % n == 0)
     return micro, rows // micro

@@ -8,7 +8,6 @@ losses with verl's own functions under the printed settings.
 import re
 import shlex
 
-
 from losses import OBJECTIVES
 from plumbing.run.arguments import BITSANDBYTES
 
@@ -47,8 +46,7 @@ def megatron(settings):
 
 
 def rows_per_pass(settings):
-    prompts = settings.prompts_per_step // settings.steps_per_generation
-    return settings.micro_batch_size or prompts * settings.num_generations
+    return settings.micro_batch_size or settings.mini_batch_rows
 
 
 def objective(settings):
@@ -120,8 +118,6 @@ def old_logp(settings):
     return {f"{CORRECTION}.bypass_mode": True}, (
         "bypass_mode: verl.trainer.main_ppo_v0 would replace loss_mode by PPO's clip; main_ppo "
         "keeps it")
-
-
 
 
 def batches(settings):

@@ -253,6 +253,11 @@ class Core:
         return self.steps_per_generation * self.num_iterations
 
     @property
+    def mini_batch_rows(self):
+        """Responses of a mini-batch."""
+        return self.prompts_per_step // self.steps_per_generation * self.num_generations
+
+    @property
     def objective(self):
         """Row of losses.OBJECTIVES: ratio, clip and reduction."""
         return ALGORITHMS[self.algorithm]["objective"]

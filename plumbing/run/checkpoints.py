@@ -64,15 +64,18 @@ def keep_lines(path, step):
         return ""
     kept = {}
     skipped = []
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            if record["step"] <= step and RECORDS[path.name] in record:
-                kept[record["step"]] = line + b"\n"
-            elif RECORDS[path.name] not in record:
-                skipped.append(number)
+            later = record["step"] > step
+            whole = RECORDS[path.name] in record
         except (ValueError, TypeError, KeyError, RecursionError):
+            whole = False
+        if not whole:
             skipped.append(number)
+        elif not later:
+            kept[record["step"]] = line + b"\n"
     partial = path.with_name(f".partial-{path.name}")
     with naming(path):
         partial.write_bytes(b"".join(kept.values()))
