@@ -23,8 +23,7 @@ import torch
 import yaml
 
 import train
-from advantages import (at_last_token, estimate_advantages, gae, group_advantages, leave_one_out,
-                        reinforce_plus_plus, token_rewards, whiten)
+from advantages import at_last_token, estimate_advantages, gae, token_rewards, whiten
 from exports import B, G, T, assert_same, drawn, gap, gradient, mini_batch, our_loss
 from losses import OBJECTIVES, kl_penalty
 from features.dynamic_sampling import keep_signal
@@ -40,29 +39,18 @@ ABSENT = ("codetiming", "orjson", "ray", "tensordict", "omegaconf")  # packages 
 ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 
 
-class Empty(ModuleType):
-    __path__ = ()
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return MagicMock(name=name)
-
-
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an empty module for each of ABSENT that is not installed."""
+    """Finds a module of stand-ins for each of ABSENT that is not installed."""
 
     def find_spec(self, name, path, target=None):
         if name.split(".")[0] in ABSENT:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
-        return Empty(spec.name)
+        return MagicMock(name=spec.name, MISSING="???", DictConfig=dict)     # omegaconf's
 
     def exec_module(self, module):
-        if module.__name__ == "omegaconf":
-            module.MISSING = "???"
-            module.DictConfig = dict
+        pass
 
 
 @pytest.fixture(scope="module")
@@ -366,53 +354,6 @@ def test_groups_are_filtered_by_the_number_before_the_overlong_penalty(printed):
 
 # ------------------------------------------------------------------------------- the advantages
 
-def full_rows():
-    """The loss mask of responses of 3 to 14 tokens: verl's advantages know no empty row."""
-    return torch.arange(T) < torch.tensor([10, 3, 9, 8, 1, 7, 10, 5, 8, 6, 2, 6])[:, None]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("advantage, scale", [*((name, "group") for name in ADVANTAGE),
-                                              ("group", "none")])
-def test_advantages_equal_verls_but_for_the_unbiased_deviation(verl, printed, advantage, scale):
-    """Only the advantage "group" reads --scale_rewards."""
-    mask = full_rows()
-    rewards = torch.tensor([1.0, 0, 1, 0, 0.5, 0, 0, 2, 1, 1, 1, 1], dtype=torch.float64)
-    more = "" if scale == "group" else f"--scale_rewards {scale}"
-    comments, _, given = printed(f"--algorithm grpo --advantage {advantage} {more}")
-    token_rewards = torch.zeros(mask.shape, dtype=torch.float64)                    # [B, T]
-    token_rewards[torch.arange(B), mask.sum(-1) - 1] = rewards
-    estimator, options = given["algorithm.adv_estimator"], {}
-    if estimator == "grpo":
-        options["norm_adv_by_std_in_grpo"] = given["algorithm.norm_adv_by_std_in_grpo"]
-    theirs, *_ = verl.core.get_adv_estimator_fn(estimator)(
-        token_level_rewards=token_rewards, response_mask=mask.double(),
-        index=[i // G for i in range(B)], config=SimpleNamespace(gamma=1.0), **options)
-    whitened = (1 - 1 / mask.sum()).sqrt()                   # population std over unbiased std
-    ours = {
-        "group": lambda: group_advantages(rewards, G, scale, unbiased=True)[:, None] * mask,
-        "leave_one_out": lambda: leave_one_out(rewards, G)[:, None] * mask,
-        "reinforce_plus_plus": lambda: whitened * reinforce_plus_plus(rewards, mask),
-        "reinforce_plus_plus_baseline": lambda: whitened * reinforce_plus_plus(rewards, mask, G)}
-    torch.testing.assert_close(ours[advantage](), theirs, rtol=1e-5, atol=1e-6)
-    exact = advantage == "leave_one_out" or scale == "none"
-    assert exact != any("G - 1" in line or "unbiased" in line for line in comments)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
-def test_gae_is_verls_which_whitens_the_advantages(verl, lam):
-    values, mask = torch.randn(B, T, generator=torch.Generator().manual_seed(0)), full_rows()
-    mask = mask & (torch.arange(T) % 5 != 2)                 # what a tool inserted
-    rewards = torch.randn(mask.shape).double() * mask                               # [B, T]
-    advantages, returns = gae(rewards, values.double(), mask, lam=lam)
-    theirs, targets = verl.core.compute_gae_advantage_return(
-        rewards, values.double(), mask.double(), 1.0, lam)
-    torch.testing.assert_close(returns[mask], targets[mask])
-    unbiased = (1 - 1 / mask.sum()).sqrt()
-    torch.testing.assert_close(whiten(advantages, mask)[mask] * unbiased, theirs[mask])
-
-
 @pytest.fixture
 def apply_kl_penalty(verl):
     """verl's own function, without the imports of its file."""
@@ -425,37 +366,59 @@ def apply_kl_penalty(verl):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", [*ADVANTAGE, "gae"])
-def test_the_kl_in_the_reward_is_verls(verl, printed, apply_kl_penalty, advantage):
-    mask = full_rows()
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+@pytest.mark.parametrize("advantage, scale, lam", [
+    *((name, "group", 1.0) for name in ADVANTAGE), ("group", "none", 1.0),
+    *(("gae", "group", lam) for lam in (0.0, 0.5, 0.95, 1.0))])
+def test_advantages_with_the_kl_in_the_reward_and_without_are_verls(
+        verl, printed, apply_kl_penalty, advantage, scale, lam, beta):
+    """But for the deviation, which is unbiased there. Only the advantage "group" reads
+    --scale_rewards. verl's critic is another; its gae is whitened and skips what a tool inserted."""
     rng = torch.Generator().manual_seed(1)
-    rewards = torch.randn(B, generator=rng).double()
+    mask = torch.arange(T) < torch.tensor([10, 3, 9, 8, 1, 7, 10, 5, 8, 6, 2, 6])[:, None]  # [B, T]
+    if advantage == "gae":                                   # no row is empty: verl knows none
+        mask = mask & (torch.arange(T) % 5 != 2)
+    rewards = torch.randn(B, generator=rng).double()                                # [B]
+    rewards[-G:] = 1                                         # a group without a signal
     logp, ref_logp, values = torch.randn(3, B, T, generator=rng).double()           # [B, T] each
-    flag = "" if advantage == "reinforce_plus_plus" else "--use_kl_in_reward"
-    name = "group" if advantage == "gae" else advantage      # verl's critic is another, not its KL
-    _, _, given = printed(f"--algorithm grpo --advantage {name} --beta 0.3 {flag}")
-    assert given["algorithm.use_kl_in_reward"] and f"{ACTOR}use_kl_loss" not in given
-    data = SimpleNamespace(batch=type("Batch", (dict,), {"batch_size": [B]})(
-        response_mask=mask.double(), old_log_probs=logp, ref_log_prob=ref_logp,
-        token_level_scores=at_last_token(rewards, mask)))
-    beta = given["algorithm.kl_ctrl.kl_coef"]
-    data, metrics = apply_kl_penalty(data, verl.core.FixedKLController(beta),
-                                     given["algorithm.kl_penalty"])
-    kl = kl_penalty(logp, ref_logp, mask, "k1")                                     # [B, T]
-    theirs = data.batch["token_level_rewards"]                                      # [B, T]
-    torch.testing.assert_close(token_rewards(rewards, mask, kl, beta)[mask], theirs[mask])
-    assert metrics["actor/reward_kl_penalty"] == pytest.approx(
-        ((kl.sum(-1) / mask.sum(-1)).mean()).item())
-    found = estimate_advantages(advantage, rewards, G, "group", mask=mask, old_logp=logp, kl=kl,
-                                beta=beta, values=values)
-    found = found if found.dim() == 2 else found[:, None] * mask                    # [B, T]
+    flags = f"--advantage {'group' if advantage == 'gae' else advantage}"
+    flags += f" --scale_rewards {scale}" if scale == "none" else ""
+    if beta:
+        flags += f" --beta {beta}"
+        flags += " --use_kl_in_reward" if advantage != "reinforce_plus_plus" else ""
+    comments, _, given = printed(f"--algorithm grpo {flags}")
+    kl = kl_penalty(logp, ref_logp, mask, "k1") if beta else None                   # [B, T]
+    theirs = at_last_token(rewards, mask)                                           # [B, T]
+    if beta:
+        assert given["algorithm.use_kl_in_reward"] and f"{ACTOR}use_kl_loss" not in given
+        data = SimpleNamespace(batch=type("Batch", (dict,), {"batch_size": [B]})(
+            response_mask=mask.double(), old_log_probs=logp, ref_log_prob=ref_logp,
+            token_level_scores=theirs))
+        coef = verl.core.FixedKLController(given["algorithm.kl_ctrl.kl_coef"])
+        data, metrics = apply_kl_penalty(data, coef, given["algorithm.kl_penalty"])
+        theirs = data.batch["token_level_rewards"]                                  # [B, T]
+        assert metrics["actor/reward_kl_penalty"] == pytest.approx(
+            ((kl.sum(-1) / mask.sum(-1)).mean()).item())
+    ours = token_rewards(rewards, mask, kl, beta)                                   # [B, T]
+    torch.testing.assert_close(ours[mask], theirs[mask])
+    found = estimate_advantages(advantage, rewards, G, scale, mask=mask, old_logp=logp, kl=kl,
+                                beta=beta, values=values, lam=lam)
     if advantage == "gae":
-        want, _ = verl.core.compute_gae_advantage_return(theirs, values, mask.double(), 1.0, 0.95)
+        want, targets = verl.core.compute_gae_advantage_return(theirs, values, mask.double(), 1.0,
+                                                               lam)
+        torch.testing.assert_close(gae(ours, values, mask, lam=lam)[1][mask], targets[mask])
         found = whiten(found, mask)
     else:
-        want, *_ = verl.core.get_adv_estimator_fn(given["algorithm.adv_estimator"])(
+        estimator, options = given["algorithm.adv_estimator"], {}
+        if estimator == "grpo":
+            options["norm_adv_by_std_in_grpo"] = given["algorithm.norm_adv_by_std_in_grpo"]
+        want, *_ = verl.core.get_adv_estimator_fn(estimator)(
             token_level_rewards=theirs, response_mask=mask.double(),
-            index=[i // G for i in range(B)], config=SimpleNamespace(gamma=1.0))
-    unbiased = {"group": (1 - 1 / G) ** 0.5, "leave_one_out": 1.0}.get(
-        advantage, (1 - 1 / mask.sum()).sqrt())              # population std over unbiased std
+            index=[i // G for i in range(B)], config=SimpleNamespace(gamma=1.0), **options)
+        exact = advantage == "leave_one_out" or scale == "none"
+        assert exact != any("G - 1" in line or "unbiased" in line for line in comments)
+    found = found if found.dim() == 2 else found[:, None] * mask                    # [B, T]
+    unbiased = {("group", "group"): (1 - 1 / G) ** 0.5, ("group", "none"): 1.0,
+                ("leave_one_out", "group"): 1.0}.get(
+        (advantage, scale), (1 - 1 / mask.sum()).sqrt())     # population std over unbiased std
     torch.testing.assert_close(found[mask] * unbiased, want[mask], rtol=1e-5, atol=1e-5)

@@ -7,9 +7,10 @@
 import base64
 import hashlib
 import json
+import re
 import shutil
 from dataclasses import replace
-from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from losses import OBJECTIVES, Objective, policy_loss, token_weights, varied
 from tools import view
 from plumbing.run.metrics import token_record
 from rollout import Rollout
-from tiny_run import read_json
+from tiny_run import jsonl, read_json
 
 HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
 WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
@@ -55,8 +56,14 @@ def tensors(seed=0):
 def record(step=1, seed=0, **more):
     rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
     return token_record(step, rollout, Words(), old, new, rewards, advantages,
-                             old_experts=experts[0], new_experts=experts[1], router_shift=shift,
-                             first_error=[None, 1, 2, 3, 4, None], **more)
+                        old_experts=experts[0], new_experts=experts[1], router_shift=shift,
+                        first_error=[None, 1, 2, 3, 4, None], **more)
+
+
+def per_token(weights):
+    """A record without experts, of advantages times these weights [T]."""
+    rollout, old, new, rewards, advantages, *_ = tensors()
+    return token_record(1, rollout, Words(), old, new, rewards, advantages[:, None] * weights)
 
 
 def factors(seed):
@@ -72,28 +79,11 @@ def write_run(folder, groups, **arguments):
                  "epsilon_high": 4e-4, "dual_clip": None,
                  "off_policy_mask": None, "max_completion_length": 16, **arguments}
     (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
-    (folder / "tokens.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
-    metrics = [json.dumps({"step": group["step"], **curve}) + "\n" for group in groups]
-    (folder / "metrics.jsonl").write_text("".join(metrics))
+    jsonl(folder / "tokens.jsonl", groups)
+    jsonl(folder / "metrics.jsonl", [{"step": group["step"], **curve} for group in groups])
     return folder
-
-
-class Elements(HTMLParser):
-    """The tags of a page, and the text of its scripts and styles, as a parser finds them."""
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.attrs, self.text = [], {}, []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attrs.setdefault(tag, []).append(dict(attrs))
-
-    def handle_data(self, text):
-        if self.tags[-1:] in (["script"], ["style"]) and text.strip():
-            self.text.append((self.tags[-1], text))
 
 
 # -------------------------------------------------------------------------------- what a run saves
@@ -118,13 +108,10 @@ def test_a_record_holds_a_group_each_answer_cut_at_its_last_loss_token():
 
 
 def test_a_record_of_per_token_advantages_and_of_what_is_not_finite():
-    rollout, old, new, rewards, advantages, *_ = tensors()
-    per_token = advantages[:, None] * torch.arange(T)                                    # [G, T]
-    new[0, 0] = torch.nan
-    saved = token_record(1, rollout, Words(), old, new, rewards, per_token)
-    assert saved["advantages"][1] == pytest.approx(per_token[1, :7].tolist())
+    saved = per_token(torch.arange(T) * torch.tensor([torch.nan, *[1.0] * (T - 1)]))
+    assert saved["advantages"][0][0] is None
+    assert saved["advantages"][1][1:] == pytest.approx([-1.2 * t for t in range(1, 7)])
     assert "old_experts" not in saved and "first_error" not in saved
-    assert saved["new_logp"][0][0] is None
 
 
 def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(run):
@@ -146,22 +133,31 @@ def test_a_run_saves_a_live_group_per_batch_and_a_resumed_one_saves_the_same(run
 
 # -------------------------------------------------------------------------------- the file
 
+def parts(html):
+    """The texts of the page's <style>, of its <script> of data and of its script."""
+    found = re.findall(r"<(style|script)\b[^>]*>(.*?)</\1>", html, re.S)
+    assert [tag for tag, _ in found] == ["style", "script", "script"]
+    return [text for _, text in found]
+
+
+def shown_runs(page):
+    """The data of the runs in a page."""
+    return json.loads(parts(page.read_text())[1])["runs"]
+
+
 def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path):
-    run = write_run(tmp_path / "run", [record()])
-    html = view.write_page([run]).read_text()
-    found = Elements(html)
-    assert found.tags.count("script") == 2 and "img" not in found.tags and "link" not in found.tags
-    (_, style), (_, data), (_, script) = found.text
-    assert HOSTILE in json.dumps(json.loads(data), ensure_ascii=False).replace('\\"', '"')
-    assert json.loads(data)["runs"][0]["groups"] == [record()]
-    assert "<" not in data
-    policy = next(meta["content"] for meta in found.attrs["meta"]
-                  if meta.get("http-equiv") == "Content-Security-Policy")
+    page = view.write_page([write_run(tmp_path / "run", [record()])])
+    html = page.read_text()
+    style, data, script = parts(html)
+    assert not re.search("<img|<link|https://", html) and "<" not in data
+    assert html.count("<script") == 2 and "http://" not in html.replace("http://www.w3.org/", "")
+    [run] = shown_runs(page)
+    assert run["groups"] == [record()] and HOSTILE in str(run["groups"][0]["tokens"])
+    policy, = re.findall('Content-Security-Policy" content="([^"]*)"', html)
     for text, directive in ((script, "script-src"), (style, "style-src")):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{directive} 'sha256-{digest}';" in policy
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
-    assert "http://" not in html.replace("http://www.w3.org/", "") and "https://" not in html
 
 
 def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monkeypatch):
@@ -170,7 +166,7 @@ def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monk
     runs = [write_run(tmp_path / name, groups) for name in ("a", "b")]
     page = view.write_page(runs, tmp_path / "deeper" / "page.html")
     assert 100_000 < page.stat().st_size < 150_000
-    for run in json.loads(dict(reversed(Elements(page.read_text()).text[:2]))["script"])["runs"]:
+    for run in shown_runs(page):
         steps = [group["step"] for group in run["groups"]]
         assert steps[0] == 1 and steps[-1] == 30 and 2 < len(steps) < 30
         gaps = [b - a for a, b in zip(steps, steps[1:])]
@@ -182,34 +178,28 @@ def test_numbers_that_are_not_finite_become_null():
     assert json.loads(view.embedded(data)) == {"a": [None, 1.5, {"b": None}]}
 
 
-def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path):
-    run = write_run(tmp_path / "run", [record()])
-    with (run / "tokens.jsonl").open("a") as f:
+def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused, capsys):
+    run = write_run(Path("run"), [record()])
+    tokens = run / "tokens.jsonl"
+    with tokens.open("a") as f:
         f.write('{"step": 2, "tok')                          # killed while writing
-    assert len(view.read_run(run)["groups"]) == 1
-    (run / "tokens.jsonl").write_text('{"step": 2, "tok')
-    with pytest.raises(ValueError, match="no complete line"):
-        view.read_run(run)
-    (run / "tokens.jsonl").unlink()
-    with pytest.raises(ValueError, match="--save_tokens"):
-        view.read_run(run)
-    with pytest.raises(ValueError, match="give one run, or two to compare"):
-        view.write_page([run] * 3)
-
-
-def test_the_command_writes_the_page_into_the_runs_folder(tmp_path, capsys):
-    run = write_run(tmp_path / "run", [record()])
-    main(["view", str(run)])
-    assert str(run / "view.html") in capsys.readouterr().out and (run / "view.html").is_file()
-    with pytest.raises(SystemExit) as stop:
-        main(["view", str(tmp_path / "none")])
-    assert stop.value.code == 2 and "there is no run folder" in capsys.readouterr().err
+    main(["view", "run"])
+    page = run / "view.html"
+    assert "run/view.html" in capsys.readouterr().out and len(shown_runs(page)[0]["groups"]) == 1
+    page.unlink()
+    for line, words in {"none": "there is no run folder",
+                        "run run run": "give one run, or two to compare"}.items():
+        assert words in refused(f"view {line}", main=main)
+    tokens.write_text('{"step": 2, "tok')
+    assert "no complete line" in refused("view run", main=main)
+    tokens.unlink()
+    assert "--save_tokens" in refused("view run", main=main)
 
 
 # -------------------------------------------------------------------------------- in a browser
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
+def browser(tmp_path_factory):
     webdriver = pytest.importorskip("selenium.webdriver")
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
@@ -227,7 +217,7 @@ def driver(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
+def two_runs(tmp_path_factory):
     """Two runs: batches 1 to 3 of one, 2 and 3 of the other, whose name is an attack too."""
     folder = tmp_path_factory.mktemp("runs")
     gspo = write_run(folder / "gspo", [record(step, seed=step) for step in (1, 2, 3)],
@@ -239,30 +229,70 @@ def page(tmp_path_factory):
     return view.write_page([gspo, other], folder / "page.html")
 
 
+class Page:
+    """A page in the browser: js("return …", argument, …) is what a script returns."""
+
+    def __init__(self, browser):
+        self.browser, self.js = browser, browser.execute_script
+        self.find = lambda css: browser.find_element("css selector", css)
+
+    def open(self, page):
+        self.browser.get(page.as_uri())
+
+    def press(self, keys):
+        from selenium.webdriver.common.action_chains import ActionChains
+        ActionChains(self.browser).send_keys(keys).perform()
+
+    def says(self, panel=0):
+        """(objective, batch, epsilon, epsilon_high) of a panel."""
+        return self.js("const p = state.panels[arguments[0]];"
+                       "return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+
+    def tokens(self, panel=0):
+        """[(push, removed, struck, id)] of a panel's tokens, answer by answer."""
+        return self.js(
+            "return [...document.querySelectorAll('.panel')[arguments[0]]"
+            ".querySelectorAll('.token')].map(t => [Number(t.dataset.push), t.dataset.removed,"
+            " t.classList.contains('struck'), t.classList.contains('tool') && t.id])", panel)
+
+    def compare(self, group, run, panel=0):
+        """Compare what a panel shows with policy_loss: its tokens, which are returned, and the
+        statistics of the loss, too."""
+        name, _, epsilon, epsilon_high = self.says(panel)
+        push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
+        tokens = self.tokens(panel)
+        assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12), name
+        if OBJECTIVES[name].clip != "tv-two-sided":          # there, they are still pulled
+            assert [t[2] for t in tokens] == struck, name
+        return tokens, stats
+
+    def compare_all(self, names, group):
+        """Compare what the first panel shows of these objectives."""
+        for name in names:
+            self.js("choose(0, arguments[0]); redraw()", name)
+            self.compare(group, {"dual_clip": None, "off_policy_mask": None, "objective": ""})
+
+    def usable(self):
+        """The objectives that the first run's list offers."""
+        return self.js("return usable(RUNS[0])")
+
+
 @pytest.fixture
-def opened(driver, page):
-    driver.get(page.as_uri())
-    yield driver
-    assert driver.get_log("browser") == []                   # no error, nothing blocked or loaded
+def page(browser, two_runs):
+    """The page of two runs, open. Afterwards: no error, nothing blocked or loaded."""
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page = Page(browser)
+    page.open(two_runs)
+    yield page
+    assert browser.get_log("browser") == []
 
 
-def press(driver, keys):
-    from selenium.webdriver.common.action_chains import ActionChains
-    ActionChains(driver).send_keys(keys).perform()
-
-
-def shown(driver, panel):
-    """[(push, removed, struck)] of a panel's tokens, answer by answer."""
-    return driver.execute_script(
-        "return [...document.querySelectorAll('.panel')[arguments[0]].querySelectorAll('.token')]"
-        ".map(t => [Number(t.dataset.push), t.dataset.removed, t.classList.contains('struck')])",
-        panel)
-
-
-def on_screen(driver, panel):
-    """(objective, batch, epsilon, epsilon_high) as the page says."""
-    return driver.execute_script("const p = state.panels[arguments[0]];"
-                                 "return [p.name, state.step, p.epsilon, p.epsilonHigh]", panel)
+@pytest.fixture
+def show(page, tmp_path):
+    """show(groups, flag=value) opens the page of one run with these groups."""
+    def opened(groups, **arguments):
+        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]))
+    return opened
 
 
 def padded(rows, fill=0.0):
@@ -295,39 +325,22 @@ def reference(group, name, epsilon, epsilon_high, run):
     return flat(push), flat(struck), stats
 
 
-def compared(driver, panel, group, run):
-    """What a panel shows, compared with policy_loss: its tokens, and the statistics of the loss."""
-    name, _, epsilon, epsilon_high = on_screen(driver, panel)
-    push, struck, stats = reference(group, name, epsilon, epsilon_high, run)
-    tokens = shown(driver, panel)
-    assert [t[0] for t in tokens] == pytest.approx(push, rel=1e-6, abs=1e-12), name
-    if OBJECTIVES[name].clip != "tv-two-sided":              # there, they are still pulled
-        assert [t[2] for t in tokens] == struck, name
-    return tokens, stats
-
-
-NONE = {"dual_clip": None, "off_policy_mask": None, "objective": ""}     # of a run, beside its loss
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
-    texts = Elements(page.read_text()).text
-    runs = json.loads(next(text for tag, text in texts if tag == "script"))["runs"]
+def test_struck_tokens_and_weights_are_those_of_policy_loss(page, two_runs, name):
     seen = set()
-    if name not in opened.execute_script("return usable(RUNS[0])"):
+    if name not in page.usable():
         assert not OBJECTIVES[name].source, f"{name} is published: losses.js must know it"
         pytest.skip(f"losses.js does not know {name}, and the page says so")
     for step in (2, 3):
-        opened.execute_script("RUNS.forEach((_, p) => choose(p, arguments[0]));"
-                              "goTo(arguments[1])", name, step)
+        page.js("RUNS.forEach((_, p) => choose(p, arguments[0])); goTo(arguments[1])", name, step)
         for band in (None, 0.05):                            # its own, and one that is set by hand
             if band and OBJECTIVES[name].epsilon is not None:
-                opened.execute_script("state.panels.forEach(p => {"
-                                      "p.epsilon = p.epsilonHigh = arguments[0]}); redraw()", band)
-            for panel, run in enumerate(runs):
+                page.js("state.panels.forEach(p => {p.epsilon = p.epsilonHigh = arguments[0]});"
+                        "redraw()", band)
+            for panel, run in enumerate(shown_runs(two_runs)):
                 group = next(group for group in run["groups"] if group["step"] == step)
-                tokens, stats = compared(opened, panel, group, run)
+                tokens, stats = page.compare(group, run, panel)
                 for side in ("low", "high"):
                     removed = float(stats[f"clip_{side}"] * stats["tokens"])
                     assert sum(t[1] == side for t in tokens) == round(removed)
@@ -338,180 +351,147 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(opened, page, name):
 
 @pytest.mark.slow
 def test_every_pair_of_a_known_ratio_and_a_known_clip_is_that_of_policy_loss(
-        driver, tmp_path, monkeypatch):
+        page, show, monkeypatch):
     """A row that is not in the table yet may combine them anew."""
-    constants = dict(pair for row in OBJECTIVES.values() for pair in row.constants.items())
-    ratios, clips = (dict.fromkeys(getattr(row, field) for row in OBJECTIVES.values())
-                     for field in ("ratio", "clip"))
-    for ratio in ratios:
-        for clip in clips:
-            edges = next((r.epsilon, r.epsilon_high) for r in OBJECTIVES.values() if r.clip == clip)
-            new = Objective(ratio, clip, *edges, "sequence-mean", "", constants)
+    rows = [*OBJECTIVES.values()]
+    constants = dict(pair for row in rows for pair in row.constants.items())
+    edges = {row.clip: (row.epsilon, row.epsilon_high) for row in reversed(rows)}
+    for ratio in dict.fromkeys(row.ratio for row in rows):
+        for clip, (low, high) in edges.items():
+            new = Objective(ratio, clip, low, high, "sequence-mean", "", constants)
             monkeypatch.setitem(OBJECTIVES, f"{ratio}+{clip}", new)
     group = record(1, seed=3, factors=factors(1))
-    run = write_run(tmp_path / "run", [group])
-    driver.get(view.write_page([run]).as_uri())
-    names = [name for name in driver.execute_script("return usable(RUNS[0])") if "+" in name]
+    show([group])
+    names = [name for name in page.usable() if "+" in name]
     assert len(names) >= 35
-    for name in names:
-        driver.execute_script("choose(0, arguments[0]); redraw()", name)
-        compared(driver, 0, group, NONE)
+    page.compare_all(names, group)
 
 
 @pytest.mark.slow
-def test_a_clip_that_the_page_does_not_know_is_named_and_not_drawn(driver, tmp_path, monkeypatch):
+def test_a_clip_that_the_page_does_not_know_is_named_and_not_drawn(page, show, monkeypatch):
     mine = OBJECTIVES | {"mine": replace(OBJECTIVES["grpo"], clip="soft", source="")}
     monkeypatch.setattr(view, "OBJECTIVES", mine)
     monkeypatch.setitem(view.ALGORITHMS, "mine", {"objective": "mine"})
-    run = write_run(tmp_path / "run", [record(1)], algorithm="mine", epsilon=0.2, epsilon_high=0.2)
-    driver.get(view.write_page([run]).as_uri())
-    assert "mine" not in driver.execute_script("return usable(RUNS[0])")
-    said = driver.find_element("css selector", ".unknown").text
+    show([record(1)], algorithm="mine", epsilon=0.2, epsilon_high=0.2)
+    assert "mine" not in page.usable() and page.says()[0] == "grpo"
+    said = page.find(".unknown").text
     assert "cannot show mine" in said and '"soft"' in said and "shows grpo" in said
-    assert on_screen(driver, 0)[0] == "grpo" and driver.get_log("browser") == []
 
 
 @pytest.mark.slow
-def test_with_advantages_per_token_only_ratios_per_token_are_offered(driver, tmp_path):
-    rollout, old, new, rewards, advantages, *_ = tensors()
-    per_token = advantages[:, None] * (torch.arange(T) > 2)                              # [G, T]
-    group = token_record(1, rollout, Words(), old, new, rewards, per_token)
-    run = write_run(tmp_path / "run", [group], algorithm="gspo_token")
-    driver.get(view.write_page([run]).as_uri())
-    names = driver.execute_script("return usable(RUNS[0])")
+def test_with_advantages_per_token_only_ratios_per_token_are_offered(page, show):
+    group = per_token(torch.arange(T) > 2)
+    show([group], algorithm="gspo_token")
+    names = page.usable()
     assert {"gspo_token", "grpo"} <= set(names) and not {"gspo", "gmpo", "vespo"} & set(names)
-    for name in ("gspo_token", "grpo", "cispo"):
-        driver.execute_script("choose(0, arguments[0]); redraw()", name)
-        compared(driver, 0, group, NONE)
-    press(driver, "g")
-    assert on_screen(driver, 0)[0] == "gspo_token"
+    page.compare_all(("gspo_token", "grpo", "cispo"), group)
+    page.press("g")
+    assert page.says()[0] == "gspo_token"
 
 
 @pytest.mark.slow
-def test_what_a_tool_wrote_is_hatched_and_not_pushed(opened):
-    tools = opened.execute_script(
-        "return [...document.querySelectorAll('.panel')[0].querySelectorAll('.tool')]"
-        ".map(t => [t.id, Number(t.dataset.push)])")
-    assert tools == [["token0-0-3", 0], ["token0-0-4", 0]]
+def test_what_a_tool_wrote_is_hatched_and_not_pushed(page):
+    tools = [(name, push) for push, *_, name in page.tokens() if name]
+    assert tools == [("token0-0-3", 0), ("token0-0-4", 0)]
     image = "return getComputedStyle(document.querySelector('.tool .box')).backgroundImage"
-    assert "repeating-linear-gradient" in opened.execute_script(image)
+    assert "repeating-linear-gradient" in page.js(image)
 
 
 @pytest.mark.slow
-def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(opened):
-    assert on_screen(opened, 0)[0] == "gspo" and on_screen(opened, 1)[0] == "grpo"
-    press(opened, "g")
-    assert on_screen(opened, 0)[0] == "grpo"
-    assert on_screen(opened, 1) == ["gspo", on_screen(opened, 0)[1], 3e-4, 4e-4]
-    before = on_screen(opened, 0)[2]
-    press(opened, "]")
-    assert on_screen(opened, 0)[2] == pytest.approx(1.5 * before)
-    press(opened, "r")
-    assert on_screen(opened, 0)[2] == before
-    press(opened, "pppp")
-    assert on_screen(opened, 0)[1] == 1
-    assert "saved no tokens of batch 1" in opened.find_elements("css selector", ".panel")[1].text
-    press(opened, "n")
-    assert on_screen(opened, 0)[1] == 2
-    press(opened, "a")
-    chosen = opened.find_element("id", "objective0").get_attribute("value")
-    assert on_screen(opened, 0)[0] == chosen != "grpo"
-    press(opened, "e")
-    assert len(opened.find_elements("css selector", ".layers")) == 2 * G
-    theme = lambda: opened.execute_script("return document.documentElement.dataset.theme")
+def test_one_key_turns_grpo_into_gspo_and_others_move_through_the_run(page):
+    theme = lambda: page.js("return document.documentElement.dataset.theme")
+    assert [page.says(panel)[0] for panel in (0, 1)] == ["gspo", "grpo"]
+    page.press("g")
+    name, step, before, _ = page.says()
+    assert name == "grpo" and page.says(1) == ["gspo", step, 3e-4, 4e-4]
+    page.press("]")
+    assert page.says()[2] == pytest.approx(1.5 * before)
+    page.press("r")
+    assert page.says()[2] == before
+    page.press("pppp")
+    assert page.says()[1] == 1
+    assert "saved no tokens of batch 1" in page.find(".panel + .panel").text
+    page.press("n")
+    assert page.says()[1] == 2
+    page.press("a")
+    assert page.says()[0] == page.find("#objective0").get_attribute("value") != "grpo"
+    page.press("e")
+    assert page.js("return document.querySelectorAll('.layers').length") == 2 * G
     before = theme()
-    press(opened, "d")
+    page.press("d")
     assert {before, theme()} == {"dark", "light"}
 
 
 @pytest.mark.slow
-def test_sliders_lists_and_tokens_work_from_the_keyboard(opened):
+def test_sliders_lists_and_tokens_work_from_the_keyboard(page):
     from selenium.webdriver.common.keys import Keys
-    slider = opened.find_element("id", "epsilon0")
-    before = on_screen(opened, 0)[2]
+    focused = lambda: page.js("return document.activeElement.id")
+    slider, before = page.find("#epsilon0"), page.says()[2]
     slider.send_keys(Keys.ARROW_RIGHT)
-    assert on_screen(opened, 0)[2] > before
-    focused = lambda: opened.execute_script("return document.activeElement.id")
-    assert focused() == "epsilon0"                           # kept while the page is drawn anew
-    opened.find_element("id", "batch").send_keys(Keys.HOME)
-    assert on_screen(opened, 0)[1] == 1
-    opened.execute_script("document.getElementById('token0-0-0').focus()")
-    press(opened, Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
+    assert page.says()[2] > before and focused() == "epsilon0"   # kept while it is drawn anew
+    page.find("#batch").send_keys(Keys.HOME)
+    assert page.says()[1] == 1
+    page.js("document.getElementById('token0-0-0').focus()")
+    page.press(Keys.ARROW_RIGHT + Keys.ARROW_DOWN)
     assert focused() == "token0-1-1"
-    spoken = opened.find_element("id", "inspector").text
-    assert spoken == opened.find_element("id", "token0-1-1").get_attribute("aria-label")
+    spoken = page.find("#inspector").text
+    assert spoken == page.find("#token0-1-1").get_attribute("aria-label")
     assert "first wrong step" in spoken
-    unnamed = opened.execute_script(
+    unnamed = page.js(
         "return [...document.querySelectorAll('select, input, [role=img]')].filter("
         "e => !e.labels?.length && !e.getAttribute('aria-label')).map(e => e.outerHTML)")
     assert unnamed == []
 
 
 @pytest.mark.slow
-def test_a_hostile_answer_is_shown_and_not_run(opened):
-    assert opened.title == "What does the clip remove?"
-    assert opened.find_elements("css selector", "img") == []
-    assert HOSTILE in opened.find_element("css selector", ".panel .box").text.replace("␣", " ")
-    assert "onerror=alert(1)" in opened.find_element("id", "run1").text
+def test_a_hostile_answer_is_shown_and_not_run(page):
+    assert page.js("return document.title") == "What does the clip remove?"
+    assert page.js("return document.images.length") == 0
+    assert HOSTILE in page.find(".panel .box").text.replace("␣", " ")
+    assert "onerror=alert(1)" in page.find("#run1").text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [390, 1400])
-def test_the_page_fits_its_window_in_light_and_dark(opened, width):
-    for dark in ("light", "dark"):
-        scheme = {"features": [{"name": "prefers-color-scheme", "value": dark}]}
-        window = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
-        opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", window)
-        opened.refresh()
-        assert opened.execute_script("return document.documentElement.dataset.theme") == dark
-        assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-
-
-PLACE = ("const box = arguments[0] instanceof Element ? arguments[0] :"
-         " document.querySelector(arguments[0]); const r = box.getBoundingClientRect();"
-         "return [r.left, r.top, r.right, r.bottom]")
+EDGES = ("const box = document.querySelector(arguments[0]).getBoundingClientRect();"
+         "return [box.top, box.bottom]")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(390, 844), (1400, 900)])
-def test_the_first_answer_is_above_the_fold_and_nothing_under_the_bar(driver, page, width, height):
-    """As a phone and as a desk see it. The bar at the bottom tells about a token, in up to six
-    lines."""
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
-        "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700})
-    try:
-        driver.get(page.as_uri())
-        top = driver.execute_script(PLACE, ".answer .token")[1]
-        assert 0 < top < 0.8 * height, "the first answer's tokens are above the fold"
-        for focused in (False, True):
-            if focused:
-                driver.execute_script("document.querySelector('.answer .token').focus()")
-            bar, scrolled = (driver.execute_script(PLACE, name) for name in (".inspector", ".page"))
-            assert scrolled[3] <= bar[1] + 0.5 and bar[3] <= height + 0.5
-        wide = driver.execute_script("return document.querySelector('.page').scrollWidth")
-        assert wide <= width
-        words = " ".join(driver.execute_script(
-            "return [...document.querySelectorAll('.signs > div')]"
-            ".filter(d => d.checkVisibility()).map(d => d.innerText)"))
-        for sign in ("removed by the clip", "weight of the gradient", "the clip range",
-                     "first wrong step", "inserted by a tool", "experts of a layer"):
-            assert sign in words
-        driver.execute_script("document.querySelector('#flip').click()")
-        assert on_screen(driver, 0)[0] == "grpo", "a phone has no key g"
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width, height):
+    """The first answer is above the fold and nothing under the bar at the bottom, which tells about
+    a token in up to six lines."""
+    for dark in ("light", "dark"):
+        scheme = {"features": [{"name": "prefers-color-scheme", "value": dark}]}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 700})
+        browser.refresh()
+        assert page.js("return document.documentElement.dataset.theme") == dark
+        for wide in ("documentElement", "querySelector('.page')"):
+            assert page.js(f"return document.{wide}.scrollWidth") <= width
+        assert 0 < page.js(EDGES, ".answer .token")[0] < 0.8 * height
+        for focused in ("", "document.querySelector('.answer .token').focus()"):
+            page.js(focused)
+            bar, scrolled = (page.js(EDGES, name) for name in (".inspector", ".page"))
+            assert scrolled[1] <= bar[0] + 0.5 and bar[1] <= height + 0.5
+    words = " ".join(page.js(
+        "return [...document.querySelectorAll('.signs > div')]"
+        ".filter(d => d.checkVisibility()).map(d => d.innerText)"))
+    for sign in ("removed by the clip", "weight of the gradient", "the clip range",
+                 "first wrong step", "inserted by a tool", "experts of a layer"):
+        assert sign in words
+    page.js("document.querySelector('#flip').click()")
+    assert page.says()[0] == "grpo", "a phone has no key g"
 
 
 @pytest.mark.slow
-def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(driver, tmp_path):
+def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(page, show):
     group = record()
     group["mask"][1] = [0] * len(group["mask"][1])
     group["cut_off"] = [i == 1 for i in range(G)]
     group["kept"] = [[[text, "other"] for text in row] for row in group["tokens"]]
-    run = write_run(tmp_path / "run", [group])
-    driver.get(view.write_page([run], tmp_path / "page.html").as_uri())
-    whole, cut = driver.execute_script(
+    show([group])
+    whole, cut = page.js(
         "return [...document.querySelectorAll('.answer')].slice(0, 2).map(a => ({"
         "text: a.innerText, label: a.getAttribute('aria-label'),"
         "gauges: a.querySelectorAll('.gauge').length,"
@@ -524,4 +504,3 @@ def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(dri
     assert "cut off" not in whole["text"]
     assert whole["gauges"] == 1 and ", s " in whole["label"]
     assert "drawn from 2: " in whole["token"] and whole["token"].count("other") == 1
-    assert driver.get_log("browser") == []
