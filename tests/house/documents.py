@@ -11,6 +11,8 @@ FOLDERS = ("features", "plumbing", "tools")
 PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in
            sorted([*ROOT.glob("*.py"), *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))])}
 COMMAND = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
+# code between ``` and ```, code that is indented, a paragraph
+BLOCK = re.compile(r"^```.*\n((?s:.*?))^```$|((?:^(?: {4}.*)?\n)+)|((?:^(?!```).+\n?)+)", re.M)
 FILE = re.compile(r".*`(\w+\.(?:py|jsonl|txt))`.*:$")        # the last one that a paragraph names
 
 
@@ -28,25 +30,12 @@ def cells(line):
 def blocks(document):
     """(the paragraph before it, its lines) of every code block: what stands indented by four
     columns, or between ``` and ```."""
-    found, paragraph, fenced, indented, blank = [], "", False, False, True
-    for line in DOCUMENTS[document].split("\n"):
-        if line.startswith("```"):
-            fenced, indented = not fenced, False
-            if fenced:
-                found.append((paragraph, []))
-        elif fenced:
-            found[-1][1].append(line)
-        elif line.startswith("    ") and (blank or indented):
-            if not indented:
-                found.append((paragraph, []))
-            indented = True
-            found[-1][1].append(line[4:])
-        elif not line.strip() and indented:
-            found[-1][1].append("")
-        elif line.strip():
-            paragraph = f"{paragraph} {line}" if not blank else line
-            indented = False
-        blank = not line.strip()
+    found, paragraph = [], ""
+    for fenced, indented, text in BLOCK.findall(DOCUMENTS[document]):
+        if text:
+            paragraph = " ".join(text.splitlines())
+        elif code := fenced or re.sub("^    ", "", indented, flags=re.M).strip("\n"):
+            found.append((paragraph, code.splitlines()))
     return found
 
 

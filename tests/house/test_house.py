@@ -123,12 +123,6 @@ def test_contributing_says_which_way_imports_point():
             assert there is None or place(module) <= there, f"{module} imports {name}"
 
 
-@pytest.mark.parametrize("module", SOURCES | ABOVE)
-def test_a_line_has_at_most_100_columns(module):
-    lines = (SOURCES | ABOVE)[module].splitlines()
-    assert not [number for number, line in enumerate(lines, 1) if len(line) > 100]
-
-
 @every_module
 def test_a_line_makes_one_assignment(module):
     """`a, b = b, a` exchanges two values and stays; `a, b = 1, 2` is two lines."""
@@ -136,9 +130,3 @@ def test_a_line_makes_one_assignment(module):
     both = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)]
     assert not [node.lineno for node in both if not names(node.targets[0]) & names(node.value)]
-
-
-@pytest.mark.parametrize("module", CONCEPTS + TOP)
-def test_a_line_is_one_statement(module):
-    starts = [node.lineno for node in ast.walk(tree(module)) if isinstance(node, ast.stmt)]
-    assert not {line for line in starts if starts.count(line) > 1}

@@ -1,14 +1,12 @@
 """docs/reading.md is true: its twelve steps are walked, its exercises solved.
 python -m pytest tests/house/test_reading.py"""
 
-import importlib.util
 import math
 import re
 import runpy
 import shutil
 import subprocess
-import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -42,25 +40,6 @@ def test_a_step_names_what_exists_and_quotes_its_line(step):
             assert line.strip() in body, f"{function} has no line {line!r}"
 
 
-class Walk:
-    """Records what the named functions return, from the moment the loop of train.py begins."""
-
-    def __init__(self):
-        self.wanted = {(file, function.split(".")[-1]) for _, _, file, function, *_ in STEPS}
-        self.returned, self.order, self.began = {}, [], False
-
-    def __call__(self, frame, event, result):
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if not file.startswith(str(ROOT)):
-            return
-        place = (str(Path(file).relative_to(ROOT)), name)
-        self.began = self.began or place == ("train.py", "train")
-        if self.began and event == "return" and place in self.wanted and result is not None:
-            if place not in self.returned:
-                self.order.append(place)
-            self.returned.setdefault(place, result)
-
-
 def test_the_first_table_names_the_sections_and_functions_of_the_page():
     source = PROGRAM["gspo.py"]
     rows = re.findall(r"^\| (\d\. [^|]+?) \| (.+?) \|", PAGE, re.M)
@@ -69,48 +48,32 @@ def test_the_first_table_names_the_sections_and_functions_of_the_page():
         assert all(f"def {name}(" in source for name in re.findall(r"`(\w+)\(\)`", text))
 
 
-def test_the_walk_of_a_plain_batch_is_short_and_the_figures_are_true(workplace):
-    files, calls, from_train, names = trace(["--plain"])
-    assert files <= 13 and calls <= 60 and from_train <= 25, sorted(names)
-    told = (f"through {files} files and {calls} distinct calls from one file into another, "
-            f"{from_train} of them from train.py")
-    assert told in " ".join(PAGE.split()), "python tests/house/trace_batch.py counts them"
-
-
-@pytest.fixture
-def walk(run):
-    """One rollout batch of the real script, the plain way: Q = 4, G = 4, two mini-batches."""
-    walk = Walk()
-    sys.setprofile(walk)
-    try:
-        run("--plain")
-    finally:
-        sys.setprofile(None)
-    return walk
-
-
 def shape_of(value):
     if isinstance(value, torch.Tensor):
         return list(value.shape)
     return [len(value)] + (shape_of(value[0]) if isinstance(value[0], (list, tuple)) else [])
 
 
-def test_the_script_walks_the_steps_in_their_order_and_every_shape_is_right(walk):
+def test_a_plain_batch_walks_the_steps_in_their_order_and_figures_and_shapes_are_true(workplace):
+    """One rollout batch of the real script: Q = 4, G = 4, two mini-batches."""
+    wanted = {title: (file, function.split(".")[-1]) for _, title, file, function, *_ in STEPS}
+    files, calls, from_train, names, returned = trace(["--plain"], [*wanted.values()])
+    assert files <= 13 and calls <= 60 and from_train <= 25, names
+    told = (f"through {files} files and {calls} distinct calls from one file into another, "
+            f"{from_train} of them from train.py")
+    assert told in " ".join(PAGE.split()), "python tests/house/trace_batch.py counts them"
     sizes = {"Q": 4, "G": 4, "B": 16, "b": 8, "K": 1}
-    for _, title, file, function, part, shape, _ in STEPS:
-        place = (file, function.split(".")[-1])
-        assert place in walk.returned, f"{title}: a run does not come by {file} {function}"
+    for _, title, *_, part, shape, _ in STEPS:
+        result = returned[wanted[title]]
         if not shape.startswith("["):
-            assert isinstance(walk.returned[place], dict), title
+            assert isinstance(result, dict), title
             continue
-        value = eval(f"result{part}", {"result": walk.returned[place]})
-        symbols = re.findall(r"\w+", shape)
-        found = shape_of(value)
+        found, symbols = shape_of(eval(f"result{part}")), re.findall(r"\w+", shape)
         assert len(found) == len(symbols), f"{title}: {found} is not {shape}"
         for symbol, size in zip(symbols, found):
             assert sizes.setdefault(symbol, size) == size, f"{title}: {symbol} is {size} here"
     metric = ("plumbing/run/metrics.py", "batch_record")
-    assert walk.returned[metric]["step"] == 1 and walk.order[-1] == metric
+    assert returned[metric]["step"] == 1 and [*returned][-1] == metric
 
 
 # ---------------------------------------------------------------------------------- the exercises
@@ -131,13 +94,9 @@ def solved(folder, number):
     return code
 
 
-def module(code, name):
-    """A file of the copy as a module of its own."""
-    spec = importlib.util.spec_from_file_location(f"solved_{name}", code / f"{name}.py")
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found                           # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
+def names_of(code, file):
+    """{name: function} of a file of the copy."""
+    return SimpleNamespace(**runpy.run_path(str(code / file), run_name="solved"))
 
 
 def test_every_exercise_has_its_patch():
@@ -148,7 +107,7 @@ def test_every_exercise_has_its_patch():
 
 
 def test_exercise_1_an_objective(tmp_path):
-    losses = module(solved(tmp_path, 1), "losses")
+    losses = names_of(solved(tmp_path, 1), "losses.py")
     mask = torch.ones(2, 5, dtype=torch.bool)
     old = torch.full((2, 5), -1.0, dtype=torch.float64)
     for log_s, weight in ((0.0, 1.0), (math.log1p(4e-4), 1 / math.cosh(1) ** 2), (4e-3, 0.0)):
@@ -161,7 +120,7 @@ def test_exercise_1_an_objective(tmp_path):
 
 def test_exercise_2_a_task(tmp_path, monkeypatch):
     code = solved(tmp_path, 2)
-    reward = module(code, "reverse").reward
+    reward = names_of(code, "reverse.py").reward
     given = {("7413", "7413"): 1, ("74", "7413"): .5, ("", "1"): 0, ("77777", "7413"): .2}
     assert {pair: reward(*pair) for pair in given} == given
     monkeypatch.chdir(code)
@@ -171,7 +130,7 @@ def test_exercise_2_a_task(tmp_path, monkeypatch):
 
 
 def test_exercise_3_a_sampler(tmp_path):
-    draw = module(solved(tmp_path, 3), "rollout").draw
+    draw = names_of(solved(tmp_path, 3), "rollout.py").draw
     p, n = torch.tensor([2.0, 0.0, -1.0, 1.0]), 40_000
     uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
     drawn = draw(p.expand(n, 4), uniform)

@@ -2,8 +2,7 @@
 benchmark wrote is what it measured. python -m pytest tests/house/test_readme.py"""
 
 import re
-import sys
-import types
+import runpy
 
 import pytest
 import torch
@@ -47,14 +46,13 @@ def with_readmes_objective(source):
     return source
 
 
-def test_worked_example_of_an_objective(monkeypatch):
-    patched = types.ModuleType("patched")
-    monkeypatch.setitem(sys.modules, "patched", patched)     # dataclasses look their module up
-    source = with_readmes_objective(PROGRAM["losses.py"])
-    exec(compile(source.split("if __name__")[0], "losses", "exec"), patched.__dict__)
+def test_worked_example_of_an_objective(tmp_path):
+    file = tmp_path / "patched.py"
+    file.write_text(with_readmes_objective(PROGRAM["losses.py"]))
+    policy_loss = runpy.run_path(str(file))["policy_loss"]
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     mask, A = torch.tensor([[True] * 3, [True, True, False]]), torch.tensor([1.0, -1.0])
-    loss = lambda name: patched.policy_loss(name, logp, logp.detach(), A, mask)[0]
+    loss = lambda name: policy_loss(name, logp, logp.detach(), A, mask)[0]
     assert torch.allclose(*(torch.autograd.grad(loss(name), logp)[0] for name in ("tanh", "grpo")))
 
 

@@ -28,14 +28,18 @@ def ours(frame):
     return None if name == file or name.startswith((".ci/", ".venv/", "venv/", "tests/")) else name
 
 
-def trace(flags):
-    """Of one batch: (files, distinct calls between files, those from train.py, the files)."""
-    edges, files, inside = set(), set(), False
+def trace(flags, wanted=()):
+    """Of one batch: (files, distinct calls between files, those from train.py, the files, what the
+    wanted functions first returned, {(file, name): result} in their order)."""
+    edges, files, returned, inside = set(), set(), {}, False
 
-    def hook(frame, event, arg):
+    def hook(frame, event, result):
         nonlocal inside
         here = ours(frame)
-        if here == "train.py" and frame.f_code.co_name == "train" and event in ("call", "return"):
+        place = (here, frame.f_code.co_name)
+        if event == "return" and inside and place in wanted and result is not None:
+            returned.setdefault(place, result)
+        if place == ("train.py", "train") and event in ("call", "return"):
             inside = event == "call"
         if not inside or here is None or event != "call":
             return
@@ -53,11 +57,11 @@ def trace(flags):
         finally:
             sys.setprofile(None)
     from_train = {edge[2:] for edge in edges if edge[0] == "train.py"}
-    return len(files), len(edges), len(from_train), sorted(files)
+    return len(files), len(edges), len(from_train), sorted(files), returned
 
 
 if __name__ == "__main__":
     for flags in (["--plain"], []):
-        files, edges, direct, names = trace(flags)
+        files, edges, direct, names, _ = trace(flags)
         print(f"{' '.join(flags) or 'fast':8} {files} files, {edges} calls between files, "
               f"{direct} of them from train.py", *(names if "-v" in sys.argv else []))
