@@ -101,8 +101,7 @@ def train(settings, learner, task, recorder, saver):
         updates = []
         for mini in mini_batches(settings, task, batch, step):
             updates.append(update(settings, learner, mini))
-            bad = updates[-1]["skipped"] and not updates[-1]["overflow"]
-            recorder.count_bad(step, bad, mini)
+            recorder.count_bad(step, updates[-1], mini)
         recorder.lap("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy
@@ -110,11 +109,7 @@ def train(settings, learner, task, recorder, saver):
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
         held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
         recorder.log(step, batch, mini, new, updates, held)
-        stopping = saver.mark(step)
-        save = settings.save_steps and step % settings.save_steps == 0
-        if stopping or save or step == settings.steps:
-            saver.save()
-        if stopping:
+        if saver.mark(step):
             break
     return step
 
@@ -191,7 +186,7 @@ def update(settings, learner, mini):
             learner.scaler.scale(loss * learner.world).backward()
         terms = {name: term.detach() for name, term in terms.items()}
         done.append(stats | terms | {"loss": loss.detach()})
-    stats = combine_stats([part for process in learner.gather(done) for part in process])
+    stats = combine_stats(learner.gather(done))
     stats = stats if settings.plain else equal_groups.of_whole(stats, mini.rollout.mask)
     for before_step in features.hooks["before_step"]:
         before_step(learner, mini)
@@ -293,9 +288,6 @@ class Batch:
 
 # ------------------------------------------------------------------------ what is trained, and how
 
-NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)       # passes everything through
-
-
 @dataclass
 class Learner:
     """What is trained and what trains it, made once per run."""
@@ -310,7 +302,7 @@ class Learner:
     schedule: object
     stream: PromptStream         # which prompts come next
     features: Features = Features()  # what the flags of features/ add
-    scaler: object = NO_SCALER   # of gradients, for --fp16
+    scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
     world: int = 1               # how many processes share the work
 
     @property
@@ -334,7 +326,7 @@ class Learner:
                     part, temperature=self.settings.temperature, entropy=entropy,
                     record=record)
             chunks.append(replace(scores, hidden=None))
-        chunks = [scores for process in self.gather(chunks) for scores in process]
+        chunks = self.gather(chunks)
         return chunks[0] if len(chunks) == 1 else join_scores(chunks)
 
     def micro_batches(self, rollout, size=None):
@@ -349,16 +341,16 @@ class Learner:
         """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
         may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
         settings = self.settings
-        G = self.settings.num_generations
+        G = settings.num_generations
         rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
         size = settings.micro_batch_size or rows
         while settings.half and size > G and rows % size:
             size -= G
         return size
 
-    def gather(self, part):
-        """The parts of all processes, in their order."""
-        return processes.gather(part) if self.world > 1 else [part]
+    def gather(self, parts):
+        """The parts of all processes, in their order, as one list."""
+        return sum(processes.gather(parts), []) if self.world > 1 else parts
 
 
 def make_learner(settings, task, policy, tokenizer, device):
@@ -367,9 +359,7 @@ def make_learner(settings, task, policy, tokenizer, device):
     actor = make_scorer(settings, policy, more).to(device)
     run = Run(settings, task, tokenizer, device, actor)
     features = Features(feature(run) for feature in settings.features)
-    judge = task.judge
-    if processes.world() > 1:
-        judge = processes.divided(judge)
+    judge = processes.divided(task.judge) if processes.world() > 1 else task.judge
     sampler = make_sampler(settings, actor, tokenizer, task, features.hooks["sampler"])
     stream = PromptStream(task.sizes, settings.seed)
     for own in features.hooks["stream"]:

@@ -100,6 +100,8 @@ class Saver:
         self.folder = folder
         self.origin = origin or {}
         self.shard = args.shard
+        self.every = args.save_steps
+        self.last = args.steps
         self.marked = None
         self.step = 0
         self.learner = learner
@@ -107,15 +109,23 @@ class Saver:
         self.stop = stop_on_signals(learner)
 
     def mark(self, step):
-        """Record that batch `step` is complete: a run resumed from the next checkpoint continues
-        with the batch after it. Returns whether the run has been asked to stop."""
+        """Batch `step` is complete: save, if it is time. Returns whether the run has been asked to
+        stop."""
+        self.note(step)
+        stopping = self.stop()
+        if stopping or step == self.last or self.every and step % self.every == 0:
+            self.save()
+        return stopping
+
+    def note(self, step):
+        """Note the state after batch `step`: a run resumed from the next checkpoint continues with
+        the batch after it."""
         learner = self.learner
         self.marked = {"step": step, "stream": learner.stream.state_dict(),
                        "random": random_state(), "progress": dict(self.progress),
                        "schedule": learner.schedule.state_dict(), "origin": self.origin,
                        "scaler": learner.scaler.state_dict(),
                        "features": learner.features.state_dict() if learner.features.all else {}}
-        return self.stop()
 
     def save(self):
         """Write the checkpoint of the marked batch. All processes must call this; only the first
@@ -163,7 +173,7 @@ class Saver:
         learner.features.load_state_dict(state.get("features", {}))
         self.progress.update(state["progress"])
         notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step))
-        self.mark(self.step)
+        self.note(self.step)
         return "\n".join(filter(None, notes))
 
     def __enter__(self):
@@ -238,7 +248,7 @@ def stop_on_signals(learner):
 
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGTERM, handle)
-    return lambda: any(learner.gather(bool(caught)))
+    return lambda: any(learner.gather([bool(caught)]))
 
 
 def save(run, step, policy, tokenizer, state):

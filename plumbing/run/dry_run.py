@@ -49,7 +49,7 @@ class FirstBatch:
     def lap(self, name):
         pass
 
-    def count_bad(self, step, skipped, mini):
+    def count_bad(self, step, stats, mini):
         pass
 
     def log(self, step, batch, mini, new, updates, held):
@@ -57,9 +57,6 @@ class FirstBatch:
 
     def mark(self, step):
         return False
-
-    def save(self):
-        pass
 
 
 def transcript(batch, tokenizer, task):

@@ -212,9 +212,10 @@ class Recorder:
         if answers and self.first:
             self.report({"step": step, **held_out_record(answers["sampled"])})
 
-    def count_bad(self, step, skipped, mini):
+    def count_bad(self, step, stats, mini):
         """After an update that is not finite, save its mini-batch for inspection. Stop the run
-        after MAX_BAD_STEPS such updates in a row."""
+        after MAX_BAD_STEPS such updates in a row. stats: what train.update returned."""
+        skipped = stats["skipped"] and not stats["overflow"]
         bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
         if not skipped:
             return
@@ -240,7 +241,7 @@ class Recorder:
         changed = learner.features.hooks["advantages"] or "kl" in batch.more     # not rewards alone
         equal = no_signal(args, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
-        progress["verifier_errors"] += sum(learner.gather(self.task.new_errors()))
+        progress["verifier_errors"] += sum(learner.gather([self.task.new_errors()]))
         record |= {
             "lr": learner.optimizer.param_groups[0]["lr"],
             "verifier_errors": progress["verifier_errors"], **clock.laps,
