@@ -96,6 +96,15 @@ def test_float16_has_float32s_gradients_and_saves_its_scaler(run):
     assert scaler_of("whole")[:2] == (65536.0, 6)
 
 
+def test_16_bits_print_no_warning(run, recwarn):
+    torch.set_warn_always(True)
+    try:
+        run("--bf16 true --steps 1")
+    finally:
+        torch.set_warn_always(False)
+    assert not [str(w.message) for w in recwarn if "dtype" in str(w.message)]
+
+
 @pytest.mark.parametrize("more", ["", "--use_peft", "--optim adamw_torch"])
 def test_a_gradient_beyond_float16_lowers_the_scale_and_is_no_bad_batch(more, run, monkeypatch):
     """From a scale of 2^24 the first updates overflow, more in a row than MAX_BAD_STEPS; then
