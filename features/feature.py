@@ -189,14 +189,14 @@ def flag(default, help, **words):
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
+    also             other programs' names for it, where spelling alone would not find it
     evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then);
-                     "kept": and an evaluation of a run's checkpoint has the run's value
+                     "kept": and an evaluation of a run's checkpoint has the run's value;
+                     "problems": so, too, except with another --dataset_name
     evaluation_needs what it needs there, as in `needs`
     free             whether it may change when a run is resumed: nothing computed depends on it
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read
-    problems         whether it decides which problems there are, so that an evaluation of the run
-                     keeps it
     saves_memory     whether a run that is out of memory is told to add this switch
     kind             the function that reads its text, if that is not the type
     """

@@ -31,8 +31,8 @@ class Flags:
         False, "train LoRA adapters and freeze the weights of the model, with about ten times the "
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, go on training its adapters (needs pip install peft)",
-        section="adapters", without="shard", saves_memory=True)
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft")
+        section="adapters", without="shard", saves_memory=True, also="lora qlora")
+    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", also="rank r")
     lora_alpha: int = flag(
         32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
     lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter", text=True,

@@ -21,7 +21,8 @@ VERL = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "k3_st": "low_var_kl+"}     
 class Flags:
     beta: float = flag(
         0.0, "coefficient of the KL to the reference policy, which is the starting policy; 0: no "
-             "KL and no reference policy", at_least=0, section="the KL to a reference policy")
+             "KL and no reference policy", at_least=0, section="the KL to a reference policy",
+        also="kl_coef kl init_kl_coef kl_loss_coef kl_weight")
     kl_estimator: str = flag("k3", "estimator of the KL of --beta",
                              choices=("k1", "k2", "k3", "k3_is", "k3_st"), needs="beta")
     use_kl_in_reward: bool = flag(

@@ -22,11 +22,11 @@ from plumbing.data.task import Task
 class Flags:
     stage2_dataset_name: str | None = flag(
         None, "SRPO: second source of problems, used after --stage2_step rollout batches",
-        unset="for the built-in task, longer sums", section="two stages", problems=True,
+        unset="for the built-in task, longer sums", section="two stages", evaluation="problems",
         needs={"dataset_name": "the second source of the built-in task is its longer sums",
                "stage2_step": "the number of rollout batches before this source is used"})
     stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
-                            "problems is used; 0: one source only", at_least=0, problems=True)
+                            "problems is used; 0: one source only", at_least=0, evaluation="problems")
 
 
 class SRPO(Feature):

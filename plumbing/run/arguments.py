@@ -75,9 +75,12 @@ class Core:
 
     algorithm: str = flag(
         "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
-                "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS)
+                "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS,
+        also="loss loss_type objective method preset")
     epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon",
-                                 unset="the value of the algorithm's paper")
+                                 unset="the value of the algorithm's paper",
+                                 also="clip clip_range cliprange clip_ratio clip_eps "
+                                      "clip_ratio_low eps")
     epsilon_high: float | None = flag(None, "upper end of the clip range, 1 + epsilon_high",
                                       unset="the value of the algorithm's paper")
     reduction: str | None = flag(None, "how the loss is averaged over tokens",
@@ -102,85 +105,103 @@ class Core:
         choices=("recompute", "sampler"))
     sampler: str | None = flag(
         None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
-              "your own class (docs/data.md#another-sampler)", unset="the built-in sampler")
+              "your own class (docs/data.md#another-sampler)", unset="the built-in sampler",
+        evaluation=True)
 
     model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
                                           "model", unset="a tiny MoE", section="the policy",
-                                          checkpoint=True)
+                                          checkpoint=True, evaluation=True,
+                                          also="model model_id pretrained checkpoint")
     hidden_size: int = flag(
-        96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL)
+        96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL, evaluation=True)
     num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
-                                  "defaults of their own", at_least=1, without=OWN_MODEL)
-    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL)
+                                  "defaults of their own", at_least=1, without=OWN_MODEL, evaluation=True)
+    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL, evaluation=True)
     num_experts_per_tok: int = flag(
-        2, "tiny MoE: experts used per token", at_least=1, without=OWN_MODEL)
+        2, "tiny MoE: experts used per token", at_least=1, without=OWN_MODEL, evaluation=True)
     cold_start_steps: int = flag(320, "tiny MoE: optimizer steps of the supervised warm-up before "
-                                 "RL", at_least=0, without=OWN_MODEL)
+                                 "RL", at_least=0, without=OWN_MODEL, evaluation=True)
     cold_start_learning_rate: float = flag(3e-3, "tiny MoE: learning rate of the supervised "
-                                           "warm-up", above=0, without=OWN_MODEL)
+                                           "warm-up", above=0, without=OWN_MODEL, evaluation=True)
 
     dataset_name: str | None = flag(
         None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
               "reasoning_gym:NAME?option=value&…,NAME…",
         unset="running sums", section="the task",
         needs={"model_name_or_path": "the built-in tiny MoE knows only the characters of its "
-                                     "own task"})
+                                     "own task"},
+        evaluation="kept", also="data train_file data_path train_data task")
     test_dataset_name: str | None = flag(
         None, "held-out problems", unset="the test split of the dataset, or a part of it",
-        problems=True,
+        evaluation="problems", also="eval_dataset eval_data test_file validation_file",
         needs={"dataset_name": "the built-in task generates its own held-out problems"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
-                              needs=OWN_DATA, problems=True, text=True)
+                              needs=OWN_DATA, evaluation="problems", text=True)
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several verifiers are added",
                                unset="math; for reasoning_gym its own score",
-                               needs=OWN_DATA)
+                               needs=OWN_DATA, evaluation="kept",
+                               also="reward reward_fn reward_func reward_funcs reward_function "
+                                    "reward_model")
     verifier_timeout: float | None = flag(
         None, "time limit of a verifier in seconds, per response; for a function of a whole "
               "batch, per batch", unset="3 per response, no limit per batch", above=0,
-        needs=OWN_DATA)
+        needs=OWN_DATA, evaluation="kept")
     reward_weights: list[float] = flag([], "weights of the parts of the reward, in their order",
-                                       unset="1 each",
-                                       needs=OWN_DATA)
-    chat_template: bool = flag(True, "use the tokenizer's chat template if it has one")
+                                       unset="1 each", needs=OWN_DATA, evaluation="kept")
+    chat_template: bool = flag(True, "use the tokenizer's chat template if it has one",
+                               evaluation="kept")
     system_prompt: str | None = flag(
         None, "system message before every prompt, or @FILE; without a chat template its text is "
-              "put above the prompt", unset="none", needs=OWN_DATA)
+              "put above the prompt", unset="none", needs=OWN_DATA, evaluation="kept")
     prompt_template: str | None = flag(None, "text around every prompt, or @FILE, with {prompt} "
                                        "where the prompt goes: instructions, worked examples",
-                                       unset="the prompt alone",
-                                       needs=OWN_DATA)
+                                       unset="the prompt alone", needs=OWN_DATA,
+                                       evaluation="kept")
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
-                           unset="only the end-of-sequence token", kind=with_breaks, text=True)
+                           unset="only the end-of-sequence token", kind=with_breaks, text=True,
+                           evaluation="kept", also="stop_sequences eos")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
-        problems=True)
+        evaluation="problems")
     max_terms: int = flag(12, "built-in task: largest number of terms of a sum",
-                          without=OWN_SUMS, problems=True)
+                          without=OWN_SUMS, evaluation="problems")
     verbose_answers: bool = flag(False, "built-in task: answers write every step as a+b=c",
-                                 without=OWN_SUMS, problems=True)
+                                 without=OWN_SUMS, evaluation="problems")
 
     steps: int = flag(50, "number of rollout batches; a resumed run can be given more",
-                      section="the rollout batch", at_least=1)
-    prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1)
+                      section="the rollout batch", at_least=1,
+                      also="num_train_epochs num_epochs max_steps iterations total_steps "
+                           "total_episodes")
+    prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1,
+                                 also="batch_size bs train_batch_size rollout_batch_size "
+                                      "per_device_train_batch_size")
     num_generations: int = flag(8, "group size G: responses per prompt; at pass rate p a share "
                                 "p^G + (1-p)^G of the groups is all right or all wrong and "
-                                "teaches nothing", at_least=1)
+                                "teaches nothing", at_least=1,
+                                also="group_size num_samples n n_samples num_rollouts "
+                                     "samples_per_prompt")
     steps_per_generation: int = flag(4, "mini-batches per rollout batch, one optimizer step each",
-                                     at_least=1)
+                                     at_least=1,
+                                     also="mini_batch_size num_minibatches ppo_mini_batch_size")
     num_iterations: int = flag(
         1, "μ of GRPO: how often every mini-batch is used, in a new order each time; the old "
-           "log-probs stay those of the policy that sampled", at_least=1)
+           "log-probs stay those of the policy that sampled", at_least=1,
+        also="mu ppo_epochs max_epochs")
     max_prompt_length: int = flag(
         1024, "longest prompt in tokens", at_least=1, evaluation="kept")
     max_completion_length: int | None = flag(None, "longest response in tokens",
                                              unset="256; for the built-in task, its longest "
-                                                   "answer", at_least=1, evaluation="kept")
+                                                   "answer", at_least=1, evaluation="kept",
+                                             also="max_new_tokens max_tokens max_length "
+                                                  "max_response_length response_length")
     temperature: float = flag(1.0, "temperature of sampling and of all log-probs",
-                              at_least=1e-6, evaluation="kept")     # logits are divided by it
+                              at_least=1e-6,                 # logits are divided by it
+                              evaluation="kept", also="temp")
 
-    learning_rate: float = flag(4e-4, "peak learning rate", section="the optimizer", above=0)
+    learning_rate: float = flag(4e-4, "peak learning rate", section="the optimizer", above=0,
+                                also="lr peak_lr")
     lr_scheduler_type: str = flag("cosine", "learning-rate schedule after warm-up",
                                   choices=("linear", "cosine", "constant_with_warmup"))
     warmup_steps: int = flag(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
@@ -191,26 +212,26 @@ class Core:
     weight_decay: float = flag(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
                                "weights by this share of the learning rate", at_least=0)
     max_grad_norm: float = flag(1.0, "clip the gradient norm at this value; 0: no clipping",
-                                at_least=0)
+                                at_least=0, also="grad_clip clip_grad gradient_clipping")
 
     micro_batch_size: int | None = flag(None, "responses per forward and backward pass; in 16 bits "
                                         "an upper limit, because all passes must have equal sizes",
                                         unset="the whole mini-batch", section="the machine",
-                                        at_least=1)
+                                        at_least=1, also="gradient_accumulation_steps")
     gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
                                         "backward pass; responses then share no computation",
                                         saves_memory=True)
     plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
-                       "row per response and no shared computation")
+                       "row per response and no shared computation", evaluation=True)
     bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",
                              unset="on for a checkpoint on a GPU that has bfloat16")
     fp16: bool | None = flag(None, "float16 autocast with a gradient scaler; weights stay float32",
                              unset="on for a checkpoint on a GPU without bfloat16")
     device: str = flag("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
                        "CPU; mps (Apple GPUs) has not been tested on real hardware",
-                       choices=devices.KINDS)
+                       choices=devices.KINDS, evaluation=True, also="cpu no_cuda")
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
-                       "copy in every process")
+                       "copy in every process", also="fsdp fsdp2 deepspeed")
 
     config: str | None = flag(None, "YAML file of flags by their own names, for example one of "
                               "recipes/, or the config.json of a run; the command line wins",
@@ -218,13 +239,15 @@ class Core:
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
                                 "time that the run needs; no run folder is made", without="resume")
     output_dir: str | None = flag(None, "run folder", text=True,
-                                  unset="runs/<algorithm>, numbered if it exists")
+                                  unset="runs/<algorithm>, numbered if it exists",
+                                  also="out save_dir run_name")
     overwrite_output_dir: bool = flag(False, "replace the run in --output_dir",
-                                      needs={"output_dir": "name the run"})
+                                      needs={"output_dir": "name the run"}, also="overwrite force")
     resume: bool = flag(
         False, "continue the run in --output_dir from its last checkpoint",
         needs={"output_dir": "name the run"},
-        without={"overwrite_output_dir": "either continue the run or replace it"})
+        without={"overwrite_output_dir": "either continue the run or replace it"},
+        also="resume_from_checkpoint continue")
     trust_run_code: bool = flag(False, "with --resume or --config: import every FILE.py:NAME that "
                                 "the file names; without this flag only those that are typed again",
                                 needs={"resume|config": "what is typed on the command line is run "
@@ -235,7 +258,7 @@ class Core:
                                     "view`", unset="only for the built-in task", free=True)
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
                            "before and after training", at_least=0, without="eval_samples=0",
-                           free=True)
+                           free=True, also="test_freq")
     eval_prompts: int = flag(
         256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
@@ -321,47 +344,7 @@ DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, nu
 SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
 
 
-# Names that other programs use for the same setting, where spelling alone would not find it:
-# {other name: our flag}.
-MEANT = {
-    **dict.fromkeys(("lr", "peak_lr"), "learning_rate"),
-    **dict.fromkeys(("num_train_epochs", "num_epochs", "max_steps", "iterations", "total_steps",
-                     "total_episodes"), "steps"),
-    **dict.fromkeys(("batch_size", "bs", "train_batch_size", "per_device_train_batch_size",
-                     "rollout_batch_size"), "prompts_per_step"),
-    **dict.fromkeys(("mini_batch_size", "num_minibatches", "ppo_mini_batch_size"),
-                     "steps_per_generation"),
-    **dict.fromkeys(("mu", "ppo_epochs", "max_epochs"), "num_iterations"),
-    "gradient_accumulation_steps": "micro_batch_size",
-    **dict.fromkeys(("kl_coef", "kl", "init_kl_coef", "kl_loss_coef", "kl_weight"), "beta"),
-    **dict.fromkeys(("clip", "clip_range", "cliprange", "clip_ratio", "clip_eps", "clip_ratio_low",
-                     "eps"), "epsilon"),
-    **dict.fromkeys(("group_size", "num_samples", "n", "n_samples", "num_rollouts",
-                     "samples_per_prompt"), "num_generations"),
-    **dict.fromkeys(("max_new_tokens", "max_tokens", "max_length", "max_response_length",
-                     "response_length"), "max_completion_length"),
-    **dict.fromkeys(("model", "model_id", "pretrained", "checkpoint"), "model_name_or_path"),
-    **dict.fromkeys(("data", "train_file", "data_path", "train_data", "task"), "dataset_name"),
-    **dict.fromkeys(("eval_dataset", "eval_data", "test_file", "validation_file"),
-                     "test_dataset_name"),
-    **dict.fromkeys(("reward", "reward_fn", "reward_func", "reward_funcs", "reward_function",
-                     "reward_model"), "verifier"),
-    **dict.fromkeys(("loss", "loss_type", "objective", "method", "preset"), "algorithm"),
-    **dict.fromkeys(("out", "save_dir", "run_name"), "output_dir"),
-    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping"), "max_grad_norm"),
-    **dict.fromkeys(("lora", "qlora"), "use_peft"),
-    **dict.fromkeys(("rank", "r"), "lora_r"),
-    "temp": "temperature",
-    **dict.fromkeys(("wandb", "log_with", "tracker", "logger"), "report_to"),
-    "test_freq": "eval_steps",
-    **dict.fromkeys(("resume_from_checkpoint", "continue"), "resume"),
-    **dict.fromkeys(("overwrite", "force"), "overwrite_output_dir"),
-    **dict.fromkeys(("cpu", "no_cuda"), "device"),
-    **dict.fromkeys(("fsdp", "fsdp2", "deepspeed"), "shard"),
-    **dict.fromkeys(("stop_sequences", "eos"), "stop"),
-}
-
-# Flags, or values of flags, that train.py once had, and what to do instead.
+# Flags that train.py once had, and what to do instead.
 GONE = {
     "use_cpu": "write --device cpu",
     "print_trl_config": "type python tools/export.py trl and the other flags",
@@ -371,15 +354,10 @@ GONE = {
     "teacher_model_kind": "write --teacher_update_rate 0.05 for ema, 0 for live",
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
-    "epsilon auto": "give a number; 100 times the paper's 3e-4 and 4e-4 helped where measured "
-                    "(docs/evidence.md)",
     "objective_constants": "change the constant in its row of losses.OBJECTIVES, or add a row",
     "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md has such a one",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
                       "--verifier (docs/data.md)",
-    "sampler_dtype float8": "--sampler_dtype int8 also has 8 bits",
-    "sampler_dtype int6": "use --sampler_dtype int5 or int8",
-    "sampler continuous": "leave it out, or use --sampler vllm",
 }
 
 
@@ -445,30 +423,22 @@ def resolved(settings):
     epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
     high = row.epsilon_high if settings.epsilon_high is None else settings.epsilon_high
     tokens = settings.save_tokens
-    settings = replace(settings, **devices.arithmetic(settings))
     return replace(
         settings, epsilon=epsilon, epsilon_high=high,
-        reduction=settings.reduction or row.reduction,
+        reduction=settings.reduction or row.reduction, **devices.arithmetic(settings),
         save_tokens=not settings.model_name_or_path if tokens is None else tokens)
 
 
 def given_flags(argv):
     """{flag: value} of what stands on the command line."""
-    refuse_gone(argv)
     given, unknown = make_parser().parse_known_args(underscored(argv))
-    if unknown:
-        raise ValueError(f"unknown argument {unknown[0]}{near_flag(unknown[0])}; train.py --help "
-                         "lists all flags")
+    for word in unknown:
+        name = word.split("=")[0].removeprefix("--")
+        if name in GONE:
+            raise ValueError(f"--{name} is gone: {GONE[name]}")
+        raise ValueError(f"unknown argument {word}{near_flag(name)}; train.py --help lists all "
+                         "flags")
     return vars(given)
-
-
-def refuse_gone(argv):
-    """Raises ValueError for a flag, or a flag's value, that train.py once had."""
-    words = [part for word in underscored(argv) for part in word.split("=", 1)]
-    for word, value in zip(words, [*words[1:], ""]):
-        for name in (word, f"{word} {value.partition(':')[0]}"):
-            if name.removeprefix("--") in GONE and name.startswith("--"):
-                raise ValueError(f"{name} is gone: {GONE[name.removeprefix('--')]}")
 
 
 # ------------------------------------------------------------------------------------- --resume
@@ -551,15 +521,13 @@ def underscored(argv):
             for word in argv]
 
 
-def near_flag(word):
-    """", did you mean --flag?": our flag for a name that other programs use (MEANT), else a flag
-    with nearly the same spelling; "" if there is none."""
-    known = {f.name: f for f in flags()}
-    name = word.split("=")[0].lstrip("-").replace("-", "_")
-    meant = MEANT.get(name.lower())
-    if meant in known:
-        return f", did you mean --{meant} ({known[meant].metadata['help']})?"
-    return nearest(f"--{name}", [f"--{flag}" for flag in known])
+def near_flag(name):
+    """", did you mean --flag?": the flag that other programs call so (`also`), else one with nearly
+    the same spelling; "" if there is none."""
+    for f in flags():
+        if name.lower() in f.metadata.get("also", "").split():
+            return f", did you mean --{f.name} ({f.metadata['help']})?"
+    return nearest(f"--{name}", [f"--{f.name}" for f in flags()])
 
 
 def first_word(argv):
@@ -628,5 +596,5 @@ def add_flag(section, f):
         options["help"] += f" (default: {default_text})"
     section.add_argument(f"--{f.name}", default=argparse.SUPPRESS, **options)
     if default is True:
-        hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-        section.add_argument(f"--no_{f.name}", dest=f.name, action="store_false", **hidden)
+        section.add_argument(f"--no_{f.name}", dest=f.name, action="store_false",
+                             help=argparse.SUPPRESS, default=argparse.SUPPRESS)

@@ -5,10 +5,8 @@ Nothing here imports transformers, so that --help and error messages appear imme
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 
-from features import FEATURES
 from plumbing.run.arguments import (Settings, as_words, config_of, flags, flags_of, given_flags,
                                     parse, underscored)
 from plumbing.run.checks import check_conditions
@@ -20,13 +18,6 @@ COMMANDS = {
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
 }
-
-# Flags of train.py that change how a policy is trained, not how it is evaluated: whole sections of
-# flags, and single flags of other sections.
-TRAINING = ("the algorithm", "the optimizer", "the run")
-TRAINING_FLAGS = ("old_logp", "steps", "prompts_per_step",
-                  "steps_per_generation", "micro_batch_size", "gradient_checkpointing",
-                  "shard", "bf16", "fp16")
 
 
 def read(argv, description):
@@ -84,20 +75,9 @@ def runs_and_output(command, argv):
     return parser.parse_args(argv)
 
 
-def of_training():
-    """The names of train.py's flags that have no effect in an evaluation."""
-    names = {*TRAINING_FLAGS}
-    names |= {f.name for feature in FEATURES if feature.flags for f in fields(feature.flags)}
-    section = None
-    for f in flags():
-        section = f.metadata.get("section", section)
-        names |= {f.name} if section in TRAINING else set()
-    return names - {f.name for f in flags() if f.metadata.get("evaluation")}
-
-
 def sampling_parser(command):
     """The parser of a command that samples from checkpoints."""
-    shared = [f"--{f.name}" for f in flags() if f.name not in of_training()]
+    shared = [f"--{f.name}" for f in flags() if f.metadata.get("evaluation")]
     parser = quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
                           "unless they are given. Flags of train.py that also apply here: "
                           f"{', '.join(shared)}.")
@@ -151,13 +131,12 @@ def options(argv):
 def sampling_settings(own, rest, command):
     """The Settings with which the checkpoints own.model_name_or_path are sampled: those of their
     run, and the flags `rest` of train.py. Sets own.settings. Raises ValueError."""
-    for word in rest:
-        name = word.split("=")[0].removeprefix("--")
-        if word.startswith("--") and name.removeprefix("no_") in of_training():
-            raise ValueError(f"{command}: --{name} affects training only, not an evaluation")
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     given = given_flags(rest)
+    for f in flags():
+        if f.name in given and not f.metadata.get("evaluation"):
+            raise ValueError(f"{command}: --{f.name} affects training only, not an evaluation")
     run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
     own.settings = in_words(run, kept, given)
     args = parse(rest, kept)
@@ -188,13 +167,9 @@ def settings_of_runs(names, given, trusted):
 def of_evaluation(arguments, given):
     """The part {flag: value} of a run's arguments that decides how it is evaluated: what differs
     from the defaults and is not given. Another data set takes over prompts, not problems."""
-    names = {f.name for f in flags() if f.metadata.get("evaluation") == "kept"}
-    section = None
-    for f in flags():
-        section = f.metadata.get("section", section)
-        names |= {f.name} if section == "the task" or f.metadata.get("problems") else set()
-    if given.get("dataset_name", arguments.get("dataset_name")) != arguments.get("dataset_name"):
-        names -= {f.name for f in flags() if f.metadata.get("problems")}
+    same = given.get("dataset_name", arguments.get("dataset_name")) == arguments.get("dataset_name")
+    kinds = ("kept", "problems") if same else ("kept",)
+    names = {f.name for f in flags() if f.metadata.get("evaluation") in kinds}
     usual = vars(Settings())
     return {name: arguments[name] for name in usual if name in names and name not in given
             and arguments.get(name, usual[name]) != usual[name]}

@@ -205,8 +205,7 @@ REFUSED = {
     **{f"--output_dir {name} --resume": f"{name} has no readable config.json"
        for name in ("llama", "list", "broken")},
     **{f"--{name}": f"train.py: --{name} is gone: {GONE[name]}\n" for name in GONE},
-    **{f"--{name.replace(' ', '=')}": f"train.py: --{name} is gone: {GONE[name]}\n"
-       for name in GONE},
+    **{f"--{name}=1": f"train.py: --{name} is gone: {GONE[name]}\n" for name in GONE},
 }
 
 
