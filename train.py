@@ -101,7 +101,7 @@ def train(settings, learner, task, recorder, saver):
         updates = []
         for mini in mini_batches(settings, task, batch, step):
             updates.append(update(settings, learner, mini))
-            recorder.count_bad(step, updates[-1], mini)
+            recorder.count_bad(step, updates[-1])
         recorder.lap("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy

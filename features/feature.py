@@ -13,7 +13,7 @@ looks at another's flag, it takes getattr(settings, name, 0).
 from dataclasses import field
 
 HOOKS = ("sampler", "stream", "collect", "before_updates", "advantages", "in_loss", "before_step",
-         "metrics", "report", "state_dict", "load_state_dict")
+         "metrics", "tokens", "report", "state_dict", "load_state_dict")
 
 
 class Feature:
@@ -120,6 +120,10 @@ class Feature:
     def metrics(self, batch, mini, new):
         """{name: number or None} for metrics.jsonl. mini: the last mini-batch; new: its Scores
         under the policy after the updates."""
+
+    def tokens(self, rollout):
+        """{name: [G][T] lists, or a tensor [G, T]} for the line of tokens.jsonl that shows the one
+        group of this rollout."""
 
     def report(self, folder, record):
         """In the first process: a record of metrics.jsonl, {"step": n, name: value, …}, before it

@@ -51,12 +51,18 @@ class KeptTokens(Feature):
 
     def __init__(self, run):
         self.sampler_name = run.settings.sampler
+        self.tokenizer = run.tokenizer
 
     def before_updates(self, learner, batch, old):
         if "kept" not in batch.rollout.attached:
             raise ValueError(f"--sampler {self.sampler_name} does not return the kept tokens "
                              '(Rollout.attached["kept"], of features/kept_tokens.py: KeptSets), '
                              "which --top_p and --top_k need: leave these two out")
+
+    def tokens(self, rollout):
+        ids = rollout.attached["kept"].ids.tolist()                                 # [G][T][K]
+        return {"kept": [[[self.tokenizer.decode([k]) for k in dict.fromkeys(kept)] for kept in row]
+                         for row in ids]}
 
 
 class KeepingSampler(Wrapper):
@@ -136,8 +142,3 @@ class KeptSets:
         the logits [n, V] of the tokens that could not be drawn there."""
         ids = self.ids.flatten(0, 1).index_select(0, where)                         # [N, K]
         return [partial(only, kept=some) for some in ids.split(size)]
-
-    def texts(self, tokenizer):
-        """[B][T] lists of texts: the sets, for tokens.jsonl."""
-        return [[[tokenizer.decode([k]) for k in dict.fromkeys(kept)] for kept in row]
-                for row in self.ids.tolist()]

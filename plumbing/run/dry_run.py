@@ -49,7 +49,7 @@ class FirstBatch:
     def lap(self, name):
         pass
 
-    def count_bad(self, step, stats, mini):
+    def count_bad(self, step, stats):
         pass
 
     def log(self, step, batch, mini, new, updates, held):

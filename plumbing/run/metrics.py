@@ -15,7 +15,7 @@ from advantages import ADVANTAGES, has_signal
 from losses import STATISTICS
 from plumbing.run import checkpoints
 from plumbing.parallel import devices, processes
-from ratios import cross_entropy, perplexity, ratio_stats, sequence_ratio
+from ratios import cross_entropy, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
@@ -54,26 +54,20 @@ class Clock:
         self.last = now
 
 
-def part_means(parts):
-    """The mean of each part of the rewards [B, K], as a list of K numbers. NaN marks a response
-    that does not have the part; it is left out. The mean is 0 if no response has the part."""
-    if not parts.isnan().any():
-        return parts.mean(0).tolist()
-    return parts.nanmean(0).nan_to_num(nan=0.0).tolist()
-
-
 def rollout_metrics(batch, task):
-    """Metrics of the rewards, their parts and the lengths of all responses that were sampled: with
-    --dynamic_sampling also those of discarded groups. A response passes if its first part is 1."""
+    """Metrics of the rewards, their parts and the lengths of all responses that were sampled, those
+    of discarded groups too. A response passes if its first part is 1. NaN marks a part that a
+    response does not have: it is left out of the part's mean, which is 0 if no response has it."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
     rewards = task.total(parts, G)                                                  # [n]
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
+    means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
     live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.part_names, *batch.added], part_means(parts))),
+            "reward_parts": dict(zip([*task.part_names, *batch.added], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": mean_of(1 / lengths, lengths > 0),
@@ -126,17 +120,17 @@ def policy_metrics(old_logp, new_logp, mask):
     """Compare the old and the new policy on the same responses (all arguments [B, T]): how far they
     are apart, and GSPO's s as a ratio of perplexities and as exp(ΔH)."""
     rows = mask.any(-1)                                      # [B] those with loss tokens
-    old = perplexity(old_logp, mask)                                                # [B]
-    new = perplexity(new_logp, mask)                                                # [B]
-    delta_h = cross_entropy(old_logp, mask) - cross_entropy(new_logp, mask)         # [B]
+    old = cross_entropy(old_logp, mask)                                             # [B]
+    new = cross_entropy(new_logp, mask)                                             # [B]
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
     spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
     apart = stats["log_w_var"] > ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
-    return {**spread, "perplexity_old": mean_of(old, rows), "perplexity_new": mean_of(new, rows),
-            "delta_h": mean_of(delta_h, rows),
-            "equivalence_error": (s - old / new).abs().max().item()}   # 0 for an empty row
+    return {**spread, "perplexity_old": mean_of(old.exp(), rows),
+            "perplexity_new": mean_of(new.exp(), rows), "delta_h": mean_of(old - new, rows),
+            # 0 for an empty row
+            "equivalence_error": (s - old.exp() / new.exp()).abs().max().item()}
 
 
 def mismatch_kl(old_logp, sampler_logp, mask):
@@ -212,21 +206,16 @@ class Recorder:
         if answers and self.first:
             self.report({"step": step, **held_out_record(answers["sampled"])})
 
-    def count_bad(self, step, stats, mini):
-        """After an update that is not finite, save its mini-batch for inspection. Stop the run
-        after MAX_BAD_STEPS such updates in a row. stats: what train.update returned."""
+    def count_bad(self, step, stats):
+        """Stop the run after MAX_BAD_STEPS updates in a row that were not finite. stats: what
+        train.update returned."""
         skipped = stats["skipped"] and not stats["overflow"]
         bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
-        if not skipped:
-            return
-        kept = self.folder / f"bad_batch_step_{step}.pt"
-        if self.first:
-            torch.save({"step": step, **vars(mini.rollout), **tensors_of(mini)}, kept)
         if bad >= MAX_BAD_STEPS:
             raise SystemExit(
                 f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
-                f"stopped in batch {step}. The last mini-batch is saved in {kept}, and the last "
-                "checkpoint is intact; try a lower --learning_rate or --max_grad_norm")
+                f"stopped in batch {step}. The last checkpoint is intact; try a lower "
+                "--learning_rate or --max_grad_norm")
 
     def log(self, step, batch, mini, new, updates, held=None):
         """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
@@ -262,7 +251,7 @@ class Recorder:
         checkpoints.append(self.folder / "metrics.jsonl", record)
         checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})
         if args.save_tokens:
-            group = group_record(step, mini, new, self.learner.tokenizer, self.task)
+            group = group_record(step, mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
         print(line(record, args.steps, self.clock.seconds_left(step),
                    self.progress["best_pass_rate"]), flush=True)
@@ -288,12 +277,6 @@ def held_out_record(answers):
     returns."""
     return {"pass_at_1": answers["pass_at_1"], "held_out_reward": answers["reward"],
             "held_out_parts": answers["reward_parts"]}
-
-
-def tensors_of(batch):
-    """{name: tensor} of those fields of a batch, and of what features added, that are tensors."""
-    both = vars(batch) | batch.more
-    return {name: x for name, x in both.items() if isinstance(x, torch.Tensor)}
 
 
 # -------------------------------------------------------------------------- a line on the screen
@@ -375,45 +358,42 @@ def line(record, steps, seconds_left, best_pass_rate):
 
 # ---------------------------------------------------------------------- one group's tokens
 
-def group_record(step, mini, new, tokenizer, task):
+def group_record(step, mini, new, learner, task):
     """A line of tokens.jsonl: the first group of a mini-batch in which not all advantages are 0.
     new: the mini-batch's Scores under the policy after the updates; nothing is computed again."""
     G = mini.rollout.group_size
-    more = {}
     live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
     group = int(live.int().argmax())                         # the first such group, or group 0
     rows = slice(group * G, (group + 1) * G)
     one = mini.rows(rows.start, rows.stop)
+    more = {}
     if task.first_error:
         problem = one.problems[0]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
     own = own_routes(mini, new)
     if all(own):
-        new_logits = new.routes.logits[:, rows]                                     # [L, G, T, E]
-        shift = router_shift(one.routes.logits, new_logits, one.routes.indices,
-                             one.rollout.mask)                                      # [G, T]
-        old_experts, new_experts = (x.indices[:, rows] for x in own)                # [L, G, T, K]
-        more |= dict(old_experts=old_experts, new_experts=new_experts, router_shift=shift)
+        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in own)
+        more["router_shift"] = router_shift(
+            one.routes.logits, new.routes.logits[:, rows], one.routes.indices, one.rollout.mask)
     if one.factors is not None:
         more["factors"] = one.factors
-    if kept := one.rollout.attached.get("kept"):             # features/kept_tokens.py
-        more["kept"] = kept.texts(tokenizer)
-    return token_record(step, one.rollout, tokenizer, one.old_logp, new.logp[rows], one.rewards,
-                        one.advantages, **more)
+    for tokens in learner.features.hooks["tokens"]:
+        more |= tokens(one.rollout)
+    return token_record(step, one.rollout, learner.tokenizer, one.old_logp, new.logp[rows],
+                        one.rewards, one.advantages, **more)
 
 
-def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages, *,
-                 first_error=None, old_experts=None, new_experts=None, router_shift=None,
-                 factors=None, kept=None):
+def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages,
+                 first_error=None, **more):
     """A line of tokens.jsonl: the G responses of one group.
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
     rewards, advantages       [G]; advantages also [G, T]
     first_error               G token indices: the first wrong step of a response, or None
-    old_experts, new_experts  [L, G, T, K] chosen before and after the updates
-    router_shift              [G, T] RSPO's γ̃
-    factors                   [G, T] mismatch weights and high-entropy mask
-    kept                      [G][T] lists of texts: the tokens that top-p and top-k left
+    more: old_experts, new_experts  [L, G, T, K] chosen before and after the updates
+          router_shift        [G, T] RSPO's γ̃
+          factors             [G, T] mismatch weights and high-entropy mask
+          kept                [G][T] lists of texts: the tokens that top-p and top-k left
 
     A response ends at its last loss token. Tokens that were inserted before it have mask 0.
     Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
@@ -423,29 +403,27 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     whole = rollout.truncated.tolist()                       # even if its tokens left the loss
     ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
             for row, cut_off in zip(mask, whole)]
-    cut = lambda table: [row[:end] for row, end in zip(table, ends)]
-    per_token = lambda x: [rounded(row) for row in cut(x.tolist())]
-    experts = lambda x: [x[:, i, :end].tolist() for i, end in enumerate(ends)]
+
+    def cut(x):
+        """What each response has of x up to its end."""
+        if isinstance(x, list):
+            return [row[:end] for row, end in zip(x, ends)]
+        if x.dim() == 4:
+            return [x[:, i, :end].tolist() for i, end in enumerate(ends)]           # [L, t, K] each
+        return [rounded(row) for row in cut(x.tolist())]
+
     ids = cut(rollout.response_ids.tolist())
-    prompt = rollout.prompt_ids[rollout.prompt_mask]
-    per_answer = advantages.dim() == 1
+    prompt = rollout.prompt_ids[rollout.prompt_mask].tolist()
     record = {
-        "step": step, "prompt": tokenizer.decode(prompt.tolist()), "ids": ids,
+        "step": step, "prompt": tokenizer.decode(prompt), "ids": ids,
         "tokens": [[tokenizer.decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
-        "old_logp": per_token(old_logp), "new_logp": per_token(new_logp),
-        "sampler_logp": per_token(rollout.sampler_logp), "rewards": rounded(rewards.tolist()),
-        "advantages": rounded(advantages.tolist()) if per_answer else per_token(advantages)}
+        "old_logp": cut(old_logp), "new_logp": cut(new_logp),
+        "sampler_logp": cut(rollout.sampler_logp), "rewards": rounded(rewards.tolist()),
+        "advantages": rounded(advantages.tolist()) if advantages.dim() == 1 else cut(advantages)}
     if first_error is not None:
         record["first_error"] = first_error
-    if old_experts is not None:
-        record |= {"old_experts": experts(old_experts), "new_experts": experts(new_experts)}
-    if router_shift is not None:
-        record["router_shift"] = per_token(router_shift)
-    if factors is not None:
-        record["factors"] = per_token(factors)
-    if kept is not None:
-        record["kept"] = cut(kept)
+    record |= {name: cut(x) for name, x in more.items()}
     if any(not any(row) for row in mask):
         record["cut_off"] = [not any(row) for row in mask]
     return record

@@ -33,7 +33,7 @@ def spoil(then, which, how=lambda loss: loss * NAN):
     lambda loss: loss * NAN, lambda loss: loss * float("inf"),
     lambda loss: loss.detach() * 0 + NAN + loss * 0],
     ids=["nan gradient", "infinite gradient", "nan loss"])
-def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(
+def test_update_that_is_not_finite_is_skipped_and_counted(
         how, run, then, capsys):
     weights = []
     then(train, "update", lambda stats, args, learner, mini: weights.append(
@@ -44,9 +44,6 @@ def test_update_that_is_not_finite_is_skipped_counted_and_kept_for_a_look(
     assert all(w.isfinite().all() for w in weights)
     assert [record["skipped"] for record in records] == [0, 1, 0]
     assert capsys.readouterr().out.count("1 bad update(s) skipped") == 1
-    batch = torch.load("run/bad_batch_step_2.pt", weights_only=True)     # plain data too
-    assert batch["step"] == 2 and len(batch["texts"]) == 8
-    assert batch["response_ids"].shape == batch["old_logp"].shape == batch["mask"].shape
 
 
 def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(run, then):
@@ -55,7 +52,7 @@ def test_too_many_bad_updates_in_a_row_stop_the_run_with_its_checkpoint_intact(r
         run("--steps 4 --save_steps 1")
     message = str(stop.value.code)
     assert message.startswith("train.py: 3 updates in a row")
-    assert "bad_batch_step_4.pt" in message and "--learning_rate" in message
+    assert "stopped in batch 4" in message and "--learning_rate" in message
     assert [record["skipped"] for record in metrics("run")] == [2, 0, 2]
     step, folder = checkpoints.whole(Path("run"))[-1]
     state = torch.load(folder / "state.pt", weights_only=True)
