@@ -26,7 +26,8 @@ class Flags:
         needs={"dataset_name": "the second source of the built-in task is its longer sums",
                "stage2_step": "the number of rollout batches before this source is used"})
     stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
-                            "problems is used; 0: one source only", at_least=0, evaluation="problems")
+                            "problems is used; 0: one source only", at_least=0,
+                            evaluation="problems")
 
 
 class SRPO(Feature):

@@ -115,8 +115,10 @@ class Core:
     hidden_size: int = flag(
         96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL, evaluation=True)
     num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
-                                  "defaults of their own", at_least=1, without=OWN_MODEL, evaluation=True)
-    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL, evaluation=True)
+                                  "defaults of their own", at_least=1, without=OWN_MODEL,
+                                  evaluation=True)
+    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL,
+                            evaluation=True)
     num_experts_per_tok: int = flag(
         2, "tiny MoE: experts used per token", at_least=1, without=OWN_MODEL, evaluation=True)
     cold_start_steps: int = flag(320, "tiny MoE: optimizer steps of the supervised warm-up before "
