@@ -425,7 +425,7 @@ def run_on(device, settings, task):
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
-        progress = {"bad": 0, "best_pass_rate": 0.0, "verifier_errors": 0}
+        progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
         screen.say(checkpoints.plan(settings, learner, saved))
         if device.type == "cuda":
@@ -437,7 +437,7 @@ def run_on(device, settings, task):
         screen.say(run.begin_run(settings, folder, task))
         screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(settings, folder, learner, progress, origin) as saver:
+        with checkpoints.Saver(folder, learner, progress, origin) as saver:
             if settings.resume:
                 screen.say(saver.restore())
             recorder = Recorder(settings, folder, task, learner, progress, device, saver.step)
@@ -448,8 +448,7 @@ def run_on(device, settings, task):
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(step, after)
-        screen.report(settings, folder, task, progress["before"], after,
-                      time.perf_counter() - began)
+        screen.report(settings, folder, task, progress, after, time.perf_counter() - began)
 
 
 def main(argv=None):

@@ -239,7 +239,7 @@ class Core:
                               "recipes/, or the config.json of a run; the command line wins",
                               unset="none", section="the run")
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
-                                "time that the run needs; no run folder is made", without="resume")
+                                "time that the run needs; no run folder is left", without="resume")
     output_dir: str | None = flag(None, "run folder", text=True,
                                   unset="runs/<algorithm>, numbered if it exists",
                                   also="out save_dir run_name")
@@ -372,7 +372,9 @@ def parse(argv, kept=None):
     Raises ValueError with one line that names the flag and says which values are allowed.
     """
     typed = given_flags(argv)
-    given = (kept or {}) | of_config(typed) | typed
+    path = typed.get("config")
+    of_file = {} if path is None else flags_of(read_config(path), typed, f"--config {path}")
+    given = (kept or {}) | of_file | typed
     if given.get("resume"):
         given = going_on(given)
     algorithm = given.get("algorithm", Settings.algorithm)
@@ -387,12 +389,6 @@ def parse(argv, kept=None):
     check_conditions(settings, flags())
     check_combinations(settings)
     return resolved(settings)
-
-
-def of_config(typed):
-    """{flag: value} of the file that --config names; {} without one. typed: the command line's."""
-    path = typed.get("config")
-    return {} if path is None else flags_of(read_config(path), typed, f"--config {path}")
 
 
 def flags_of(mapping, typed, where):

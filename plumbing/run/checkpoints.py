@@ -93,15 +93,15 @@ class Saver:
     step: the last complete rollout batch. stop(): whether a signal has asked any process to stop.
     """
 
-    def __init__(self, args, folder, learner, progress, origin=None):
+    def __init__(self, folder, learner, progress, origin):
         """learner, progress: the objects that are saved. Together with the random states they are
         all that the rest of the run depends on. origin: what `origin_of` returns; it is saved so
         that --resume can compare it."""
         self.folder = folder
-        self.origin = origin or {}
-        self.shard = args.shard
-        self.every = args.save_steps
-        self.last = args.steps
+        self.origin = origin
+        self.shard = learner.settings.shard
+        self.every = learner.settings.save_steps
+        self.last = learner.settings.steps
         self.marked = None
         self.step = 0
         self.learner = learner
@@ -158,19 +158,20 @@ class Saver:
     def restore(self):
         """Restore the state of the newest complete checkpoint, if there is one. The policy itself
         was loaded from it before. Returns notes for the screen, or "". Raises ValueError as
-        load_state does."""
+        load_plain does."""
         learner = self.learner
         self.step, folder = newest(self.folder)
         if folder is None:
             return ""
         notes = [processes.on_first(lambda: keep_lines(self.folder / name, self.step))
                  for name in RECORDS]
-        state = load_state(folder)
+        state = load_plain(folder / checksums.STATE)
+        draw_on(state["random"])
         processes.load_state(learner.actor, learner.optimizer, state, self.shard)
         learner.schedule.load_state_dict(state["schedule"])
         learner.stream.load_state_dict(state["stream"])
-        learner.scaler.load_state_dict(state.get("scaler", {}))
-        learner.features.load_state_dict(state.get("features", {}))
+        learner.scaler.load_state_dict(state["scaler"])
+        learner.features.load_state_dict(state["features"])
         self.progress.update(state["progress"])
         notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step))
         self.note(self.step)
@@ -202,14 +203,12 @@ class Saver:
 
 def plan(settings, learner, saved):
     """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
-    on from, or None. The size is that of float32 weights and AdamW's two moments of those that are
-    trained."""
-    trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
-    own = [p for p in learner.policy.parameters() if p.requires_grad]
+    on from, or None. The size is that of the trained weights and AdamW's two moments of each, in
+    float32."""
+    trained = [p for p in learner.actor.parameters() if p.requires_grad]
     kept = [of for state in learner.features.state_dict().values()
             for of in state.values() if isinstance(of, list)]
-    critic = [p for name, p in learner.actor.named_parameters() if name.startswith("critic.")]
-    size = 4 * sum(x.numel() for x in [*own, *trained, *trained, *critic, *sum(kept, [])])
+    size = 4 * sum(x.numel() for x in [*trained * 3, *sum(kept, [])])
     each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
     done = checksums.step_of(saved) if saved else 0
     every = settings.save_steps
@@ -357,18 +356,6 @@ def load_plain(path, mmap=False):
                          "checkpoint to use the previous one") from None
 
 
-def load_state(folder):
-    """Read state.pt of a checkpoint and restore its random states. Raises ValueError as load_plain
-    does."""
-    state = load_plain(folder / checksums.STATE)
-    saved = state["random"]
-    random.setstate(saved["python"])
-    name, keys, *more = saved["numpy"]
-    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *more))
-    torch.set_rng_state(saved["torch"])
-    return state
-
-
 def seed_all(seed):
     """Seed Python's, NumPy's and torch's generators, as transformers.set_seed does. The import of
     that function would also import the trainer and peft and delay the first output by seconds."""
@@ -380,5 +367,13 @@ def seed_all(seed):
 def random_state():
     """The global random states of Python, NumPy and torch, any of which a user's code may use."""
     name, keys, *rest = numpy.random.get_state()
-    states = {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest]}
-    return states | {"torch": torch.get_rng_state()}
+    return {"python": random.getstate(), "numpy": [name, keys.tolist(), *rest],
+            "torch": torch.get_rng_state()}
+
+
+def draw_on(states):
+    """The reverse of random_state."""
+    random.setstate(states["python"])
+    name, keys, *rest = states["numpy"]
+    numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    torch.set_rng_state(states["torch"])

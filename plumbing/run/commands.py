@@ -14,7 +14,6 @@ from plumbing.run.checks import check_conditions
 COMMANDS = {
     "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",
     "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
-    "claims": "The questions and their verdicts, as experiments/run.py prints them.",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
 }
@@ -22,8 +21,7 @@ COMMANDS = {
 
 def read(argv, description):
     """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
-    for claims the words as given, else the run folders and the output file. Prints the description
-    and exits for --help.
+    else the run folders and the output file. Prints the description and exits for --help.
 
     Raises ValueError with one line.
     """
@@ -33,8 +31,6 @@ def read(argv, description):
     command, *words = argv
     if command not in COMMANDS:
         raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
-    if command == "claims":
-        return command, words
     readers = {"ask": question, "passk": options}
     return command, (readers[command](words) if command in readers else
                      runs_and_output(command, words))
@@ -48,9 +44,8 @@ def first_word(argv, description):
     except ValueError as error:
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
-    place = ["experiments/"] if command == "claims" else getattr(asked, "runs", ())
     print("loading transformers ..." if command in ("ask", "passk") else
-          f"reading {' '.join(place)} ...", flush=True)
+          f"reading {' '.join(asked.runs)} ...", flush=True)
 
 
 def quiet_parser(command, epilog=None):

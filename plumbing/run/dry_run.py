@@ -1,4 +1,4 @@
-"""--dry_run: what a run would do, need and take, tried within minutes; no run folder is made.
+"""--dry_run: what a run would do, need and take, tried within minutes; no run folder is left.
 
 What is measured is the run itself: its first rollout batch, an evaluation of a few held-out
 prompts, and the longest update that can occur. A cold start that is missing is made and kept in
@@ -35,7 +35,7 @@ def tell(settings, learner, task, train, held_out, began):
     screen.say(peak_memory(learner, task))
     screen.say(duration(settings, loaded - began, trained - evaluated,
                         (evaluated - loaded) * settings.eval_prompts / few.eval_prompts))
-    screen.say("dry run: no folder was made; leave out --dry_run to train")
+    screen.say("dry run: no folder is left; leave out --dry_run to train")
 
 
 class FirstBatch:

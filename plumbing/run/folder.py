@@ -31,11 +31,7 @@ LOCK = ".lock"
 @contextmanager
 def run_folder(args):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
-    block fails before the first rollout batch is complete, so that the next run gets its name.
-    With --dry_run only the name of the folder, which is not made."""
-    if args.dry_run:
-        yield checked_name(args)
-        return
+    block ends before the first rollout batch is complete, so that the next run gets its name."""
     folder = processes.on_first(lambda: open_run(args))
     locks = []
     try:

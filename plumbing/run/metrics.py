@@ -227,6 +227,7 @@ class Recorder:
                               learner.features.hooks["metrics"])
         record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
+        progress["collapsed"] = collapse(record, progress["best_pass_rate"])
         changed = learner.features.hooks["advantages"] or "kl" in batch.more     # not rewards alone
         equal = no_signal(args, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
@@ -253,8 +254,8 @@ class Recorder:
         if args.save_tokens:
             group = group_record(step, mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
-        print(line(record, args.steps, self.clock.seconds_left(step),
-                   self.progress["best_pass_rate"]), flush=True)
+        print(line(record, args.steps, self.clock.seconds_left(step), self.progress["collapsed"]),
+              flush=True)
         if step == 1 and self.clips_s and (note := noise_note(args, record["log_s_noise"])):
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
@@ -325,8 +326,8 @@ def equal_note(first, record):
             f"such responses? {helps}")
 
 
-def line(record, steps, seconds_left, best_pass_rate):
-    """The line of a rollout batch on the screen."""
+def line(record, steps, seconds_left, collapsed=""):
+    """The line of a rollout batch on the screen. collapsed: what `collapse` says."""
     def short(x, digits=2):
         return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
 
@@ -351,9 +352,7 @@ def line(record, steps, seconds_left, best_pass_rate):
         f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
     bad = record["skipped"] - record["overflows"]
     skipped = f"  {bad} bad update(s) skipped" if bad else ""
-    reason = collapse(record, best_pass_rate)
-    collapsed = f"  COLLAPSED? {reason}" if reason else ""
-    return "  ".join(filter(None, words)) + collapsed + skipped
+    return "  ".join(filter(None, words)) + f"  COLLAPSED? {collapsed}" * bool(collapsed) + skipped
 
 
 # ---------------------------------------------------------------------- one group's tokens

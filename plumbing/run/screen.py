@@ -8,11 +8,9 @@ import json
 import shlex
 
 from features import FEATURES
-from losses import OBJECTIVES
 from plumbing.model.adapters import base_of, is_adapter
 from plumbing.run import checkpoints
 from plumbing.run.arguments import as_words, code_in
-from plumbing.run.metrics import collapse
 from plumbing.parallel.processes import rank, world
 
 
@@ -41,7 +39,6 @@ def plan(args, folder, task, device):
         f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
         f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
         f"written to {folder}/metrics.jsonl",
-        *uncorrected(args),
         *(note for feature in FEATURES for note in feature.notes(args)), *task.notes])
 
 
@@ -55,16 +52,6 @@ def without_effect(args, task, tokenizer):
     if args.shard and world() == 1:
         notes.append("note: --shard changes nothing in one process; torchrun starts several")
     return "\n".join(notes)
-
-
-def uncorrected(args):
-    """A note, if later optimizer steps use samples of an older policy and no ratio corrects for
-    that."""
-    if OBJECTIVES[args.objective].ratio != "none" or args.updates_per_batch == 1:
-        return []
-    return [f"note: {args.algorithm} has no importance ratio, so only the first of the "
-            f"{args.updates_per_batch} optimizer steps of a rollout batch is on-policy; with "
-            "--steps_per_generation 1 --num_iterations 1 every step is"]
 
 
 # ---------------------------------------------------------------------------- before and after
@@ -103,11 +90,12 @@ def summary_of(when, answers):
             f"reward_parts_{when}": sampled["reward_parts"]}
 
 
-def report(args, folder, task, before, after, seconds):
+def report(args, folder, task, progress, after, seconds):
     """Print a transcript, the scores before and after training, where things are, and the next
     command or, if the run collapsed, what to try: at most eight lines. Write summary.json."""
     if rank():
         return
+    before = progress["before"]
     summary = {"seconds": seconds, "steps": args.steps}
     if after:
         both = {"before": before, "after": after}
@@ -117,13 +105,11 @@ def report(args, folder, task, before, after, seconds):
         print("\n".join([*spoken(summary["example"]),
                          f"before: {scores(before)}", f"after:  {scores(after)}"]))
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     tokens = f", python eval.py view {folder}" if args.save_tokens else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
           f"pictures: python eval.py dashboard {folder}{tokens}")
-    reason = records and collapse(records[-1], max(record["pass_rate"] for record in records))
-    print(f"the run collapsed ({reason}): try a lower --learning_rate than {args.learning_rate:g}"
-          if reason else following(args, folder, task))
+    print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
+          f"{args.learning_rate:g}" if progress["collapsed"] else following(args, folder, task))
 
 
 def example(task, both):

@@ -1,4 +1,4 @@
-"""--dry_run: the first batch of the run itself, its memory and its time; no folder is made.
+"""--dry_run: the first batch of the run itself, its memory and its time; no folder is left.
 python -m pytest tests/run/test_dry_run.py"""
 
 import re
