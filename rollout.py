@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
 
-from routes import Pass, record_routes, routers_of
+from routes import Pass, Routes, record_routes, routers_of
 
 MAX_LOGITS = 2**24  # the most logits that exist at a time: 64 MB in float32
 
@@ -236,22 +236,13 @@ def end_test(model, tokenizer, stop):
 
 class StopStrings(StopStringCriteria):
     """Token ids [b, t] -> [b] bool: whether the last token of a row completes a stop string.
-    transformers decodes each token after the prefix "abcdef"; for a tokenizer that does not know
-    these letters, this class uses a prefix from its vocabulary."""
+    transformers decodes each token after the prefix "abcdef", which not every tokenizer knows: here
+    it is the first letter or digit of its own vocabulary."""
 
     @staticmethod
-    def clean_tokenizer_vocab(tokenizer, static_prefix="abcdef", **options):
-        texts = [static_prefix, *(token for token in tokenizer.get_vocab() if token.strip())]
-        prefix = next((text for text in texts if knows(tokenizer, text)), static_prefix)
+    def clean_tokenizer_vocab(tokenizer, static_prefix=None, **options):
+        prefix = min(filter(str.isalnum, tokenizer.get_vocab()), default="abcdef")
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, prefix, **options)
-
-
-def knows(tokenizer, text):
-    """Whether encoding and decoding preserves this text."""
-    try:
-        return text in tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"])
-    except Exception:            # tokenizers raises bare Exceptions for unknown characters
-        return False
 
 
 def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
@@ -279,6 +270,7 @@ class Scores:
     entropy: torch.Tensor | None  # [B, T] float32 entropy of the next-token distribution in nats
     hidden: torch.Tensor | None   # [B, T, D] last hidden state that predicts token t, for a critic
     routes: Pass | None = None    # [L, B, T, ·] the routers' choice where token t is predicted
+    passes: Routes | None = None  # the routes of each forward, in the form replay_routes needs
 
 
 class Scorer(nn.Module):
@@ -293,11 +285,12 @@ class Scorer(nn.Module):
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
         """record: also return the experts that the routers chose."""
-        with record_routes(self.policy) if record else nullcontext() as routes:
+        with record_routes(self.policy) if record else nullcontext() as passes:
             scores = response_logp(self.policy, rollout, temperature, entropy, entropy_grad)
         if record:  # token t is predicted at position P - 1 + t of the row
             first = rollout.prompt_mask.shape[1] - 1
-            scores.routes = Pass(*(x[:, :, first:] for x in routes.only()))         # [L, B, T, ·]
+            scores.passes = passes
+            scores.routes = Pass(*(x[:, :, first:] for x in passes.only()))         # [L, B, T, ·]
         return scores
 
 

@@ -23,7 +23,7 @@ class Feature:
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
-    keeps_adapters = False       # whether adapters stay apart from the weights, see `policy`
+    apart = False                # whether it keeps what it trains beside the weights, see `policy`
     engines = ()                 # values of --sampler that it stands for, see `engine`
     needs_actor = False          # whether its forwards return more than rollout.Scores
     head_start = 0               # rollout batches at the peak learning rate before its schedule
@@ -68,9 +68,23 @@ class Feature:
     @classmethod
     def policy(cls, settings, policy, saved):
         """The policy that is trained, in place of this one, which is on the CPU. saved: the
-        checkpoint that the run goes on from, or None. A feature that keeps_adapters reads them
-        itself, from there or from --model_name_or_path; the policy is then their base model."""
+        checkpoint that the run goes on from, or None. A feature that keeps what it trains `apart`
+        reads it itself, from there or from --model_name_or_path; the policy is then its base."""
         return policy
+
+    @classmethod
+    def base_of(cls, folder):
+        """The checkpoint that the one in a folder adds to, if only this feature can read it; else
+        None. It is called in every run, and by every evaluation."""
+
+    @classmethod
+    def read(cls, policy, folder):
+        """The policy of such a checkpoint, plain and whole. policy: that of base_of(folder)."""
+
+    @classmethod
+    def following(cls, settings, checkpoint):
+        """The last line of the run, in place of the command that asks its checkpoint; None: that
+        one. Only where it is on."""
 
     @classmethod
     def engine(cls, settings):

@@ -30,7 +30,6 @@ class Flags:
 
 class RoutingReplay(Feature):
     flags = Flags
-    needs_actor = True                       # whose Scores have the routes of each forward
 
     @classmethod
     def on(cls, settings):
@@ -73,7 +72,7 @@ class RoutingReplay(Feature):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
         laid out as the updates' forwards need them."""
         self.learner = learner
-        if getattr(old, "passes", None) is None:
+        if old.passes is None:
             return
         own = None
         if self.by_sampler():                # the old log-probs have forced routes

@@ -57,7 +57,8 @@ class Tools(Feature):
     @classmethod
     def task(cls, settings, task, load):
         """The same task; a function that does not load is refused before a run begins."""
-        return settings.loaded_tool and task
+        _ = settings.loaded_tool
+        return task
 
     @classmethod
     def base_sampler(cls, settings, sampler):

@@ -2,23 +2,22 @@
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from plumbing.model.adapters import is_adapter
 from plumbing.model.halves import halve_matrices
-from plumbing.model.policy import load_base, load_policy, most_tokens
+from plumbing.model.policy import load_policy, most_tokens
 from plumbing.parallel import processes
 from plumbing.speed import fast
 from plumbing.parallel.devices import autocast
-from plumbing.speed.fast import FastScores
-from plumbing.speed.rollouts import concat, response_routes
-from rollout import Scorer, response_logp
-from routes import has_sigmoid, record_routes, routers_of
+from plumbing.speed.rollouts import concat
+from rollout import Scorer, Scores
+from routes import has_sigmoid, routers_of
 
 
 @dataclass
-class ActorScores(FastScores):
+class ActorScores(Scores):
     values: torch.Tensor | None = None   # [B, T] float32, the critic's estimates
 
 
@@ -38,19 +37,11 @@ class Actor(Scorer):
         """A rollout -> its ActorScores under the policy. record: also return the routes."""
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
-        way = plain_logp if self.plain else fast.response_logp
+        way = super().forward if self.plain else partial(fast.response_logp, self.policy)
         with autocast(self.policy.device, self.half) if self.half else nullcontext():
-            scores = way(self.policy, rollout, temperature, entropy, entropy_grad, record=record)
+            scores = way(rollout, temperature, entropy, entropy_grad, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
         return ActorScores(scores.logp, scores.entropy, None, scores.routes, scores.passes, values)
-
-
-def plain_logp(model, rollout, temperature, entropy, entropy_grad, record):
-    """rollout.response_logp -> FastScores. record: also return the routes of its one forward."""
-    with record_routes(model) if record else nullcontext() as passes:
-        scores = response_logp(model, rollout, temperature, entropy, entropy_grad)
-    routes = response_routes(passes, rollout) if record else None                   # [L, B, T, ·]
-    return FastScores(scores.logp, scores.entropy, scores.hidden, routes, passes)
 
 
 def make_scorer(args, policy, more=False):
@@ -88,12 +79,9 @@ def trained_policy(settings, task, device, saved=None):
             policy = feature.policy(settings, policy, saved)
         return policy
 
-    if any(feature.keeps_adapters for feature in settings.features):
-        name = settings.model_name_or_path
-        load = load_base if is_adapter(name) else load_policy
-        policy, tokenizer = load(settings, task, device, name, change)
-    else:
-        policy, tokenizer = load_policy(settings, task, device, saved, change)
+    apart = any(feature.apart for feature in settings.features)
+    start = None if apart else saved
+    policy, tokenizer = load_policy(settings, task, device, start, change, apart)
     if settings.router_shift:
         check_router_shift(settings, policy)
     if settings.half:

@@ -10,11 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
 from moe import TinyMoE
-from plumbing.model.adapters import base_of, in_4bit, is_adapter, put_in
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
-from plumbing.model.copies import merged
-from plumbing.model.fourbit import round_to_4bit
 from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
 from routes import record_routes, routers_of
@@ -24,10 +21,11 @@ SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(args, task, device, folder=None, change=None):
+def load_policy(args, task, device, folder=None, change=None, apart=False):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
     built-in tiny MoE after its cold start. change: a function of the policy as it was read -> what
-    takes its place.
+    takes its place. apart: of a checkpoint that adds to another one, such as adapters, the other
+    one alone.
 
     Raises ValueError for a folder that is missing, is not a checkpoint or has no safetensors file
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
@@ -38,9 +36,9 @@ def load_policy(args, task, device, folder=None, change=None):
         policy, tokenizer = cold_start(args, task, device)
         return (change(policy).to(device) if change else policy), tokenizer
     name = str(name)
-    if is_adapter(name):
-        return load_merged(args, task, device, name, change)
     check_sound(name, "--model_name_or_path")
+    if reader := args.reader_of(name):
+        return load_both(args, task, device, name, reader, change, apart)
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -61,25 +59,18 @@ def load_policy(args, task, device, folder=None, change=None):
     return policy, tokenizer
 
 
-def load_merged(args, task, device, name, change):
-    """(policy, tokenizer) of an adapter's checkpoint, with the adapters added to the weights that
-    they were trained beside: those of the base model, or what they are after 4-bit quantization.
-    """
-    policy, tokenizer = load_base(args, task, device, name)
-    if in_4bit(name):
-        round_to_4bit(policy)
-    policy = merged(put_in(policy, folder=name).to(device))
+def load_both(args, task, device, name, reader, change, apart):
+    """load_policy of a checkpoint that adds to another one. reader: the feature that reads it."""
+    try:
+        base = load_policy(args, task, device, reader.base_of(name), change if apart else None)
+    except ValueError as error:
+        raise ValueError(f"{name} needs its base model: {error}") from None
+    if apart:
+        return base
+    policy, tokenizer = base
+    policy = reader.read(policy, name)
     policy.name_or_path = name
     return (change(policy).to(device) if change else policy), tokenizer
-
-
-def load_base(args, task, device, name, change=None):
-    """(policy, tokenizer) of the model that the adapters in the folder `name` belong to."""
-    check_sound(name, "--model_name_or_path")
-    try:
-        return load_policy(args, task, device, base_of(name), change)
-    except ValueError as error:
-        raise ValueError(f"{name} is an adapter, and needs its base model: {error}") from None
 
 
 def read_checkpoint(name):

@@ -16,7 +16,6 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
-from plumbing.model.adapters import base_of, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
 from plumbing.run.checkpoints import RECORDS, whole, write_text
@@ -118,9 +117,9 @@ def check_replaceable(args, folder, is_run):
 
 
 def paths_read(args):
-    """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints, the
-    base models of adapters, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is
-    looked at, except texts of their own."""
+    """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints
+    and their bases, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is looked at,
+    except texts of their own."""
     if not args.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE
     for f in flags():
@@ -132,8 +131,8 @@ def paths_read(args):
             for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):
                 if path and os.path.exists(path):
                     yield f.name, word, Path(path)
-            if is_adapter(word):
-                yield f.name, word, Path(base_of(word))
+            if reader := args.reader_of(word):
+                yield f.name, word, Path(reader.base_of(word))
 
 
 def contents(folder):

@@ -8,7 +8,6 @@ import json
 import shlex
 
 from features import FEATURES
-from plumbing.model.adapters import base_of, is_adapter
 from plumbing.run import checkpoints
 from plumbing.run.arguments import as_words, code_in
 from plumbing.parallel.processes import rank, world
@@ -135,12 +134,11 @@ def spoken(one):
 
 
 def following(args, folder, task):
-    """The line with the next command: ask the checkpoint. Of adapters beside a checkpoint: the two
-    lines that load them elsewhere."""
+    """The line with the next command: what a feature says, or ask the checkpoint."""
     checkpoint = f"{folder}/checkpoints/step_{args.steps}"
-    if is_adapter(checkpoint) and args.model_name_or_path:
-        return (f"load: base = AutoModelForCausalLM.from_pretrained({base_of(checkpoint)!r}); "
-                f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
+    for feature in args.features:
+        if said := feature.following(args, checkpoint):
+            return said
     code = "".join(f" {as_words(name, value)}" for name, value in code_in(args.given).items())
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"

@@ -12,7 +12,7 @@ tests/speed/test_fast_paths.py and test_logprobs.py compare tokens and gradients
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, tak
 from plumbing.speed.rollouts import FastRollout, counted_places, prefix_of, response_routes
 from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
-from routes import Routes, record_routes
+from routes import record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
 MAX_PACKED = 256  # longest packed row, in tokens: attention between responses is wasted work
@@ -221,11 +221,6 @@ def shared_prefix_first(ids, mask, position, prefix):
 
 # --------------------------------------------------------------------------------------- log-probs
 
-@dataclass
-class FastScores(Scores):
-    passes: Routes | None = None  # the routes of each forward, in the form replay_routes needs
-
-
 def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
                   max_logits=None, record=False):
     """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
@@ -250,7 +245,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
                                 max_logits, counted_places(small))
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
-    scores = FastScores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
+    scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
         last = passes.passes[-1].indices.shape[1]
         if last != len(rollout.prompt_ids):  # equal responses have shared a row

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import models
 from features.lora import adapters_at, add_adapters, save_policy
-from plumbing.model.adapters import named_adapters
+from features.lora import named_adapters
 from plumbing.model.copies import adapted_layers, merged
 from plumbing.model.halves import halve_matrices
 from features.sampler_format import sampling_copy

@@ -22,7 +22,7 @@ import train
 from plumbing.data.running_sum import builtin_tokenizer
 from features.sampler_format import sampling_copy
 from features.lora import add_adapters
-from plumbing.model.adapters import named_adapters
+from features.lora import named_adapters
 from plumbing.model.copies import merged
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse

@@ -17,7 +17,7 @@ import tiny_run
 from moe import TinyMoE
 from plumbing.model.actor import Actor, trained_policy
 from features.lora import add_adapters
-from plumbing.model.adapters import named_adapters
+from features.lora import named_adapters
 from plumbing.run.arguments import parse
 from tiny_run import TRAIN, python
 from train import make_optimizer
