@@ -32,27 +32,32 @@ def pytest_cmdline_main(config):
 
 
 @pytest.fixture(scope="session")
-def cold_start(tmp_path_factory):
-    """The checkpoint of the tiny policy, right about 70 % of the time; made once, in seconds.
-    From then on the built-in task of some size is made once too: a quarter of such a run."""
+def task_once():
+    """The built-in task of some size is made once from now on: a quarter of a tiny run."""
     from plumbing.data import running_sum, tasks
-    from plumbing.model import cold_start
-    import train
     made = functools.cache(running_sum.running_sum)
 
     def sums(*args, **kwargs):
         task = made(*args, **kwargs)
         return replace(task, train=list(task.train), test=list(task.test), notes=list(task.notes),
                        ids={})
-    home = tmp_path_factory.mktemp("cold_start")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "running_sum", sums)
-        with patch.context() as here:
-            here.chdir(home)
-            here.setattr(cold_start, "MUST_PASS", 0.0)       # the few held-out sums say little
-            train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
-        folder, = (home / "runs/cold_start").iterdir()
-        yield folder
+        yield
+
+
+@pytest.fixture(scope="session")
+def cold_start(task_once, tmp_path_factory):
+    """The checkpoint of the tiny policy, right about 70 % of the time; made once, in seconds."""
+    from plumbing.model import cold_start
+    import train
+    home = tmp_path_factory.mktemp("cold_start")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setattr(cold_start, "MUST_PASS", 0.0)          # the few held-out sums say little
+        train.main([*TINY, "--steps", "1", "--output_dir", "unused"])
+    folder, = (home / "runs/cold_start").iterdir()
+    return folder
 
 
 def link(cold_start, home):

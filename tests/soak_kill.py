@@ -9,9 +9,10 @@ writing a checkpoint, a small part of the time and the part where it matters.
 """
 
 import argparse
-import mmap
+import itertools
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -31,67 +32,62 @@ from tiny_run import TINY, differences  # noqa: E402
 
 STEPS = 8
 RUN = [*TINY, "--steps", str(STEPS), "--save_steps", "2"]
-PHASES = {  # what a run does: the function that does it
-    "starting": None, "training": (train, "train"),
+TRAINING = train, "train"
+WRITING = {  # a phase of writing a checkpoint: the function with which it begins
     "writing the model": (TinyMoE, "save_pretrained"), "writing state.pt": (torch, "save"),
-    "flushing to disk": (checkpoint, "sync"), "renaming, pruning": (checkpoint, "save")}
-NAMES = [*PHASES]
-WRITING = range(NAMES.index("writing the model"), len(NAMES))
-# the phase that the child is in, and the last batch whose checkpoint it has finished writing
-shared = mmap.mmap(-1, 2)
+    "flushing to disk": (checkpoint, "sync"), "renaming, pruning": (os, "rename")}
 
 
-def marked(phase, owner, name):
-    """Let a function say that it runs, wherever it is called from."""
+def wrapped(owner, name, before=None, after=None):
+    """Let a function, wherever it is called from, call before() first, after(its arguments) last.
+    """
     call = getattr(owner, name)
 
-    def marking(*args, **options):
-        before, shared[0] = shared[0], NAMES.index(phase)
+    def both(*args, **options):
+        if before:
+            before()
         result = call(*args, **options)
-        shared[0] = before
-        if (owner, name) == (checkpoint, "save"):
-            shared[1] = args[1]
+        if after:
+            after(args)
         return result
-    setattr(owner, name, marking)
+    setattr(owner, name, both)
 
 
-def start(argv, log):
-    """A process that runs train.py; its number."""
-    shared[:] = bytes(2)
+def start(argv, log, function=TRAINING, which=0):
+    """A process that runs train.py, and writes the checkpoints that it has finished into its log:
+    (its number, a pipe, which gets a byte when call number `which` of the function begins)."""
+    listener, speaker = os.pipe()
     number = os.fork()
     if number == 0:
         sys.stdout = sys.stderr = open(log, "a")
-        code = 1
+        calls, code = itertools.count(), 1
+        wrapped(*function, before=lambda: next(calls) == which and os.write(speaker, b"!"))
+        wrapped(checkpoint, "save", after=lambda args: print("finished", args[1], flush=True))
         try:
             train.main(argv)
             code = 0
         finally:
             sys.stdout.flush()
             os._exit(code)
-    return number
+    os.close(speaker)
+    return number, listener
 
 
 def finish(argv, log):
-    _, status = os.waitpid(start(argv, log), 0)
+    _, status = os.waitpid(start(argv, log)[0], 0)
     if status:
         raise SystemExit(f"the run ended with {status}:\n{Path(log).read_text()}")
 
 
-def kill(argv, log, rng, seconds, while_writing):
-    """Start a run and kill it at a random moment: (phase, last batch whose checkpoint was
-    finished), or None if it was faster."""
-    number, began = start(argv, log), None
-    which, phase = rng.randrange(STEPS // 2), rng.choice(WRITING)
-    delay = rng.uniform(0, 0.002 if while_writing else seconds)
-    while os.waitpid(number, os.WNOHANG) == (0, 0):
-        written = shared[0] == phase and shared[1] >= 2 * which
-        due = written if while_writing else shared[0] != 0
-        began = began or (due and time.perf_counter())
-        if began and time.perf_counter() - began >= delay:
-            os.kill(number, signal.SIGKILL)
-            _, status = os.waitpid(number, 0)
-            return (NAMES[shared[0]], shared[1]) if os.WIFSIGNALED(status) else None
-        time.sleep(0.0001)
+def kill(argv, log, function, which, delay):
+    """Start a run and kill it some seconds after a call begins: whether it was still there."""
+    number, listener = start(argv, log, function, which)
+    os.read(listener, 1)                                     # nothing, if the run ended before
+    os.close(listener)
+    time.sleep(delay)
+    os.kill(number, signal.SIGKILL)
+    _, status = os.waitpid(number, 0)
+    return os.WIFSIGNALED(status)
 
 
 def main():
@@ -101,9 +97,6 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     cold_start.MUST_PASS = 0.0
-    for phase, function in PHASES.items():
-        if function:
-            marked(phase, *function)
     rng, equal, n = random.Random(args.seed), 0, 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -112,16 +105,20 @@ def main():
         finish([*RUN, "--output_dir", "whole"], "whole.log")
         seconds = time.perf_counter() - began
         for run in map(str, range(10 * args.kills)):         # some end before their moment comes
+            phase, moment = "anywhere", (TRAINING, 0, rng.uniform(0, seconds))
+            if n % 2:
+                phase = rng.choice([*WRITING])
+                moment = WRITING[phase], rng.randrange(STEPS // 2), rng.uniform(0, 0.002)
             argv, log = [*RUN, "--output_dir", run], f"{run}.log"
-            killed = kill(argv, log, rng, seconds, while_writing=n % 2 == 1)
-            if killed is None:
+            if not kill(argv, log, *moment):
                 continue
-            n, (phase, saved) = n + 1, killed
+            n += 1
+            saved = re.findall(r"^finished (\d+)$", Path(log).read_text(), re.M)
             left = sorted(int(f.name[5:]) for f in Path(run).glob("checkpoints/step_*"))
             finish([*argv, "--resume"], log)
             found = differences("whole", run, STEPS)
-            if max(left, default=0) < saved:
-                found.append(f"the checkpoint of batch {saved} is gone")
+            if saved and int(saved[-1]) not in left:
+                found.append(f"the checkpoint of batch {saved[-1]} is gone")
             equal += not found
             print(f"kill {n:2}: {phase:20} checkpoints then {str(left):8} resumed: "
                   f"{found or 'bit-equal'}", flush=True)

@@ -250,6 +250,14 @@ class Batch(NamedTuple):
     mismatch: torch.Tensor                       # [B, T]
 
 
+def responses(batch):
+    """(row, its loss tokens [T], its Response) for each row of a batch."""
+    for i, m in enumerate(batch.mask):
+        A = batch.A[i].expand(len(m))
+        yield i, m, Response(*(x[m].double().tolist() for x in (
+            batch.logp[i], batch.old_logp[i], A)), shift=batch.shift[i][m].double().tolist())
+
+
 def weight(lengths, i, reduction):
     """The weight of each token of response i in the loss."""
     N, n = len(lengths), lengths[i]
@@ -286,13 +294,12 @@ def objective(name, batch, *, epsilon=None, epsilon_high=None, reduction=None, c
     pulls = {key: 0 for key in ("tau", "beta") if key in c}             # towards the old policy
     lengths = batch.mask.sum(-1).tolist()
     loss, slopes, below, above = 0.0, torch.zeros(batch.mask.shape).double(), set(), set()
-    for i, m in enumerate(batch.mask):
-        of = lambda x: (x[i][m] if x.dim() == 2 else x[i].expand(m.sum())).double().tolist()
-        y = Response(of(batch.logp), of(batch.old_logp), of(batch.A), shift=of(batch.shift), c=c)
+    for i, m, y in responses(batch):
+        y.c = c
         if paper.epsilon is not None:
-            y = replace(y, low=low, high=high)
-        factor = [weight(lengths, i, reduction or paper.reduction) * rho
-                  for rho in (of(batch.mismatch) if mismatch else [1.0] * lengths[i])]
+            y.low, y.high = low, high
+        rho = batch.mismatch[i][m].tolist() if mismatch else [1.0] * lengths[i]
+        factor = [weight(lengths, i, reduction or paper.reduction) * x for x in rho]
 
         def row(y):
             return -sum(f * surrogate(paper.formula, y, t, **options)

@@ -12,7 +12,8 @@ import torch
 
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
                     mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
-from reference import BATCHES, G, L_MAX, PAPERS, Batch, objective, only, ragged, weight
+from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses,
+                       weight)
 
 REDUCTIONS = ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"]
 DUAL = ["ppo", "grpo", "dr_grpo", "dapo", "dapo_paper"]                # dual_clip is for these
@@ -45,11 +46,18 @@ def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_cl
     return Got(loss.item(), gradient.double(), stats)
 
 
-def small(logp, old_logp, A, mask=None):
+def everything(name, batch):
+    """The loss, a tensor, of all that a batch holds."""
+    logp, old_logp, A, mask, shift, mismatch = batch
+    return policy_loss(name, logp, old_logp, A, mask, mismatch=mismatch, group_size=G,
+                       max_length=L_MAX, router_shift=shift)[0]
+
+
+def small(logp, old_logp, A, kind=torch.float64):
     """A batch from lists of floats: probabilities' logs [B, T], advantages [B] or [B, T]."""
-    logp, old_logp, A = (torch.as_tensor(x, dtype=torch.float64) for x in (logp, old_logp, A))
-    mask = torch.ones(logp.shape, dtype=torch.bool) if mask is None else torch.tensor(mask)
-    return Batch(logp, old_logp, A, mask, torch.ones_like(logp), torch.ones_like(logp))
+    logp, old_logp, A = (torch.as_tensor(x, dtype=kind) for x in (logp, old_logp, A))
+    ones = torch.ones_like(logp)
+    return Batch(logp, old_logp, A, ones.bool(), ones, ones)
 
 
 # ------------------------------------------------------------- value, gradient and statistics
@@ -116,13 +124,10 @@ def test_the_table_is_the_papers():
 
 @every_objective
 def test_only_logp_gets_a_gradient(name):
-    inputs = [x.clone() for x in ragged()]
-    logp, old_logp, A, mask, shift, mismatch = inputs
-    for x in (logp, old_logp, A, shift, mismatch):
-        x.requires_grad_()
-    loss, _ = policy_loss(name, logp, old_logp, A, mask, mismatch=mismatch, group_size=G,
-                          max_length=L_MAX, router_shift=shift)
-    loss.backward()
+    inputs = Batch(*(x.clone() for x in ragged()))
+    for x in inputs:
+        x.requires_grad_(x.is_floating_point())
+    everything(name, inputs).backward()
     assert [x.grad is not None for x in inputs] == [True, *[False] * 5]
 
 
@@ -206,17 +211,15 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_stats(name, size):
 @every_objective
 def test_the_loss_never_waits_for_the_gpu(name):
     """Tensors on the meta device have shapes but no values: .item() and `if tensor` raise."""
-    logp, old_logp, A, mask, shift, mismatch = (x.to("meta") for x in BATCHES["float32"])
-    loss, _ = policy_loss(name, logp.requires_grad_(), old_logp, A, mask, mismatch=mismatch,
-                          group_size=G, max_length=L_MAX, router_shift=shift)
-    loss.backward()
+    batch = Batch(*(x.to("meta") for x in BATCHES["float32"]))
+    batch.logp.requires_grad_()
+    everything(name, batch).backward()
 
 
 @every_objective
 def test_ratios_that_overflow_float32_leave_no_nan(name):
     likely, unlikely = [[-0.1] * 3] * 2, [[-90.0] * 3] * 2
-    batch = small(likely + unlikely, unlikely + likely, [1, -1, 1, -1])
-    got = ours(name, Batch(*(x.float() if x.is_floating_point() else x for x in batch)))
+    got = ours(name, small(likely + unlikely, unlikely + likely, [1, -1, 1, -1], torch.float32))
     assert math.isfinite(got.loss) and got.gradient.isfinite().all()
 
 
@@ -241,9 +244,9 @@ def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
 
 # ------------------------------------------------------------------------------------ relatives
 
-def same(one, other, rtol=1e-12):
+def same(one, other):
     assert one.loss == pytest.approx(other.loss)
-    torch.testing.assert_close(one.gradient, other.gradient, rtol=rtol, atol=0)
+    torch.testing.assert_close(one.gradient, other.gradient, rtol=1e-12, atol=0)
 
 
 def test_gspo_is_gspo_token_under_equal_advantages():
@@ -368,30 +371,23 @@ def test_k3_keeps_its_digits_where_the_policies_almost_agree():
 LOW, HIGH = 0.6, 1.4
 
 
-def judged(level, rho):
-    """What is compared with the bounds at each token of a response, from its ρ_t."""
-    product, n = math.prod(rho), max(1, len(rho))
-    return rho if level == "token" else [product if level == "seq" else product ** (1 / n)] * n
+def judged(level, y):
+    """What is compared with the bounds at each token of a response: its ρ_t, or the whole's."""
+    return y.w if level == "token" else [y.product if level == "seq" else y.s] * len(y.w)
 
 
-def inside(level, rho):
+def inside(level, y):
     """Which tokens of a response are kept; `outlier`: all, or none if one of them is outside."""
-    kept = [LOW <= x <= HIGH for x in judged("token" if level == "outlier" else level, rho)]
-    return [all(kept)] * len(rho) if level == "outlier" else kept[:len(rho)]
-
-
-def rows():
-    """(row, loss tokens of the row, their ρ_t) of the batch."""
-    rho = (ragged().logp - ragged().old_logp).exp()
-    return [(i, m, rho[i][m].tolist()) for i, m in enumerate(ragged().mask)]
+    kept = [LOW <= x <= HIGH for x in judged("token" if level == "outlier" else level, y)]
+    return [all(kept)] * len(kept) if level == "outlier" else kept
 
 
 @pytest.mark.parametrize("level", ["token", "seq", "geo", "outlier"])
 def test_a_mismatch_mask_equals_a_loop(level):
     logp, sampler_logp, _, mask, *_ = ragged()
     kept = mismatch_mask(logp.requires_grad_(), sampler_logp, mask, level, LOW, HIGH)
-    for i, m, rho in rows():
-        assert kept[i][m].tolist() == inside(level, rho)
+    for i, m, y in responses(ragged()):
+        assert kept[i][m].tolist() == inside(level, y)
     assert 0 < kept.sum() < mask.sum() and not kept[~mask].any() and not kept.requires_grad
 
 
@@ -401,10 +397,10 @@ def test_mismatch_weights_equal_a_loop(mode):
     logp, sampler_logp, _, mask, *_ = ragged()
     got = mismatch_weight(logp.requires_grad_(), sampler_logp, mask, mode, LOW, HIGH)
     level, action = mode.split("_")
-    for i, m, rho in rows():
-        value = rho if mode == "geo_mask" else judged(level, rho)       # geo_mask: ρ_t
-        expected = [x * keep if action == "mask" else min(max(x, LOW), HIGH)
-                    for x, keep in zip(value, inside(level, rho))]
+    for i, m, y in responses(ragged()):
+        value = y.w if mode == "geo_mask" else judged(level, y)         # geo_mask: ρ_t
+        expected = [x * keep if action == "mask" else clip(x, LOW, HIGH)
+                    for x, keep in zip(value, inside(level, y))]
         assert got[i][m].tolist() == pytest.approx(expected)
     assert (got[~mask] == 0).all() and not got.requires_grad
 
@@ -472,16 +468,16 @@ def test_bad_input_is_named(name, change, message):
         ours(name, ragged()._replace(**fields), mismatch="mismatch" in fields, **options)
 
 
-def test_unknown_names_list_the_known_ones():
-    logp, old_logp, A, mask, *_ = ragged()
-    for call, message in (
-            (lambda: policy_loss("gpso", logp, old_logp, A, mask),
-             "name 'gpso' is unknown; known: .*reinforce, ppo, "),
-            (lambda: token_weights(mask, "tokenmean"),
-             "reduction 'tokenmean' is unknown; known: sequence-mean, "),
-            (lambda: kl_penalty(logp, old_logp, mask, "k4"), "estimator 'k4'"),
-            (lambda: kl_penalty(logp, old_logp, mask, "k3_is"), "old_logp is missing"),
-            (lambda: mismatch_weight(logp, old_logp, mask, "token_clip", 0, 2),
-             "mode 'token_clip'.*token_")):
-        with pytest.raises(ValueError, match=message):
-            call()
+NEW, BEFORE, _, MASK, *_ = ragged()
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: policy_loss("gpso", NEW, BEFORE, BEFORE, MASK),
+     "name 'gpso' is unknown; known: .*reinforce, ppo, "),
+    (lambda: token_weights(MASK, "tokenmean"), "reduction 'tokenmean' is unknown; known: sequence"),
+    (lambda: kl_penalty(NEW, BEFORE, MASK, "k4"), "estimator 'k4'"),
+    (lambda: kl_penalty(NEW, BEFORE, MASK, "k3_is"), "old_logp is missing"),
+    (lambda: mismatch_weight(NEW, BEFORE, MASK, "token_clip", 0, 2), "mode 'token_clip'.*token_")])
+def test_unknown_names_list_the_known_ones(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -85,7 +85,7 @@ def vllm_ratio(config, mask):
 
 
 @pytest.fixture
-def printed(capsys, tmp_path):
+def printed(capsys, tmp_path, task_once):
     """printed("--flags", field=value): (the text of the export, its GRPOConfig with these fields);
     None for a config that TRL does not have."""
     def of(line, **more):

@@ -11,7 +11,7 @@ import torch
 import reference
 from ratios import (cross_entropy, gspo_token_ratio, perplexity, product_ratio, ratio_stats,
                     sequence_log_ratio, sequence_ratio, token_log_ratio, token_ratio)
-from reference import ragged
+from reference import ragged, responses
 
 FORMULAS = {  # ratio of token t of the response y, or of the response
     token_log_ratio: lambda y, t: y.log_w[t],
@@ -24,26 +24,16 @@ FORMULAS = {  # ratio of token t of the response y, or of the response
 every_ratio = pytest.mark.parametrize("ratio", FORMULAS, ids=lambda f: f.__name__)
 
 
-def batch():
-    b = ragged()
-    return b.logp, b.old_logp, b.mask
-
-
-def responses():
-    """(row, its loss tokens, the reference's response) of the batch."""
-    b = ragged()
-    for i, m in enumerate(b.mask):
-        yield i, m, reference.Response(b.logp[i][m].tolist(), b.old_logp[i][m].tolist(), [])
+LOGP, OLD, _, MASK, *_ = ragged()
 
 
 @every_ratio
 def test_every_ratio_and_its_gradient_are_the_formulas(ratio):
-    logp, old_logp, mask = batch()
-    logp.requires_grad_()
-    got = ratio(logp, old_logp, mask)
+    logp = LOGP.clone().requires_grad_()
+    got = ratio(logp, OLD, MASK)
     slopes, = torch.autograd.grad(got.sum(), logp)
-    assert (slopes[~mask] == 0).all()
-    for i, m, y in responses():
+    assert (slopes[~MASK] == 0).all()
+    for i, m, y in responses(ragged()):
         tokens = range(len(y.logp) if got.dim() == 2 else 1)
         values = got[i][m] if got.dim() == 2 else got[i:i + 1]
 
@@ -55,30 +45,20 @@ def test_every_ratio_and_its_gradient_are_the_formulas(ratio):
 
 
 def test_outside_the_mask_a_log_ratio_is_0_and_a_ratio_1():
-    logp, old_logp, mask = batch()
-    assert (token_log_ratio(logp, old_logp, mask)[~mask] == 0).all()
-    assert (token_ratio(logp, old_logp, mask)[~mask] == 1).all()
-    empty = ~mask.any(-1)
-    assert (sequence_ratio(logp, old_logp, mask)[empty] == 1).all() and empty.any()
+    outside = ~MASK
+    assert (token_log_ratio(LOGP, OLD, MASK)[outside] == 0).all()
+    assert (token_ratio(LOGP, OLD, MASK)[outside] == 1).all()
+    assert sequence_ratio(LOGP, OLD, MASK)[outside.all(-1)].tolist() == [1]
 
 
 def test_the_sequence_ratio_is_a_ratio_of_perplexities():
-    logp, old_logp, mask = batch()
-    s = sequence_ratio(logp, old_logp, mask)
-    same = dict(rtol=1e-12, atol=0)
-    torch.testing.assert_close(perplexity(old_logp, mask) / perplexity(logp, mask), s, **same)
-    delta_h = cross_entropy(old_logp, mask) - cross_entropy(logp, mask)
-    torch.testing.assert_close(delta_h.exp(), s, **same)
+    s = sequence_ratio(LOGP, OLD, MASK)
+    quotient = perplexity(OLD, MASK) / perplexity(LOGP, MASK)
+    delta_h = cross_entropy(OLD, MASK) - cross_entropy(LOGP, MASK)
+    for same in (quotient, delta_h.exp()):
+        torch.testing.assert_close(same, s, rtol=1e-12, atol=0)
     guess = torch.full((1, 5), -math.log(17.0))                         # uniform: the vocabulary
     assert perplexity(guess, torch.ones(1, 5).bool()).item() == pytest.approx(17.0)
-
-
-def test_the_papers_example_of_two_tokens_among_512():
-    log_w = torch.zeros(1, 512)
-    log_w[0, 100], log_w[0, 300] = math.log(1.9), math.log(0.4)
-    s = sequence_ratio(log_w, torch.zeros(1, 512), torch.ones(1, 512, dtype=torch.bool)).item()
-    assert s == pytest.approx(0.99946, abs=5e-6)
-    assert s < 1 - 3e-4                                                 # outside the clip range
 
 
 def test_the_sequence_ratio_steadies_with_length_and_the_product_explodes():
@@ -94,8 +74,8 @@ def test_the_sequence_ratio_steadies_with_length_and_the_product_explodes():
 
 
 def test_ratio_stats_equal_plain_statistics():
-    stats = ratio_stats(*batch())
-    rows = [y for _, _, y in responses() if y.logp]
+    stats = ratio_stats(LOGP, OLD, MASK)
+    rows = [y for _, _, y in responses(ragged()) if y.logp]
     log_w = [x for y in rows for x in y.log_w]
     for name, values in (("log_w", log_w), ("log_s", [math.log(y.s) for y in rows])):
         mean = reference.mean(values)
@@ -104,7 +84,7 @@ def test_ratio_stats_equal_plain_statistics():
         assert stats[f"{name}_var"].item() == pytest.approx(variance)
     assert stats["ratio_max"].item() == pytest.approx(math.exp(max(log_w)))
     assert (stats["tokens"].item(), stats["answers"].item()) == (len(log_w), 15)
-    downhill = [torch.full((1, 2), x) for x in (-2.0, -1.0)]            # no w reaches 1
+    downhill = torch.tensor([[-2.0, 0.0]]), torch.tensor([[-1.0, 0.0]])       # no w reaches 1
     largest = ratio_stats(*downhill, torch.tensor([[True, False]]))["ratio_max"]
     assert largest.item() == pytest.approx(math.exp(-1))
 
@@ -125,14 +105,12 @@ def test_bfloat16_cannot_hold_the_clip_range():
     assert torch.tensor([1 - 3e-4, 1 + 4e-4]).bfloat16().tolist() == [1.0, 1.0]
 
 
-def test_the_demo_shows_the_tokens_and_the_identity(capsys):
+def test_the_demo_shows_the_papers_example_and_the_identity(capsys):
+    """Two tokens among 512 move s to 0.9994641: outside GSPO's clip range, from 0.9997 on."""
     runpy.run_module("ratios", run_name="__main__")
     out = capsys.readouterr().out
     shown = [out.count(sign) - 1 for sign in "·▲▼"]                     # each once in the legend
     assert shown == [510, 1, 1] and out.count("0.9994641") == 3
-
-
-LOGP, OLD, MASK = batch()
 
 
 @pytest.mark.parametrize("call, message", [

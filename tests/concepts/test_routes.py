@@ -19,10 +19,10 @@ import models
 import rollout as plain
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.rollouts import FastRollout, cat_routes
-from rollout import left_pad
+from plumbing.speed.rollouts import cat_routes
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
                     replay_routes, router_shift, routers_of)
+from test_rollout import rolled
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, num_hidden_layers=3, num_experts=E, num_experts_per_tok=K,
@@ -78,6 +78,12 @@ def record(model, **inputs):
     return routes, logits
 
 
+def replay(model, routes, **inputs):
+    """(the routes that a forward under replay used, its logits)."""
+    with replay_routes(model, routes):
+        return record(model, **inputs)
+
+
 def hooks(model):
     return [hook for m in model.modules() for hook in (*m._forward_hooks, *m._forward_pre_hooks)]
 
@@ -104,8 +110,7 @@ def test_recorded_routes_are_the_models_own_and_replayed_change_no_logit(family)
         own = torch.stack(model(**inputs, output_router_logits=True).router_logits)  # [L, N, E]
         assert torch.equal(routes.logits.flatten(1, 2), own)
         assert torch.equal(routes.indices.flatten(1, 2), own.softmax(-1).topk(K, -1).indices)
-    with replay_routes(model, routes):
-        assert torch.equal(model(**inputs).logits, before)
+    assert torch.equal(replay(model, routes, **inputs)[1], before)
 
 
 def gates(family, z, chosen):
@@ -124,11 +129,10 @@ def test_replay_after_a_weight_change_forces_the_experts_and_computes_their_gate
     routes, _ = record(model, **inputs)
     free, natural = record(moved(model), **inputs)
     assert flip_rate(routes.indices, free.indices, inputs["attention_mask"]).min() > 0.1
-    seen = []
-    with replay_routes(model, routes), record_routes(model) as used:
-        handles = [router.register_forward_hook(lambda module, args, output: seen.append(output))
-                   for router in routers_of(model)]
-        logits = model(**inputs).logits
+    seen, outputs = [], lambda module, args, output: seen.append(output)
+    with replay_routes(model, routes):                      # and after its hooks come ours
+        handles = [router.register_forward_hook(outputs) for router in routers_of(model)]
+        used, logits = record(model, **inputs)
     for handle in handles:
         handle.remove()
     assert torch.equal(used.indices, routes.indices) and not torch.allclose(logits, natural)
@@ -165,8 +169,7 @@ def test_backward_outside_the_block_is_refused_only_with_gradient_checkpointing(
     with pytest.raises(ValueError, match="call it inside the block"):
         with replay_routes(model, routes):
             model(**inputs).logits.sum()
-    with torch.no_grad(), replay_routes(model, routes):
-        model(**inputs)
+    replay(model, routes, **inputs)
     with replay_routes(model.eval(), routes):
         model(**inputs)
 
@@ -216,17 +219,7 @@ def test_recorded_logits_carry_their_gradient():
 
 # ---------------------------------------------------------------------- micro-batches and prompts
 
-def rollout(Q=3, G=2, P=4, T=5, prefix=0):
-    generator = torch.Generator().manual_seed(7)
-    mask = torch.arange(T) < torch.tensor([5, 3, 4, 5, 2, 1])[:Q * G, None]
-    prompt_mask = torch.arange(P) >= torch.tensor([0, 1, 2])[:Q, None]
-    prompts, responses = (torch.randint(0, V, shape, generator=generator)
-                          for shape in ((Q, P), (Q * G, T)))
-    common = torch.randint(0, V, (prefix,), generator=generator).tolist()
-    prompts = [common + ids[real].tolist() for ids, real in zip(prompts, prompt_mask)]
-    never = torch.zeros(Q * G, dtype=torch.bool)
-    return FastRollout(*left_pad(prompts, 0, "cpu"), responses, mask, torch.zeros(Q * G, T), never,
-                       [""] * (Q * G), G, prefix=prefix)
+ROLLOUT = rolled(make(), G=2, T=5)               # three prompts, responses of 1 to 5 tokens
 
 
 def logp_of(model, part, share):
@@ -245,19 +238,13 @@ def scored(model, part, share, *chunks):
     return torch.cat(logps), cat_routes(routes)
 
 
-def replayed(model, routes, part, share=True):
-    with torch.no_grad(), replay_routes(model, routes), record_routes(model) as used:
-        logp_of(model, part, share)
-    return used
-
-
 both_ways = pytest.mark.parametrize("share", [True, False])
 
 
 @pytest.mark.parametrize("family", ["TinyMoE", "Mixtral", "DeepSeek-V3"])
 @both_ways
 def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
-    model, part = make(family), rollout()
+    model, part = make(family), ROLLOUT
     logp, routes = scored(model, part, share, (0, 2), (2, 6))
     whole_logp, whole = scored(model, part, share)
     assert torch.allclose(logp, whole_logp, atol=1e-5)
@@ -266,9 +253,10 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
         assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
     moved(model)
     for prompts in (slice(1, 3), slice(0, 1)):              # cut otherwise than the chunks
-        rows = slice(prompts.start * 2, prompts.stop * 2)
+        rows = slice(2 * prompts.start, 2 * prompts.stop)
         index = [prompts, rows] if share else [rows]
-        used = replayed(model, routes.rows(index), part.rows(rows.start, rows.stop), share)
+        with replay_routes(model, routes.rows(index)):
+            _, used = scored(model, part, share, (rows.start, rows.stop))
         for forced, old, index in zip(used.passes, routes.passes, index, strict=True):
             assert torch.equal(forced.indices, old.indices[:, index])
 
@@ -276,7 +264,7 @@ def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
 @pytest.mark.parametrize("family", ["TinyMoE", "Qwen3-MoE", "Mixtral"])
 @both_ways
 def test_under_replay_every_log_prob_on_unchanged_weights_is_exactly_the_old_one(family, share):
-    model, part = make(family), rollout()
+    model, part = make(family), ROLLOUT
     old_logp, routes = scored(model, part, share)
     with replay_routes(model, routes):
         logp = logp_of(model, part, share)
@@ -292,9 +280,7 @@ def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     assert routes.indices.shape == (3, 5, 9, K)
     assert (routes.indices[:, 2:, 6:] == -1).all() and (routes.logits[:, 2:, 6:] == 0).all()
     inputs = batch(5, 9, padded=False)
-    free, _ = record(model, **inputs)
-    with torch.no_grad(), replay_routes(model, routes), record_routes(model) as used:
-        model(**inputs)
+    (free, _), (used, _) = record(model, **inputs), replay(model, routes, **inputs)
     recorded = routes.indices >= 0
     assert torch.equal(used.indices[recorded], routes.indices[recorded])
     first = ~recorded[0]                         # the inputs of the first layer are the same
@@ -320,8 +306,8 @@ def test_two_forwards_are_replayed_in_order_with_a_cache():
 MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0]])
 
 
-def random_routes(seed, L=3, B=2, S=4):
-    logits = torch.randn(L, B, S, E, generator=torch.Generator().manual_seed(seed))
+def random_routes(seed, B=2):
+    logits = torch.randn(3, B, 4, E, generator=torch.Generator().manual_seed(seed))
     return logits.topk(K, -1).indices, logits
 
 
@@ -366,16 +352,13 @@ def test_load_balancing_loss_counts_the_recorded_experts_and_equals_a_loop(famil
     mask, sigmoid = batch()["attention_mask"], family in SIGMOIDS
     guessed = routes.logits.softmax(-1).topk(K).indices.sort().values
     assert sigmoid == (guessed != routes.indices.sort().values).any()
-    total, N = 0.0, int(mask.sum())
+    total, score = 0.0, (lambda x: 1 / (1 + math.exp(-x))) if sigmoid else math.exp
     for logits, indices in zip(routes.logits.double(), routes.indices):
-        share, mean = [0.0] * E, [0.0] * E
-        for b, s in mask.nonzero().tolist():
-            score = [1 / (1 + math.exp(-x)) if sigmoid else math.exp(x)
-                     for x in logits[b, s].tolist()]
-            for e in range(E):
-                share[e] += (indices[b, s] == e).sum().item() / (N * K)
-                mean[e] += score[e] / sum(score) / N
-        total += E * sum(f * p for f, p in zip(share, mean)) / len(routes.logits)
+        chosen = indices[mask.bool()].flatten().tolist()
+        scores = [[score(x) for x in row] for row in logits[mask.bool()].tolist()]
+        for e in range(E):
+            mean = sum(row[e] / sum(row) for row in scores) / len(scores)
+            total += E * chosen.count(e) / len(chosen) * mean / len(routes.logits)
     ours = balance(routes.logits, mask, routes.indices, sigmoid=sigmoid).item()
     assert ours == pytest.approx(total, rel=1e-5)
     theirs = [load_balancing_loss_func((logits.flatten(0, 1),), E, K, mask) / K
@@ -399,14 +382,6 @@ def test_parts_of_a_mini_batch_add_up_to_its_load_balancing_loss_and_gradient():
 
 # -------------------------------------------------------------------------------------- bad input
 
-def test_a_model_without_routers_is_refused():
-    dense = models.make("qwen3")
-    assert len(routers_of(make())) == 3 and not routers_of(dense)
-    for block in (record_routes(dense), replay_routes(dense, Routes())):
-        with pytest.raises(ValueError, match="Qwen3ForCausalLM has no routers"), block:
-            pass
-
-
 def altered(indices=lambda x: x, logits=lambda x: x):
     return lambda routes: Routes(Pass(indices(p.indices), logits(p.logits)) for p in routes.passes)
 
@@ -415,41 +390,71 @@ def both(change):
     return altered(change, change)
 
 
-WRONG = {
-    "fewer rows": (both(lambda x: x[:, :3]), "(4, 9, 2, 6) here, (3, 9, 2, 6) recorded"),
-    "fewer places": (both(lambda x: x[:, :, :8]), "(4, 9, 2, 6) here, (4, 8, 2, 6) recorded"),
-    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), "(9, 4, 2, 6) recorded"),
-    "fewer experts per token": (altered(lambda x: x[..., :1]), "(4, 9, 1, 6) recorded"),
-    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), "(4, 9, 2, 12) recorded"),
-    "fewer layers": (both(lambda x: x[:2]), "3 routers, but [2] are recorded"),
-    "no routes": (lambda r: Routes(), "3 routers, but [] are recorded"),
-    "not all used": (lambda r: Routes(r.passes * 2), "1 of 2 forwards"),
+def times(n):
+    return lambda routes: Routes(routes.passes * n)
+
+
+UNFIT = {  # what became of the routes, how many forwards replay them, what the line says
+    "fewer rows": (both(lambda x: x[:, :3]), 1, "(4, 9, 2, 6) here, (3, 9, 2, 6) recorded"),
+    "fewer places": (both(lambda x: x[:, :, :8]), 1, "(4, 9, 2, 6) here, (4, 8, 2, 6) recorded"),
+    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1, "(9, 4, 2, 6) recorded"),
+    "fewer experts per token": (altered(lambda x: x[..., :1]), 1, "(4, 9, 1, 6) recorded"),
+    "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1, "(4, 9, 2, 12) recorded"),
+    "fewer layers": (both(lambda x: x[:2]), 1, "3 routers, but [2] are recorded"),
+    "no routes": (times(0), 1, "3 routers, but [] are recorded"),
+    "not all used": (times(2), 1, "1 of 2 forwards"),
+    "never used": (times(1), 0, "0 of 1 forwards"),
+    "too few": (times(2), 3, "more forwards than the 2 recorded"),
 }
 
 
-@pytest.mark.parametrize("change, words", WRONG.values(), ids=WRONG)
-def test_routes_that_do_not_fit_are_refused(change, words):
+@pytest.mark.parametrize("change, forwards, words", UNFIT.values(), ids=UNFIT)
+def test_routes_that_do_not_fit_are_refused(change, forwards, words):
     model, inputs = make(), batch()
     routes = change(record(model, **inputs)[0])
     with pytest.raises(ValueError) as caught, torch.no_grad(), replay_routes(model, routes):
-        model(**inputs)
+        for _ in range(forwards):
+            model(**inputs)
     assert words in str(caught.value) and "\n" not in str(caught.value) and not hooks(model)
 
 
-def test_routes_that_are_never_used_or_too_few_are_refused():
+def test_with_gradient_checkpointing_two_forwards_are_refused():
     model, inputs = make(), batch()
-    routes, _ = record(model, **inputs)
-    two = Routes(routes.passes * 2)
-    with pytest.raises(ValueError, match="0 of 1"), replay_routes(model, routes):
-        pass
-    with pytest.raises(ValueError, match="more forwards than the 2 recorded"):
-        with torch.no_grad(), replay_routes(model, two):
-            for _ in range(3):
-                model(**inputs)
+    two = times(2)(record(model, **inputs)[0])
     checkpoint_activations(model.train())
     with pytest.raises(ValueError, match="with gradient checkpointing, record one"):
         with replay_routes(model, two):
             sum(model(**inputs).logits.sum() for _ in range(2)).backward()
+
+
+class OtherRouter(torch.nn.Module):
+    def forward(self, x):
+        return x
+
+
+def with_another_router():
+    model = make()
+    model.model.layers[1].mlp.gate = OtherRouter()
+    return model
+
+
+V2 = SIGMOID | LATENT | dict(n_group=1, topk_group=1, routed_scaling_factor=1.0,
+                             topk_method="greedy", norm_topk_prob=False)
+STRANGE = [  # a model, what it is asked for, the name of what is refused
+    (lambda: models.make("qwen3"), record, "Qwen3ForCausalLM has no routers"),
+    (lambda: models.make("qwen3"), lambda model, **inputs: replay(model, Routes(), **inputs),
+     "Qwen3ForCausalLM has no routers"),
+    (with_another_router, record, "OtherRouter is not supported"),
+    (lambda: models.make("deepseek_v2", **SHAPE | V2),       # its gates follow another rule
+     lambda model, **inputs: replay(model, record(model, **inputs)[0], **inputs),
+     "DeepseekV2TopkRouter is not supported"),
+]
+
+
+@pytest.mark.parametrize("model, act, words", STRANGE)
+def test_a_model_without_known_routers_is_refused_by_name(model, act, words):
+    with pytest.raises(ValueError, match=words):
+        act(model(), **batch())
 
 
 def test_reading_several_forwards_as_one_is_refused():
@@ -457,30 +462,10 @@ def test_reading_several_forwards_as_one_is_refused():
         with pytest.raises(ValueError, match=f"{len(routes.passes)} forwards, not one"):
             routes.indices
     routes, _ = record(make(), **batch())
-    with pytest.raises(ValueError):
-        routes.rows([slice(0, 1), slice(0, 1)])      # one pass, two row indices
-    with pytest.raises(ValueError):
-        cat_routes([routes, Routes(routes.passes * 2)])
-
-
-def test_families_whose_gates_follow_another_rule_are_refused_by_name():
-    sizes = SIGMOID | LATENT | dict(n_group=1, topk_group=1, routed_scaling_factor=1.0,
-                                    topk_method="greedy", norm_topk_prob=False)
-    model, inputs = models.make("deepseek_v2", **SHAPE | sizes), batch()
-    routes, _ = record(model, **inputs)
-    with pytest.raises(ValueError, match="DeepseekV2TopkRouter is not supported"):
-        with torch.no_grad(), replay_routes(model, routes):
-            model(**inputs)
-
-
-def test_a_router_that_returns_something_else_is_refused_by_name():
-    class OtherRouter(torch.nn.Module):
-        def forward(self, x):
-            return x
-    model = make()
-    model.model.layers[1].mlp.gate = OtherRouter()
-    with pytest.raises(ValueError, match="OtherRouter is not supported"):
-        record(model, **batch())
+    for act in (lambda: routes.rows([slice(0, 1)] * 2),      # one pass, two row indices
+                lambda: cat_routes([routes, times(2)(routes)])):
+        with pytest.raises(ValueError):
+            act()
 
 
 def test_the_worked_example_shows_flips_and_that_replay_forces_the_old_experts(capsys):
