@@ -7,9 +7,7 @@ own, and gspo.train. The page has 12 mini-batches of 4 rows in micro-batches of 
 mini-batch at once.
 """
 
-import json
 import math
-import random
 import re
 import runpy
 from pathlib import Path
@@ -22,20 +20,15 @@ import gspo
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from rollout import draw
-from tiny_run import metrics
+from tiny_run import chance, metrics, read_json
 
-Q, G, T, MINI = 6, 4, 6, 6
+Q, G, T, MINI = 6, 4, 8, 6                       # T: of tiny_run.chance
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3,
              MAX_NEW_TOKENS=T)
 FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G}
-            --steps_per_generation {MINI} --warmup_steps 10 --max_completion_length {T}
-            --learning_rate 4e-4 --eval_samples 0 --save_tokens false
-            --model_name_or_path start --dataset_name rows.jsonl --verifier share.py:reward
-            --sampler recorded.py:Recorded --output_dir run""".split()
-REWARD = '''
-def reward(response, answer):
-    return sum(character in answer for character in response) / 8
-'''
+            --steps_per_generation {MINI} --warmup_steps 10 --learning_rate 4e-4 --eval_samples 0
+            --save_tokens false --model_name_or_path start --sampler recorded.py:Recorded
+            --output_dir run """
 RECORDED = '''
 import json
 
@@ -48,7 +41,7 @@ batches = 0
 
 def uniforms(number, B):
     """Of rollout batch `number`, [B, T]."""
-    return torch.rand(B, 6, generator=torch.Generator().manual_seed(number))
+    return torch.rand(B, 8, generator=torch.Generator().manual_seed(number))
 
 
 class Recorded(Sampler):
@@ -88,18 +81,11 @@ def made(uses):
     torch.manual_seed(0)
     gspo.tiny_policy(Characters()).save_pretrained("start")
     builtin_tokenizer().save_pretrained("start")
-    Path("share.py").write_text(REWARD)
     Path("recorded.py").write_text(RECORDED)
-    numbers = random.Random(0)
-    terms = [[numbers.randint(1, 9) for _ in range(numbers.randint(2, 4))] for _ in range(40)]
-    answers = {"+".join(map(str, row)) + "=": str(sum(row)) for row in terms}
-    rows = [json.dumps(dict(prompt=prompt, answer=answer)) for prompt, answer in answers.items()]
-    Path("rows.jsonl").write_text("\n".join(rows) + "\n")
-    train.main([*FLAGS, "--num_iterations", str(uses)])
-    tokenizer = Characters()
-    prompts = [ids for line in open("prompts.jsonl") for ids in json.loads(line)]
-    problems = [(ids, answers[tokenizer.decode(ids)]) for ids in prompts]
+    train.main(f"{FLAGS} {chance()} --num_iterations {uses}".split())
+    problems = [(ids, "1") for batch in read_json("prompts.jsonl") for ids in batch]
     uniforms = runpy.run_path("recorded.py")["uniforms"]
+    reward = runpy.run_path("mine.py")["reward"]
     start, house = (load_file(f"{folder}/model.safetensors")
                     for folder in ("start", "run/checkpoints/step_2"))
     moved = distance(house, start)
@@ -108,13 +94,12 @@ def made(uses):
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
         token = lambda p, n: draw(p.log(), next(drawn))[:, None]
         with pytest.MonkeyPatch.context() as patch:
-            reward = runpy.run_path("share.py")["reward"]
             constants = SHORT | dict(NUM_ITERATIONS=uses, reward=reward) | changed
             for name, value in constants.items():
                 patch.setattr(gspo, name, value)
             patch.setattr(torch, "multinomial", token)
             policy = gspo.Qwen3MoeForCausalLM.from_pretrained("start", dtype=torch.float32)
-            gspo.train(policy, tokenizer, problems)
+            gspo.train(policy, Characters(), problems)
             policy.save_pretrained("page")
         return distance(load_file("page/model.safetensors"), house) / moved
     return run

@@ -52,13 +52,9 @@ def pair(**changes):
     return tiny, reference
 
 
-def left_padded(rows=4, width=11):
-    ids = torch.randint(1, V, (rows, width), generator=torch.Generator().manual_seed(1))
-    return ids, (torch.arange(width) >= torch.arange(rows)[:, None] * 2).long()
-
-
-IDS, MASK = left_padded()
-REAL = MASK.bool()
+IDS = torch.randint(1, V, (4, 11), generator=torch.Generator().manual_seed(1))
+REAL = torch.arange(11) >= torch.arange(4)[:, None] * 2                # left-padded
+MASK = REAL.long()
 
 
 def apart(one, other, where=REAL):
@@ -226,8 +222,8 @@ def test_all_tokens_that_end_a_response_survive_load_and_save(run, cold_start):
     saved = Path("run/checkpoints/step_1")
     assert read_json(saved / "generation_config.json")["eos_token_id"] == ends
     assert TinyMoE.from_pretrained(saved).generation_config.eos_token_id == ends
-    for line in Path("run/samples.jsonl").read_text().splitlines():
-        for sample in json.loads(line)["samples"]:
+    for batch in read_json("run/samples.jsonl"):
+        for sample in batch["samples"]:
             assert "," not in sample["response"][:-1]        # nothing follows the first comma
 
 

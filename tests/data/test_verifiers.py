@@ -147,12 +147,13 @@ HOSTILE = [
 
 def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     """Expressions that make a file when sympy parses them: all do without the guard rail, none with
-    it, and sympy still works."""
+    it; sympy still works, and files can be read (as a late import does)."""
     code = ("import sys; from sympy.parsing.sympy_parser import parse_expr\n"
             "from plumbing.data.verifiers import guard_rail; parse_expr('1+1')\n"
             "for line in sys.stdin:\n    if line == 'guard\\n': sys.addaudithook(guard_rail)\n"
             "    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
-            "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n")
+            "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n"
+            "assert open('README.md').read()\n")
     free, guarded = ([tmp_path / f"{name}{i}" for i in range(len(HOSTILE))]
                      for name in ("free", "guarded"))
     lines = [expression.format(trap) for expression, trap in zip(HOSTILE * 2, free + guarded)]

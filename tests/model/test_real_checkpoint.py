@@ -4,9 +4,7 @@
     python -m pytest tests/model/test_real_checkpoint.py -m checkpoint   # three minutes
 """
 
-import json
 import os
-import random
 import shlex
 from pathlib import Path
 
@@ -15,11 +13,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rollout as plain
+from make_max_data import make_max_data
 from make_smollm2 import FOLDER, make_smollm2
 from models import own_logits
 from plumbing.speed import fast
 from plumbing.speed.fast import sample
-from tiny_run import jsonl, metrics, python
+from tiny_run import metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is the capital of France?",              # of unequal length
@@ -135,8 +134,8 @@ def test_gspo_trains_on_word_problems_through_the_chat_template(gsm8k_run):
     folder, found = gsm8k_run
     assert [m["step"] for m in found] == [1, 2] and any(m["grad_norm"] > 0 for m in found)
     assert all(abs(m["loss"]) < 1 and m["mismatch_kl"] < 1e-5 for m in found)
-    for line in (folder / "samples.jsonl").read_text().splitlines():
-        for one in json.loads(line)["samples"]:
+    for batch in read_json(folder / "samples.jsonl"):
+        for one in batch["samples"]:
             assert one["response"] and "<|im_" not in one["response"]
 
 
@@ -155,12 +154,9 @@ def test_the_saved_checkpoint_loads_in_plain_transformers_and_generates(
 def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
     """The line format: no chat template; a newline ends an answer and is a loss token. math-verify
     is the judge."""
-    shots = "max(15,62)=62\nmax(83,40)=83\nmax(29,33)=33\nmax(71,58)=71\n"
-    pairs = [(a, b) for a in range(91) for b in range(91) if a != b]
-    jsonl(tmp_path / "max.jsonl", [{"prompt": f"{shots}max({a},{b})=", "answer": str(max(a, b))}
-                                   for a, b in random.Random(0).sample(pairs, 64)])
+    rows, _ = make_max_data(tmp_path, train_size=64, test_size=1)
     found, = train(folder, tmp_path / "run",
-                   f"--dataset_name {tmp_path}/max.jsonl --no_chat_template --stop '\\n' --steps 1 "
+                   f"--dataset_name {rows} --no_chat_template --stop '\\n' --steps 1 "
                    "--prompts_per_step 4 --max_completion_length 5 --eval_samples 0")
     assert 0.2 < found["pass_rate"] < 0.8                    # 0.49 of all pairs is usual
     assert found["truncated"] < 0.25 and found["grad_norm"] > 0

@@ -7,8 +7,6 @@ Simulated: devices, host syncs and bytes. A GPU's numbers and speed: benchmarks/
 
 import json
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,17 +14,15 @@ import pytest
 import torch
 
 from plumbing.run.arguments import ALGORITHMS
-from tiny_run import read_json
+from tiny_run import python, read_json
 
 HERE = Path(__file__).parents[1]
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="the pretended GPU needs g++")
 
 
-def started(*words, folder=None):
-    """The output of a Python script of the project, run in a folder."""
-    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+def pretended(test):
+    """A slow test on the pretended GPU."""
+    needs = pytest.mark.skipif(not shutil.which("g++"), reason="the pretended GPU needs g++")
+    return pytest.mark.slow(needs(test))
 
 
 def trained(cases, folder):
@@ -34,7 +30,7 @@ def trained(cases, folder):
     or a batch is cut, and an update waits twice. transformers' grouped product in Mixtral may."""
     script = HERE / "gpu/run_train.py"
     found = [json.loads(line) for line in
-             started(script, json.dumps(cases), folder=folder).splitlines()]
+             python(script, json.dumps(cases), cwd=folder).stdout.splitlines()]
     for run in found:
         assert (run["exit"], run["error"]) == (None, None), run["flags"]
         if "more" in run["flags"]:                           # of these the waits are not counted
@@ -48,8 +44,7 @@ def trained(cases, folder):
     return found
 
 
-@needs_compiler
-@pytest.mark.slow
+@pretended
 def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
     """A rollout waits seven times while prompts and responses are copied, once per 16 tokens."""
     first, *_ = trained([
@@ -61,8 +56,7 @@ def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path
     assert 7 < first["syncs"]["rollout"] <= 7 + 40 // 16, first["where"]["rollout"]
 
 
-@needs_compiler
-@pytest.mark.slow
+@pretended
 @pytest.mark.parametrize("bf16", ["true", "false"])
 @pytest.mark.parametrize("kind", ["", "hf"])
 def test_every_preset_runs_and_resumes(kind, bf16, tmp_path):
@@ -73,8 +67,7 @@ def test_every_preset_runs_and_resumes(kind, bf16, tmp_path):
              for name in ALGORITHMS], tmp_path)
 
 
-@needs_compiler
-@pytest.mark.slow
+@pretended
 def test_what_else_there_is_runs_and_resumes(tmp_path):
     trained([
         *(f"resume {kind} --steps 2 --output_dir {kind}{i} {flags}" for kind in ("", "hf")
@@ -95,36 +88,27 @@ def peaks(*flags):
     """The simulated peak bytes of two layers of SmolLM2 under each of these flags."""
     code = ("import simulate, json; simulate.gpu.shapes = True; print(json.dumps("
             f"[simulate.simulated({SIMULATED!r} + more, 2) for more in {flags}]))")
-    return json.loads(started("-c", code, folder=HERE.parent / "benchmarks"))
+    return json.loads(python("-c", code, cwd=HERE.parent / "benchmarks").stdout)
 
 
-@needs_compiler
-@pytest.mark.slow
+@pretended
 def test_the_simulated_memory_follows_the_flags():
     """What there is beside the state grows with the rows and shrinks with what saves memory."""
-    full, half, four, eight, checkpointed, lora, lora_half = peaks(
+    full, half, four, eight, checkpointed, lora, lora_half, one, two = peaks(
         "false", "true", "false --micro_batch_size 4", "false --micro_batch_size 8",
-        "false --gradient_checkpointing", "false --use_peft", "true --use_peft")
+        "false --gradient_checkpointing", "false --use_peft", "true --use_peft",
+        "true --micro_batch_size 1", "true --micro_batch_size 2")
     assert STATE < four < eight == full < 2 * STATE          # 8 rows are the whole mini-batch
     assert half < full and STATE < checkpointed < full
-    assert lora_half < lora < full
+    assert lora_half < lora < full and STATE < one < two < 2 * STATE
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_the_simulation_of_two_layers_holds_their_state():
-    one, two = peaks("true --micro_batch_size 1", "true --micro_batch_size 2")
-    assert STATE < one < two < 2 * STATE
-
-
-@needs_compiler
-@pytest.mark.slow
+@pretended
 def test_the_simulation_prints_the_peak_of_a_run_and_names_an_unknown_model():
     script, words = HERE.parent / "benchmarks/simulate.py", [*SIMULATED.split(), "true"]
-    said = started(script, *words, "--model_name_or_path", "HuggingFaceTB/SmolLM2-135M-Instruct")
-    assert 16 * 134.5e6 / 1e9 < float(said.split(" GB")[0]) < 8
-    unknown = subprocess.run([sys.executable, script, *words, "--model_name_or_path", "a/model"],
-                             capture_output=True, text=True)
+    said = python(script, *words, "--model_name_or_path", "HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert 16 * 134.5e6 / 1e9 < float(said.stdout.split(" GB")[0]) < 8
+    unknown = python(script, *words, "--model_name_or_path", "a/model", code=1)
     assert "a/model: not among HuggingFaceTB/SmolLM2-135M" in unknown.stderr
 
 
@@ -137,8 +121,8 @@ def test_a_run_on_a_gpu(run):
 @pytest.mark.slow
 def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path):
     file = tmp_path / "gpu.json"
-    started(HERE.parent / "benchmarks/gpu.py", "--cpu", "--json", file, "--limit", "150",
-            folder=tmp_path)
+    python(HERE.parent / "benchmarks/gpu.py", "--cpu", "--json", file, "--limit", "150",
+           cwd=tmp_path)
     found = read_json(file)
     skipped = {name for name, part in found.items() if "skipped" in part}
     assert skipped == {"versus_trl"}, found

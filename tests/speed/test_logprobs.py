@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
+import models
 import rollout as plain
-from models import SIZES, gradient, own_logp, own_scores
+from models import gradient, own_logp, own_scores
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
 from plumbing.speed.caches import has_plain_cache
@@ -108,18 +108,17 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
         family, attention):
     """Positions by rotation, by learned vectors, by ALiBi; sliding windows; experts: what cannot be
     packed must not be."""
-    torch.manual_seed(0)
-    shape = SIZES | dict(vocab_size=64, bos_token_id=1, num_local_experts=4) | FAMILIES[family]
-    del shape["head_dim"]
-    config = AutoConfig.for_model(family, **shape)
+    shape = dict(vocab_size=64, bos_token_id=1, head_dim=None)
+    model = models.make(family, **shape | FAMILIES[family])
     try:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+        model.set_attn_implementation(attention)
     except ValueError as error:
         pytest.skip(str(error)[:60])
     generator = torch.Generator().manual_seed(0)
     tokens = lambda *shape: torch.randint(1, 64, shape, generator=generator)
     common, answers = tokens(17).tolist(), tokens(12, 5)
-    prompts, able = [common + tokens(n).tolist() for n in (2, 6, 3, 5)], has_plain_cache(config)
+    prompts = [common + tokens(n).tolist() for n in (2, 6, 3, 5)]
+    able = has_plain_cache(model.config)
     assert able == (family != "gemma3_text")
     with torch.no_grad():
         alone = [torch.tensor([[*prompts[i // 3], *answer]])
@@ -129,7 +128,7 @@ def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_fami
         for prefix in {0, 17 * able}:
             rollout = FastRollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None,
                                   None, 3, prefix=prefix)
-            groups = groups_per_row(config, rollout)
+            groups = groups_per_row(model.config, rollout)
             assert groups == (0 if family in NOT_PACKED else 4)
             paths = [plain.response_hidden(model, rollout), shared_hidden(model, rollout)]
             paths += [packed_hidden(model, rollout, k) for k in (1, 2, 4) if groups]
