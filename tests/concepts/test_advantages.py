@@ -62,32 +62,22 @@ def with_others(group):
     return [(r, group[:i] + group[i + 1:]) for i, r in enumerate(group)]
 
 
-def scaled(scale):
-    return lambda rewards, G, unbiased: group_advantages(rewards, G, scale, unbiased)
-
-
-LOOPS = {
-    "group": (scaled("group"), group_loop),
-    "batch": (scaled("batch"), batch_loop),
-    "none": (scaled("none"), none_loop),
-    "mean": (scaled("mean"), mean_loop),
-    "leave_one_out": (lambda rewards, G, _: leave_one_out(rewards, G), leave_one_out_loop),
-    "leave_one_out_std": (lambda rewards, G, _: leave_one_out_std(rewards, G),
-                          leave_one_out_std_loop),
-}
+LOOPS = {  # a function, or a scale of group_advantages: its loop
+    "group": group_loop, "batch": batch_loop, "none": none_loop, "mean": mean_loop,
+    leave_one_out: leave_one_out_loop, leave_one_out_std: leave_one_out_std_loop}
 
 
 @pytest.mark.parametrize("unbiased", [False, True])
 @pytest.mark.parametrize("G", [2, 3, 4, 8])
-@pytest.mark.parametrize("name", LOOPS)
-def test_advantages_of_groups_equal_a_loop(name, G, unbiased):
-    function, loop = LOOPS[name]
-    rewards = draw(24).abs()
+@pytest.mark.parametrize("how", LOOPS)
+def test_advantages_of_groups_equal_a_loop(how, G, unbiased):
+    rewards, loop = draw(24).abs(), LOOPS[how]
     values = rewards.tolist()
-    if name == "leave_one_out_std" and G == 2:                          # one other has no std
+    if how is leave_one_out_std and G == 2:                             # one other has no std
         loop = leave_one_out_loop
     expected = [x for i in range(0, 24, G) for x in loop(values[i:i + G], values, unbiased)]
-    assert function(rewards, G, unbiased).tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+    got = how(rewards, G) if callable(how) else group_advantages(rewards, G, how, unbiased)
+    assert got.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("rewards, expected", [
@@ -161,17 +151,16 @@ def test_gdpo_equals_a_loop(unbiased):
     parts, weights, G = draw(24, 2) * torch.tensor([1.0, 50.0]), [1.0, 0.5], 4
     parts[4:8] = parts[4]                                               # equal in every part
     parts[8:12, 1] = parts[13, 0] = math.nan
-    columns = []
-    for part in parts.T.tolist():
-        groups = [part[i:i + G] for i in range(0, 24, G)]
-        present = [mean([x for x in group if not math.isnan(x)]) for group in groups]
-        groups = [[instead if math.isnan(x) else x for x in group]
-                  for group, instead in zip(groups, present)]
-        columns.append([x for group in groups for x in group_loop(group, None, unbiased)])
+
+    def filled(group):
+        known = mean([x for x in group if not math.isnan(x)])
+        return [known if math.isnan(x) else x for x in group]
+    columns = [[x for i in range(0, 24, G)
+                for x in group_loop(filled(part[i:i + G]), None, unbiased)]
+               for part in parts.T.tolist()]
     total = [sum(weight * x for weight, x in zip(weights, row)) for row in zip(*columns)]
-    expected = [(x - mean(total)) / (std(total, unbiased) + 1e-6) for x in total]
     got = gdpo(parts, weights, G, unbiased=unbiased)
-    assert got.tolist() == pytest.approx(expected, rel=1e-9)
+    assert got.tolist() == pytest.approx(group_loop(total, None, unbiased), rel=1e-9)
     assert (got[4:8] == 0).all() and (gdpo(parts[4:8], weights, G) == 0).all()
 
 
