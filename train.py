@@ -440,7 +440,7 @@ def run_on(device, settings, task):
         with checkpoints.Saver(folder, learner, progress, origin) as saver:
             if settings.resume:
                 screen.say(saver.restore())
-            recorder = Recorder(settings, folder, task, learner, progress, device, saver.step)
+            recorder = Recorder(folder, task, learner, progress, saver.step)
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
             screen.say(f"stopped after batch {step} and saved; python train.py "

@@ -66,9 +66,7 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
         if len(seen) == before:                              # 4096 draws gave no new prompt
             break
     lengths = f"{min_terms}-{max_terms}" if min_terms < max_terms else f"{max_terms}"
-    usual = (habit, slip) == (0.6, 0.005)
-    name = (f"running sum of {lengths} terms{', verbose' if verbose else ''}"
-            + ("" if usual else f", habit {habit:g}, slip {slip:g}"))
+    name = f"running sum of {lengths} terms{', verbose' if verbose else ''}"
     task = Task(name, train, test, verify, first_error=first_error, teacher=teacher,
                 sizes=(len(train),), one_width=True, bounded=True)
     task.max_completion_length = longest_answer(task)

@@ -128,7 +128,16 @@ def from_arguments(args):
     Without --max_completion_length the longest response has 256 tokens; for the built-in task as
     many as its longest answer.
     """
-    load = partial(load_task, **options_of(args))
+    template = text_or_file(args, "prompt_template")
+    template = "{prompt}" if template is None else template
+    if "{prompt}" not in template:
+        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
+                         "which is replaced by the prompt")
+    prompt, answer = args.columns or (None, None)
+    load = partial(load_task, prompt_column=prompt, answer_column=answer, verifier=args.verifier,
+                   time_limit=args.verifier_timeout, stop=args.stop, chat=args.chat_template,
+                   seed=args.seed, reward_weights=args.reward_weights,
+                   system_prompt=text_or_file(args, "system_prompt"), prompt_template=template)
     if args.dataset_name is None:
         task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
     else:
@@ -138,18 +147,3 @@ def from_arguments(args):
     task.weights(torch.zeros(1, len(task.part_names)))       # raises for a wrong number of weights
     task.max_completion_length = args.max_completion_length or task.max_completion_length
     return task
-
-
-def options_of(args):
-    """The further arguments of load_task."""
-    prompt, answer = args.columns or (None, None)
-    template = text_or_file(args, "prompt_template")
-    if template is not None and "{prompt}" not in template:
-        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
-                         "which is replaced by the prompt")
-    return dict(prompt_column=prompt, answer_column=answer,
-                verifier=args.verifier, stop=args.stop, chat=args.chat_template,
-                seed=args.seed, reward_weights=args.reward_weights,
-                time_limit=args.verifier_timeout,
-                system_prompt=text_or_file(args, "system_prompt"),
-                prompt_template="{prompt}" if template is None else template)

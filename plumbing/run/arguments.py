@@ -483,11 +483,9 @@ def going_on(given):
 def changed(before, now):
     """{name: (value before, value now)} of the settings in both that differ and change what is
     computed. More --steps are no difference, because --resume may extend a run."""
-    both = {name: (before[name], now[name]) for name in now.keys() & before.keys() - FREE}
-    differ = {name: both[name] for name in now if name in both and both[name][0] != both[name][1]}
-    if "steps" in differ and differ["steps"][1] > differ["steps"][0]:
-        del differ["steps"]
-    return differ
+    both = {name: (before[name], now[name]) for name in now if name in before.keys() - FREE}
+    return {name: (was, new) for name, (was, new) in both.items()
+            if was != new and not (name == "steps" and new > was)}
 
 
 def spelled(differ):
@@ -556,8 +554,9 @@ def boolean(text):
 
 
 class Parser(argparse.ArgumentParser):
+    """A parser that raises ValueError instead of printing the whole usage."""
+
     def error(self, message):
-        """Raise instead of printing the whole usage, as argparse does."""
         raise ValueError(message)
 
 

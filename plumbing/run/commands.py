@@ -3,12 +3,11 @@
 Nothing here imports transformers, so that --help and error messages appear immediately.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
-from plumbing.run.arguments import (Settings, as_words, config_of, flags, flags_of, given_flags,
-                                    parse, underscored)
+from plumbing.run.arguments import (Parser, Settings, as_words, config_of, flags, flags_of,
+                                    given_flags, parse, underscored)
 from plumbing.run.checks import check_conditions
 
 COMMANDS = {
@@ -48,20 +47,9 @@ def first_word(argv, description):
           f"reading {' '.join(asked.runs)} ...", flush=True)
 
 
-def quiet_parser(command, epilog=None):
-    """An argument parser that raises a ValueError of one line instead of printing its usage."""
-    parser = argparse.ArgumentParser(prog=f"eval.py {command}", allow_abbrev=False,
-                                     description=COMMANDS[command], epilog=epilog)
-
-    def refuse(message):
-        raise ValueError(f"{command}: {message}")
-    parser.error = refuse
-    return parser
-
-
 def runs_and_output(command, argv):
     """The parsed flags of the commands that draw runs: run folders and --output."""
-    parser = quiet_parser(command)
+    parser = Parser(f"eval.py {command}", description=COMMANDS[command], allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
     parser.add_argument("--output", help="output file (default: a file in the first run folder)")
     if command == "view":
@@ -73,9 +61,10 @@ def runs_and_output(command, argv):
 def sampling_parser(command):
     """The parser of a command that samples from checkpoints."""
     shared = [f"--{f.name}" for f in flags() if f.metadata.get("evaluation")]
-    parser = quiet_parser(command, "The checkpoint of a run is used with the settings of that run, "
-                          "unless they are given. Flags of train.py that also apply here: "
-                          f"{', '.join(shared)}.")
+    parser = Parser(f"eval.py {command}", description=COMMANDS[command], allow_abbrev=False,
+                    epilog="The checkpoint of a run is used with the settings of that run, unless "
+                           "they are given. Flags of train.py that also apply here: "
+                           f"{', '.join(shared)}.")
     parser.add_argument("--trust_run_code", action="store_true",
                         help="import every FILE.py:NAME that the run's config.json names")
     return parser

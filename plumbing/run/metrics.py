@@ -26,34 +26,6 @@ NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in parts
                "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
 
 
-class Clock:
-    """Measures the seconds of each phase (lap) of a rollout batch, waiting for the GPU to finish,
-    and estimates the time that is left. start: number of the last batch before this run; steps:
-    number of the last batch of this run."""
-
-    def __init__(self, device, start=0, steps=1):
-        self.device = device
-        self.start = start
-        self.steps = steps
-        self.born = time.perf_counter()
-        self.begin()
-
-    def begin(self):
-        self.laps = {}
-        self.last = time.perf_counter()
-
-    def seconds_left(self, step):
-        """Estimated seconds until the end of the run, at the end of batch `step`."""
-        return (time.perf_counter() - self.born) / (step - self.start) * (self.steps - step)
-
-    def lap(self, name):
-        if self.device.type != "cpu":
-            devices.wait(self.device)
-        now = time.perf_counter()
-        self.laps[name] = now - self.last
-        self.last = now
-
-
 def rollout_metrics(batch, task):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled, those
     of discarded groups too. A response passes if its first part is 1. NaN marks a part that a
@@ -180,21 +152,32 @@ class Recorder:
     """Records every rollout batch: a line in metrics.jsonl, a line on the screen, the first
     responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
 
-    def __init__(self, args, folder, task, learner, progress, device, start=0):
+    def __init__(self, folder, task, learner, progress, start=0):
         """progress: the run's counters, which this object updates; start: number of the last batch
         before this run."""
-        self.args = args
         self.folder = folder
         self.task = task
         self.learner = learner
+        self.settings = learner.settings
         self.progress = progress
-        self.clock = Clock(device, start, args.steps)
-        self.begin = self.clock.begin
-        self.lap = self.clock.lap
+        self.start = start
+        self.born = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
-        self.clips_s = args.row.clips_s
         if start == 0:
             self.held_out(0, progress.get("before"))
+
+    def begin(self):
+        """A rollout batch begins: measure the seconds of its phases."""
+        self.laps = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name):
+        """A phase ends, as soon as the GPU has finished its work."""
+        if self.learner.policy.device.type != "cpu":
+            devices.wait(self.learner.policy.device)
+        now = time.perf_counter()
+        self.laps[name] = now - self.last
+        self.last = now
 
     def report(self, record):
         """Give a record to the features that change it, or send it elsewhere."""
@@ -219,23 +202,23 @@ class Recorder:
 
     def log(self, step, batch, mini, new, updates, held=None):
         """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
-        args = self.args
-        learner = self.learner
+        settings = self.settings
         progress = self.progress
-        clock = self.clock
-        record = batch_record(args, step, self.task, batch, mini, new, updates,
-                              learner.features.hooks["metrics"])
-        record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
+        hooks = self.learner.features.hooks
+        record = batch_record(settings, step, self.task, batch, mini, new, updates,
+                              hooks["metrics"])
+        if settings.row.clips_s:
+            record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = collapse(record, progress["best_pass_rate"])
-        changed = learner.features.hooks["advantages"] or "kl" in batch.more     # not rewards alone
-        equal = no_signal(args, record, batch.advantages, changed)
+        changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
+        equal = no_signal(settings.advantage, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
-        progress["verifier_errors"] += sum(learner.gather([self.task.new_errors()]))
+        progress["verifier_errors"] += sum(self.learner.gather([self.task.new_errors()]))
         record |= {
-            "lr": learner.optimizer.param_groups[0]["lr"],
-            "verifier_errors": progress["verifier_errors"], **clock.laps,
-            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(clock.laps.values())}
+            "lr": self.learner.optimizer.param_groups[0]["lr"],
+            "verifier_errors": progress["verifier_errors"], **self.laps,
+            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(self.laps.values())}
         if held:
             record |= held_out_record(held["sampled"])
         if self.first:
@@ -243,7 +226,7 @@ class Recorder:
 
     def write(self, step, record, batch, mini, new):
         """Write the record, the samples and the tokens to the run's files, and print the line."""
-        args = self.args
+        settings = self.settings
         G = batch.rollout.group_size
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": batch.rewards[i * G].item()}
@@ -251,23 +234,22 @@ class Recorder:
         self.report(record)
         checkpoints.append(self.folder / "metrics.jsonl", record)
         checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})
-        if args.save_tokens:
+        if settings.save_tokens:
             group = group_record(step, mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
-        print(line(record, args.steps, self.clock.seconds_left(step), self.progress["collapsed"]),
-              flush=True)
-        if step == 1 and self.clips_s and (note := noise_note(args, record["log_s_noise"])):
+        left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
+        print(line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
+        noise = record["log_s_noise"]
+        if step == 1 and settings.row.clips_s and (note := noise_note(settings, noise)):
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
             print(equal_note(firsts[0], record), flush=True)
 
     def band_metrics(self, log_w_var, log_s_var):
-        """{"epsilon", "epsilon_over_std"} for an objective that clips s, else {}. epsilon is the
-        mean of the two ends of the clip range. epsilon_over_std is None if log s has no spread, or
-        only that of rounding."""
-        if not self.clips_s:
-            return {}
-        epsilon = (self.args.epsilon + self.args.epsilon_high) / 2
+        """{"epsilon", "epsilon_over_std"} for an objective that clips s. epsilon is the mean of the
+        two ends of the clip range. epsilon_over_std is None if log s has no spread, or only that of
+        rounding."""
+        epsilon = (self.settings.epsilon + self.settings.epsilon_high) / 2
         std = math.sqrt(log_s_var)
         measured = std > 0 and log_w_var > ROUNDING
         return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if measured else None}
@@ -306,10 +288,11 @@ def noise_note(args, noise):
                                                  "--epsilon_high)"))))
 
 
-def no_signal(args, record, advantages, changed=False):
+def no_signal(name, record, advantages, changed=False):
     """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
-    the advantages are computed from are equal. changed: features add something else to them."""
-    reads = {"rewards", "token_rewards"} & {*ADVANTAGES[args.advantage].reads}
+    the advantages are computed from are equal. name: of their row; changed: features add
+    something else to them."""
+    reads = {"rewards", "token_rewards"} & {*ADVANTAGES[name].reads}
     equal = record["reward_std"] == 0 and bool(reads) and not changed
     return equal or bool((advantages == 0).all())
 

@@ -145,8 +145,7 @@ def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
 
 @pytest.mark.parametrize("arguments, name", [
     (dict(), "running sum of 3 terms"), (dict(max_terms=9), "running sum of 3-9 terms"),
-    (dict(verbose=True), "running sum of 3 terms, verbose"),
-    (dict(slip=0.5), "running sum of 3 terms, habit 0.6, slip 0.5")])
+    (dict(verbose=True), "running sum of 3 terms, verbose")])
 def test_a_task_is_named_after_what_differs(arguments, name):
     arguments = dict(min_terms=3, max_terms=3, train_size=5, test_size=5) | arguments
     assert running_sum(**arguments).name == name

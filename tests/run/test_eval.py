@@ -127,7 +127,7 @@ REFUSED = {                                                  # the line of eval.
     "dashboard gsop": "there is no run folder gsop",
     "dashboard hollow": "has no metrics.jsonl",
     "dashboard empty": "has no complete line",
-    "dashboard": "dashboard: ",
+    "dashboard": "arguments are required: RUN",
     "pass": "pass is not a command; the commands are ask, passk, dashboard",
     "ask gspo": "required: PROMPT",
     "ask gspo 3+8= --n 0": "--n 0: it must be at least 1",
