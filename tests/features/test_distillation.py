@@ -4,9 +4,7 @@ and hints from the command line. python -m pytest -m "" tests/features/test_dist
 import copy
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,17 +15,10 @@ from advantages import distillation, estimate_advantages, group_advantages
 from features.distillation import Distillation, added
 from losses import policy_loss
 from models import own_logp as one_by_one
-from moe import TinyMoE
-from plumbing.data.running_sum import builtin_tokenizer, running_sum
-from plumbing.model.cold_start import tiny_config
-from plumbing.model.policy import own_logp
-from plumbing.run.arguments import parse
-from rollout import response_logp, sample
 from tiny_run import jsonl, read_json
 
 STUDENT = "--algorithm grpo --warmup_steps 0 "
 ALONE = "--advantage distillation "
-SMALL_MODEL = "--hidden_size 16 --num_hidden_layers 1 "
 
 
 def random_batch(B=8, T=6, seed=0):
@@ -104,58 +95,6 @@ def test_the_distillation_of_sdpo_equals_trls(drift):
     assert ours.item() == pytest.approx(theirs.item())
 
 
-# ---------------------------------------------------------------------------------------- hints
-
-def told(line, G):
-    """(the feature, a batch of three groups of G, a learner, the rollouts that it has scored, the
-    policy)."""
-    settings = replace(parse((SMALL_MODEL + line).split()), max_prompt_length=64)
-    task, tokenizer = running_sum(1, 2), builtin_tokenizer()
-    torch.manual_seed(0)
-    policy = TinyMoE(tiny_config(settings, tokenizer)).eval()
-    run = SimpleNamespace(settings=settings, task=task, tokenizer=tokenizer,
-                          most_tokens=lambda: None)
-    rollout = sample(policy, tokenizer, [p.prompt for p in task.train[:3]], G, 4)
-    scored = []
-
-    def score(rollout, scorer=None):
-        scored.append(rollout)
-        return response_logp(policy, rollout, entropy=False)
-    batch = SimpleNamespace(rollout=rollout, problems=task.train[:3], group_size=G, step=1, more={},
-                            old_logp=torch.full(rollout.mask.shape, -1.0),
-                            parts=torch.zeros(3 * G, 1))
-    return Distillation(run), batch, SimpleNamespace(score=score), scored, policy
-
-
-def test_a_hinted_rollout_is_scored_as_if_the_answer_stood_before_the_prompt():
-    feature, batch, learner, scored, policy = told(
-        f"--algorithm grpo {ALONE} --self_distillation answer", 2)
-    feature.before_updates(learner, batch, None)
-    [hinted] = scored
-    for ids, mask, problem in zip(hinted.prompt_ids, hinted.prompt_mask, batch.problems):
-        text = feature.run.tokenizer.decode(ids[mask].tolist())
-        assert text == f"{problem.answer} {problem.prompt}"
-    assert hinted.response_ids.equal(batch.rollout.response_ids)
-    assert hinted.mask.equal(batch.rollout.mask)
-    found = batch.more["teacher_logp"]
-    torch.testing.assert_close(found, own_logp(policy, hinted), atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(found, own_logp(policy, batch.rollout), atol=1e-3)
-
-
-def test_only_wrong_responses_with_a_right_sibling_are_taught():
-    feature, batch, learner, scored, _ = told("--algorithm sdpo --teacher_update_rate 0", 4)
-    batch.parts = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1])[:, None]
-    feature.before_updates(learner, batch, None)
-    A = distillation(batch.more["teacher_logp"], batch.old_logp, batch.rollout.mask)
-    assert A.ne(0).any(-1).tolist() == [False, True, True] + [False] * 9
-    [hinted] = scored
-    shown = [feature.run.tokenizer.decode(ids[mask].tolist())
-             for ids, mask in zip(hinted.prompt_ids, hinted.prompt_mask)]
-    assert shown[0] == f"{batch.rollout.texts[0]} {batch.problems[0].prompt}"
-    assert shown[1] == f" {batch.problems[1].prompt}"
-    assert hinted.response_ids.equal(batch.rollout.response_ids)
-
-
 # ------------------------------------------------------------------------- from the command line
 
 @pytest.fixture
@@ -181,9 +120,10 @@ def test_a_teacher_that_is_the_policy_gives_exactly_nothing(run, cold_start):
     "--algorithm sdpo", "--algorithm grpo --advantage distillation --self_distillation answer",
     "--algorithm grpo --distillation_coef 1 --teacher_model_name_or_path {start}"])
 def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_routes(
-        line, run, first, calls, cold_start):
+        line, run, judge, first, calls, cold_start):
     """It is another policy, mostly with another prompt, and no ratio is formed with it. Reference:
-    one response at a time."""
+    one response at a time. In the first group two are right, in the second none, then all."""
+    judge(lambda n, right, problem: n % 16 in (1, 3, *range(8, 16)))
     teachers, policies = [], []
 
     def note(self, learner, batch):
@@ -191,13 +131,25 @@ def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_rout
         teachers.append(copy.deepcopy(teacher))
         policies.append(copy.deepcopy(learner.policy))
     first(Distillation, "logp", note)
-    found, told = calls(Distillation, "logp"), calls(features.distillation, "hinted")
+    found, hints = calls(Distillation, "logp"), calls(features.distillation, "hinted")
     run(f"{line.format(start=cold_start)} --routing_replay old --steps 3 --warmup_steps 0 "
         "--learning_rate 0.003")
-    rollouts = [rollout for *_, rollout in told] or [args[2].rollout for args, *_ in found]
+    for (_, _, tokenizer, batch), _, rollout in hints:
+        told = [tokenizer.decode(ids[mask].tolist())
+                for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask)]
+        shown = [problem.answer for problem in batch.problems]
+        if "sdpo" in line:
+            shown = [batch.rollout.texts[1], "", *batch.rollout.texts[8::4]]
+            assert batch.more["taught"].nonzero().flatten().tolist() == [0, 2]
+        assert told == [f"{hint} {problem.prompt}" for hint, problem in zip(shown, batch.problems)]
+        assert rollout.response_ids.equal(batch.rollout.response_ids)
+        assert rollout.mask.equal(batch.rollout.mask)
+    rollouts = [rollout for *_, rollout in hints] or [args[2].rollout for args, *_ in found]
     apart = []
     for teacher, rollout, (args, _, logp) in zip(teachers, rollouts, found, strict=True):
-        kept = rollout.mask & args[2].more["taught"][:, None]                       # [B, T]
+        taught = args[2].more["taught"][:, None]                                    # [B, 1]
+        assert logp.where(~taught, args[2].old_logp).equal(args[2].old_logp)
+        kept = rollout.mask & taught                                                # [B, T]
         with torch.no_grad():
             want = one_by_one(teacher, rollout)                                     # [B, T]
         torch.testing.assert_close(logp[kept], want[kept], atol=1e-4, rtol=1e-4)
