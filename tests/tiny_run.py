@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 TASK = "--min_terms 1 --max_terms 2".split()
@@ -33,6 +34,11 @@ def flags(*words):
     task = [] if "--dataset_name" in words else TASK
     policy = [] if "--model_name_or_path" in words else POLICY
     return [*task, *policy, *SMALL, *words]
+
+
+def slow(*values):
+    """A case of a parametrized test that `python -m pytest` leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def chance(rule="sum(map(ord, response)) % 3 / 2", n=40):

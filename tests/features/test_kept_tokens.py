@@ -20,7 +20,7 @@ from plumbing.engines import stale
 from plumbing.speed import fast
 from plumbing.speed.rollouts import concat
 from ratios import token_ratio
-from rollout import Sampler, draw_token, response_logp, token_logp
+from rollout import Sampler, response_logp, token_logp
 from tiny_run import read_json
 
 PROMPTS = [[3, 10, 4, 11], [7, 10, 2, 10, 9, 11], [1, 11]]
@@ -126,14 +126,6 @@ def test_rollouts_with_sets_are_cut_and_joined():
     assert torch.allclose(logp[joined.mask], joined.sampler_logp[joined.mask], atol=1e-5)
     one = joined.groups(torch.tensor([2]))
     assert torch.allclose(response_logp(POLICY, one).logp, logp[4:6], atol=1e-5)
-
-
-def test_a_drawn_token_is_one_of_the_set():
-    logits = draw(50, 11).float()
-    kept = kept_tokens(logits, 0.6, 0)
-    uniforms = torch.rand(50, generator=torch.Generator().manual_seed(1))
-    token, logp = draw_token(only(logits, kept), uniforms, 1.0)
-    assert (kept == token[:, None]).any(-1).all() and logp.isfinite().all()
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from features.lora import adapters_at, add_adapters, save_policy
-from features.lora import named_adapters
+from features.lora import adapters_at, add_adapters, named_adapters
 from plumbing.model.copies import adapted_layers, merged
 from plumbing.model.halves import halve_matrices
 from features.sampler_format import sampling_copy
@@ -68,15 +67,6 @@ def test_merged_and_unmerged_weights_sample_the_same_tokens(make):
     assert torch.allclose(one.sampler_logp, two.sampler_logp, atol=1e-4)
     logp = response_logp(model, one).logp
     assert torch.allclose(logp, response_logp(plain, one).logp, atol=1e-4)
-
-
-def test_peft_reads_the_checkpoint(tmp_path):
-    peft = pytest.importorskip("peft")
-    model, _ = adapted(qwen3)
-    save_policy(model, tmp_path)
-    torch.manual_seed(1)
-    theirs = peft.PeftModel.from_pretrained(qwen3(), tmp_path)
-    assert torch.equal(theirs(input_ids=IDS).logits, model(input_ids=IDS).logits)
 
 
 def test_the_sampling_copy_rounds_weights_and_no_buffer():

@@ -40,10 +40,10 @@ def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
     """Reference: two policies, two arithmetics, four forwards, the means of a loop over tokens."""
     torch.manual_seed(0)
     settings = parse("--plain --bf16 --hidden_size 32 --num_hidden_layers 1 --num_generations 4 "
-                     "--steps_per_generation 1".split())
+                     "--steps_per_generation 1 --temperature 0.7".split())
     tokenizer = running_sum.builtin_tokenizer()
     policy = TinyMoE(tiny_config(settings, tokenizer)).eval()
-    rollout = sample(policy, tokenizer, ["1+2=", "3+4="], 4, 6)
+    rollout = sample(policy, tokenizer, ["1+2=", "3+4="], 4, 6, 0.7)
     old = copy.deepcopy(policy)
     rows = rollout.rows(0, 4)
     actor = Actor(policy, settings)
@@ -58,7 +58,7 @@ def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
 
     def log_s(model, half):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
-            logp = response_logp(model, rows, entropy=False).logp                   # [R, T]
+            logp = response_logp(model, rows, 0.7, entropy=False).logp              # [R, T]
         return [sum(float(x) for x, real in zip(line, mask) if real) / int(mask.sum())
                 for line, mask in zip(logp, rows.mask)]
     new16, old16 = log_s(policy, True), log_s(old, True)

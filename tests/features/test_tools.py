@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import train
 from losses import policy_loss
 from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
@@ -22,7 +21,7 @@ from plumbing.speed import fast
 from ratios import sequence_ratio
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from tiny_run import chance, read_json
+from tiny_run import chance, read_json, slow
 
 TOKENIZER = builtin_tokenizer("0123456789+=,. sum()")
 LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
@@ -89,28 +88,21 @@ def length_of(rollout, row):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_tools_tokens_are_read_and_are_no_loss_tokens(way):
+    """Nor does the viewer show them as such."""
     kind, response_logp = WAYS[way]
     rollout = sampled(kind, 6, 14, tool=echo)
-    inserted = 0
+    saved = token_record(1, rollout, TOKENIZER, rollout.sampler_logp, rollout.sampler_logp,
+                         torch.zeros(12), torch.zeros(12))
     for row in range(12):
         length = length_of(rollout, row)
         found = holes(spelled(TOKENIZER, rollout.response_ids[row, :length]), echo)
         assert rollout.mask[row, :length].tolist() == [not hole for hole in found]
-        inserted += sum(found)
-    assert inserted > 10
+        shown = saved["mask"][row]                           # up to the last loss token
+        assert shown == [not hole for hole in found[:len(shown)]]
+    assert sum(mask.count(0) for mask in saved["mask"]) > 10
     close(response_logp(make(), rollout).logp, rollout.sampler_logp)     # over a tool's as any
     assert (rollout.sampler_logp[~rollout.mask] == 0).all()
     assert any(echo(text[:1]) and text[1:].startswith(echo(text[:1])) for text in rollout.texts)
-
-
-def test_the_viewers_mask_is_0_where_the_tool_wrote():
-    rollout = sampled(fast.FastSampler, 6, 14, tool=echo)
-    logp, none = rollout.sampler_logp, torch.zeros(12)
-    saved = token_record(1, rollout, TOKENIZER, logp, logp, none, none)
-    for tokens, mask in zip(saved["tokens"], saved["mask"]):
-        text = "".join(token if len(token) == 1 else "$" for token in tokens)
-        assert [not own for own in mask] == holes(text, echo)
-    assert sum(mask.count(0) for mask in saved["mask"]) > 10
 
 
 @pytest.mark.parametrize("drop_every", [1, 3])
@@ -268,33 +260,18 @@ def test_lengths_in_gspos_ratio_count_the_policys_tokens_alone():
     assert torch.equal(gradient != 0, mask)
 
 
-# ------------------------------------------------------------------------------------- the script
-
-@pytest.fixture
-def small(run, cold_start):
-    """small("--flags", "folder") trains the tiny policy with a tool that is called after a comma,
-    and gives the metrics."""
-    data = chance()
-    with open("mine.py", "a") as file:
-        file.write("def tool(text):\n    return len(text) % 10 if len(text) % 3 else None\n")
-
-    def trained(line="", folder="run"):
-        return run(f"{data} --model_name_or_path {cold_start} --tool mine.py:tool --tool_stop , "
-                   f"--save_tokens --steps 2 {line}", folder=folder)
-    trained.run = run
-    return trained
-
-
-def slow(line):
-    return pytest.param(line, marks=pytest.mark.slow)
-
+# ------------------------------------------- the script; resumed, plain = fast: test_features.py
 
 @pytest.mark.parametrize("line", [
     "--algorithm ppo", "--algorithm dr_grpo --routing_replay rollout --sampler_dtype int4",
     "--top_p 0.9 --plain", slow(""), slow("--algorithm reinforce_plus_plus"),
     slow("--beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
-def test_a_run_with_a_tool_trains_with(line, small):
-    first, _ = small(line + " --eval_samples 1")
+def test_a_run_with_a_tool_trains_with(line, run, cold_start):
+    data = chance()
+    with open("mine.py", "a") as file:
+        file.write("def tool(text):\n    return len(text) % 10 if len(text) % 3 else None\n")
+    first, _ = run(f"{data} --model_name_or_path {cold_start} --tool mine.py:tool --tool_stop , "
+                   f"--save_tokens --steps 2 --eval_samples 1 {line}")
     assert first["mismatch_kl"] < (1 if "int4" in line else 1e-8)
     assert any(0 in mask for group in read_json("run/tokens.jsonl") for mask in group["mask"])
     samples = read_json("run/samples.jsonl")
@@ -302,23 +279,7 @@ def test_a_run_with_a_tool_trains_with(line, small):
     assert first["length"] < longest + 1                     # the tool's tokens are in no length
 
 
-def test_plain_and_fast_runs_agree_with_a_tool(small):
-    one, other = small("", "fast")[0], small("--plain", "plain")[0]
-    assert one["reward"] == other["reward"] and one["length"] == other["length"]
-    assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
-    assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
-
-
-def test_a_resumed_run_with_a_tool_is_the_uninterrupted_one(small, monkeypatch):
-    whole = small("", "whole")
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):      # after the first batch
-        patch.setattr(train.checkpoints, "stop_on_signals", lambda team: lambda: True)
-        small("--save_steps 1", "parts")
-    typed = "--verifier mine.py:reward --tool mine.py:tool"
-    assert small.run(f"--resume {typed}", folder="parts") == whole
-
-
-def test_a_sampler_of_ones_own_does_not_stop_for_a_tool(small):
-    words = small.run.refused("--model_name_or_path m --dataset_name d.jsonl --tool mine.py:tool "
-                              f"--sampler {stale.__file__}:Stale0")
+def test_a_sampler_of_ones_own_does_not_stop_for_a_tool(refused):
+    words = refused("--model_name_or_path m --dataset_name d.jsonl --tool mine.py:tool "
+                    f"--sampler {stale.__file__}:Stale0")
     assert "--tool mine.py:tool cannot be combined with --sampler" in words

@@ -7,7 +7,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-import train
 from models import check_ends, for_chats, gap, make
 from plumbing.data.running_sum import builtin_tokenizer
 from features import vllm_engine as engine
@@ -19,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(
 
 LINE = ("--sampler vllm --learning_rate 0.003 --algorithm grpo --warmup_steps 0 "
         "--lr_scheduler_type constant_with_warmup ")
-MOE = flags(*(LINE + "--hidden_size 128").split())
-DATA = flags(*(LINE + "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
-               "--max_completion_length 6 --max_prompt_length 16 --entropy_coef 0.1").split())
+MOE = LINE + "--hidden_size 128 "
+DATA = LINE + ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
+               "--max_completion_length 6 --max_prompt_length 16 --entropy_coef 0.1 ")
 TOKENIZER = builtin_tokenizer()
 
 
@@ -80,50 +79,58 @@ class Named:
         return dict(self.policy.named_parameters())
 
 
-def test_a_head_that_is_not_transferred_stops_the_run_in_one_line(place, monkeypatch, capfd):
+@pytest.fixture
+def stopped(run, capfd):
+    """stopped("--flags") is the one line of train.py's that a run ends with; vLLM says more."""
+    def stop(line):
+        with pytest.raises(SystemExit) as ended:
+            run(line)
+        said = capfd.readouterr().err.splitlines()
+        [line] = [line for line in said if line.startswith("train.py: ")]
+        assert ended.value.code == 2
+        return line
+    return stop
+
+
+OFF = "--sampler vllm: its log-probs differ from the policy's by"
+
+
+def test_a_head_that_is_not_transferred_stops_the_run_in_one_line(place, stopped, monkeypatch):
     monkeypatch.setattr(engine, "plain", Named)
-    with pytest.raises(SystemExit) as stop:
-        train.main([*DATA, "--steps", "3", "--output_dir", "run"])
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.py: ")]
-    assert stop.value.code == 2 and len(lines) == 1
-    assert "--sampler vllm: its log-probs differ from the policy's by" in lines[0]
+    assert OFF in stopped(DATA + "--steps 3")
 
 
-def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place):
-    train.main([*MOE, *"--steps 2 --eval_samples 1 --eval_prompts 4 --output_dir whole".split()])
-    assert all(record["mismatch_kl"] < 1e-10 for record in metrics("whole"))
-    train.main([*MOE, "--steps", "1", "--output_dir", "parts"])
-    train.main([*MOE, "--steps", "2", "--output_dir", "parts", "--resume"])
-    assert [r["reward"] for r in metrics("whole")] == [r["reward"] for r in metrics("parts")]
-    train.main([*MOE, "--steps", "2", "--output_dir", "again"])
+def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place, run):
+    whole = run(MOE + "--steps 2 --eval_samples 1 --eval_prompts 4", folder="whole")
+    assert all(record["mismatch_kl"] < 1e-10 for record in whole)
+    run(MOE, folder="parts")
+    parts = run(MOE + "--steps 2 --resume", folder="parts")
+    assert [r["reward"] for r in whole] == [r["reward"] for r in parts]
+    run(MOE + "--steps 2", folder="again")
     assert not differences("again", "parts", 2)
 
 
-def test_experts_that_stay_unpacked_stop_the_run(place, monkeypatch, capfd):
+def test_experts_that_stay_unpacked_stop_the_run(place, stopped, monkeypatch):
     """Without forget_packed_experts: if a later vLLM does not need it, this fails: it can go."""
     monkeypatch.setattr(engine, "forget_packed_experts", lambda model: None)
-    with pytest.raises(SystemExit) as stop:
-        train.main([*MOE, "--steps", "1", "--output_dir", "run"])
-    assert stop.value.code == 2 and "--sampler vllm: its log-probs differ" in capfd.readouterr().err
+    assert OFF in stopped(MOE)
 
 
-def test_adapters_are_merged_into_a_copy(place):
+def test_adapters_are_merged_into_a_copy(place, run):
     pytest.importorskip("peft")
-    train.main([*DATA, "--use_peft", "--steps", "3", "--output_dir", "run"])
-    assert all(record["mismatch_kl"] < 1e-9 for record in metrics("run"))
-    assert metrics("run")[1]["perplexity_old"] != metrics("run")[0]["perplexity_old"]
+    records = run(DATA + "--use_peft --steps 3")
+    assert all(record["mismatch_kl"] < 1e-9 for record in records)
+    assert records[1]["perplexity_old"] != records[0]["perplexity_old"]
 
 
-def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, capfd):
-    with pytest.raises(SystemExit) as stop:
-        train.main([*MOE, "--hidden_size", "96", "--steps", "1", "--output_dir", "run"])
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("train.py: ")]
-    assert stop.value.code == 2 and len(lines) == 1
-    assert "vLLM cannot sample: RuntimeError: Unsupported CPU attention" in lines[0]
+def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, stopped):
+    words = "vLLM cannot sample: RuntimeError: Unsupported CPU attention"
+    assert words in stopped(MOE + "--hidden_size 96")
 
 
-def test_two_processes_have_an_engine_each_and_draw_the_same(place):
-    python(TRAIN, *MOE, "--steps", "2", "--output_dir", "two", processes=2)
-    train.main([*MOE, "--steps", "2", "--output_dir", "one"])
-    assert [r["reward"] for r in metrics("two")] == [r["reward"] for r in metrics("one")]
-    assert all(record["mismatch_kl"] < 1e-10 for record in metrics("two"))
+def test_two_processes_have_an_engine_each_and_draw_the_same(place, run):
+    words = f"{MOE} --steps 2 --output_dir two".split()
+    python(TRAIN, *flags(*words), processes=2)
+    one, two = run(MOE + "--steps 2", folder="one"), metrics("two")
+    assert [r["reward"] for r in two] == [r["reward"] for r in one]
+    assert all(record["mismatch_kl"] < 1e-10 for record in two)

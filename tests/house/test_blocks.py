@@ -1,9 +1,8 @@
-"""Every command of every document: it runs, on two tiny models, or REASONS names why it does not.
+"""Every command of every document: it runs, on a tiny model, or REASONS names why it does not.
 python -m pytest -m slow tests/house/test_blocks.py
 
 The commands of a document run in their order, in one folder, made short: a tiny model for every
-checkpoint, few and short responses. The two models have one end token, and two, of which the
-tokenizer knows one. Their flags and files, run or not: test_documents.py.
+checkpoint, few and short responses. Their flags and files, run or not: test_documents.py.
 """
 
 import re
@@ -13,7 +12,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,9 +66,10 @@ def test_every_reason_is_needed_and_every_document_with_commands_is_read():
     assert len(RUN) >= 20 and all(line.startswith("python ") for _, line in RUN), RUN
 
 
-@pytest.fixture(params=["one end token", "two end tokens"])
-def model(request, tmp_path):
-    """The folder of a tiny model whose tokenizer knows every character of the documents."""
+@pytest.fixture
+def model(tmp_path):
+    """The folder of a tiny model with two end tokens, whose tokenizer knows every character of the
+    documents and one of the two ends."""
     tokenizer = builtin_tokenizer([*sorted({*"".join(DOCUMENTS.values())}), "<turn>"])
     split = pre_tokenizers.Split(Regex(r"<turn>|<eos>|[\s\S]"), "isolated")
     tokenizer.backend_tokenizer.pre_tokenizer = split
@@ -82,33 +81,29 @@ def model(request, tmp_path):
                          initializer_range=0.02)
     with torch.no_grad():                                    # short responses, which end in one
         policy.model.norm.weight.fill_(0.1)                  # of them
-    if request.param == "two end tokens":
-        policy.generation_config.eos_token_id = ends
+    policy.generation_config.eos_token_id = ends
     policy.save_pretrained(tmp_path / "tiny")
     tokenizer.save_pretrained(tmp_path / "tiny")
     return str(tmp_path / "tiny")
 
 
 @pytest.fixture
-def place(workplace, monkeypatch):
-    """The current folder, with the repository's own folders within reach, and a look at every
-    rollout batch that is trained on."""
+def batches(workplace, monkeypatch, first):
+    """The numbers of the rollout batches that are trained on, in the current folder, which has the
+    repository's own within reach."""
     for name in ("features", "plumbing", "experiments", "recipes", "tests", "tools"):
         Path(name).symlink_to(ROOT / name)
     monkeypatch.setattr(supervised, "MUST_PASS", 0.0)
     monkeypatch.setattr(sys, "path", [str(workplace), str(ROOT), *sys.path])
-    seen, log = SimpleNamespace(batches=0, ended=0), metrics.Recorder.log
+    seen = []
 
-    def checked(recorder, step, batch, *rest):
-        rollout, learner = batch.rollout, recorder.learner
-        ends = torch.tensor(end_tokens(learner.policy, learner.tokenizer))
-        over = torch.isin(rollout.response_ids, ends) & rollout.mask                # [B, T]
+    def check(recorder, step, batch, *rest):
+        ends = torch.tensor(end_tokens(recorder.learner.policy, recorder.learner.tokenizer))
+        over = torch.isin(batch.rollout.response_ids, ends) & batch.rollout.mask    # [B, T]
         after = over.cumsum(-1) - over.long() > 0                                   # [B, T]
-        assert not (after & rollout.mask).any(), "a token behind an end token is trained"
-        seen.batches += 1
-        seen.ended += int(over.any(-1).sum())
-        return log(recorder, step, batch, *rest)
-    monkeypatch.setattr(metrics.Recorder, "log", checked)
+        assert not (after & batch.rollout.mask).any(), "a token behind an end token is trained"
+        seen.append(step)
+    first(metrics.Recorder, "log", check)
     return seen
 
 
@@ -157,7 +152,7 @@ def run(line, model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", dict.fromkeys(document for document, _ in RUN))
-def test_the_commands_of_a_document_run(document, model, place):
+def test_the_commands_of_a_document_run(document, model, batches):
     made = ["reverse.py", "reverse.jsonl"] * (document == "docs/reading.md")
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
@@ -178,4 +173,4 @@ def test_the_commands_of_a_document_run(document, model, place):
                 assert not stop.code, f"{document}: {line}"
             for s, handler in handlers.items():
                 signal.signal(s, handler)
-    assert place.batches or not any("train.py" in line for name, line in RUN if name == document)
+    assert batches or not any("train.py" in line for name, line in RUN if name == document)

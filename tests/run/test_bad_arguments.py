@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import models
 from plumbing.parallel import processes
 from plumbing.run.arguments import ALGORITHMS, GONE, flags, parse
-from tiny_run import TRAIN, metrics, python, read_json
+from tiny_run import read_json
 
 MODEL = "--model_name_or_path m"
 DATA = f"{MODEL} --dataset_name rows.jsonl"
@@ -256,15 +256,6 @@ def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
         assert capsys.readouterr().out.splitlines().count(note) == 1
 
 
-@pytest.mark.slow
-def test_the_real_script_prints_one_line_and_exits_with_2(tmp_path):
-    """Its fast cousin: tests/run/test_first_word.py."""
-    done = python(TRAIN, "--temperature", "0", cwd=tmp_path, code=2)
-    assert done.stdout == ""
-    assert done.stderr == "train.py: --temperature 0.0 is not at least 1e-06\n"
-    assert not list(tmp_path.iterdir())
-
-
 # ------------------------------------------------------------------------------- data, models
 
 def test_a_data_file(refused):
@@ -288,11 +279,6 @@ def model(cold_start, refused):
 def config(model, **changes):
     path = model / "config.json"
     path.write_text(json.dumps(read_json(path) | changes))
-
-
-def pickled(model):
-    (model / "model.safetensors").unlink()
-    torch.save({}, model / "pytorch_model.bin")
 
 
 def without_a_weight(model):
@@ -322,7 +308,6 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     (lambda model: config(model, model_type="nonsense", auto_map=EVIL), ""),
     (lambda model: config(model, num_experts_per_tok=99), "99"),
     (lambda model: config(model, hidden_size=64), ""),
-    (pickled, "pickled weights are not read"),
     (without_a_weight, "q_proj"),
     (cut, "cannot be loaded"),
     (no_tokenizer, "no tokenizer")])
@@ -350,16 +335,6 @@ def test_a_dense_model(refused):
 
 
 # ------------------------------------------------------------------------ the folder, the machine
-
-def test_the_folder_of_a_run_of_other_flags_or_whose_successor_cannot_begin(run):
-    run(folder="mine")
-    said = run.refused("--steps 2 --seed 7 --output_dir mine --resume")
-    assert "with other flags" in said and "seed" in said and "temperature" not in said
-    assert "steps" not in said, "--resume may extend a run"
-    assert "mine holds a run: " in run.refused("--steps 2 --seed 7 --output_dir mine")
-    run.refused("--output_dir mine --overwrite_output_dir true --model_name_or_path ./gone")
-    assert len(metrics("mine")) == 1
-
 
 def test_folder_without_permission(refused, monkeypatch):
     def mkdir(self, *args, **kwargs):

@@ -16,7 +16,7 @@ from features.mismatch import bounds_of
 from features.sampler_format import format_of
 from plumbing.run.arguments import flags, parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
-from tiny_run import TINY, metrics
+from tiny_run import TINY, metrics, slow
 
 STILL = "--learning_rate 1e-12 --warmup_steps 0 --steps 2"
 ROUNDING = 2e-6                                              # of log-probs in float32
@@ -107,7 +107,7 @@ NOTHING = ("resume", "dry_run")
 
 
 @pytest.mark.parametrize("flag", [
-    flag if flag in FIRST else pytest.param(flag, marks=pytest.mark.slow)
+    flag if flag in FIRST else slow(flag)
     for flag in EFFECTS if flag not in {*NOTHING, "config"}])     # a file of other flags
 def test_a_flag_alone(flag, run, home, monkeypatch):  # noqa: F811
     both, *values, _ = EFFECTS[flag]

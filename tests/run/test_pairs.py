@@ -21,7 +21,7 @@ import models
 import pair_runs
 from plumbing.run.arguments import ALGORITHMS, parse
 from plumbing.run import metrics as run_metrics
-from tiny_run import TINY, differences, metrics, python, read_json
+from tiny_run import TINY, differences, metrics, python, read_json, slow
 
 # Rounding must not decide anything: with seed 0 another expert is chosen in one update of number 71
 # (with all experts its runs are equal), with seed 1 a gradient of number 7 is almost 0.
@@ -134,7 +134,7 @@ def by_two(home, found):
 
 
 @pytest.mark.parametrize("n", [
-    n if n < DEFAULT else pytest.param(n, marks=pytest.mark.slow) for n in range(ALL)])
+    n if n < DEFAULT else slow(n) for n in range(ALL)])
 def test_another_way_to_run_it_changes_nothing(n, home, found, workplace, monkeypatch, request):
     choice, one, other = found(n), Path(f"one{n}"), Path(f"other{n}")
     monkeypatch.chdir(home)

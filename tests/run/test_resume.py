@@ -4,7 +4,6 @@ signal, a full disk or an error. python -m pytest tests/run/test_resume.py"""
 
 import errno
 import itertools
-import json
 import math
 import os
 import random
@@ -21,7 +20,7 @@ import torch
 
 import train
 from plumbing.run import checkpoints, folder
-from tiny_run import differences, flags, metrics, python, read_json, state
+from tiny_run import differences, flags, metrics, python, read_json, slow, state
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ MORE_STATES = [
 
 
 @pytest.mark.parametrize("more", [
-    *STATES, *(pytest.param(more, marks=pytest.mark.slow) for more in MORE_STATES)])
+    *STATES, *map(slow, MORE_STATES)])
 def test_resumed_run_equals_uninterrupted(more, killed, as_whole):
     """Killed one batch after the checkpoint of batch 2."""
     line = f"--steps 4 --save_steps 2 {more}"
@@ -67,12 +66,14 @@ def test_resumes_from_any_batch_and_any_number_of_times(killed, as_whole):
 
 
 def test_killed_before_the_first_checkpoint(killed, as_whole, capsys):
-    """It starts again, and its record is kept."""
+    """It starts again, and its record is kept; also the second time."""
     killed(2, "--steps 4")
     before = [Path("run", name).read_bytes() for name in checkpoints.RECORDS]
+    killed(1, "--resume")
     as_whole()
-    assert ("no checkpoint yet: starts again at batch 1; the record so far is kept in "
-            "run/stopped-1\n") in capsys.readouterr().out
+    said = re.findall("no checkpoint yet: starts again at batch 1; the record so far is kept in "
+                      "run/(.*)\n", capsys.readouterr().out)
+    assert said == ["stopped-1", "stopped-2"]
     assert [Path("run/stopped-1", name).read_bytes() for name in checkpoints.RECORDS] == before
 
 
@@ -145,23 +146,8 @@ def test_finished_run_resumed_only_reports_again(run, capsys):
 FLAGS = "--save_steps 2 --temperature 0.9 --stop ,, --algorithm sapo --reduction token-mean"
 
 
-@pytest.fixture
-def config(run):
-    """A folder "run" with one of four batches of FLAGS, and its config.json: change(part, …)."""
-    run(FLAGS)
-    file = Path("run/config.json")
-
-    def change(part, **changes):
-        kept = read_json(file)
-        kept[part] |= changes
-        kept[part] = {k: v for k, v in kept[part].items() if v is not None or k not in changes}
-        file.write_text(json.dumps(kept))
-    for part in ("arguments", "given"):
-        change(part, steps=4)
-    return change
-
-
-def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(config, run):
+def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(killed, run):
+    killed(3, f"--steps 4 {FLAGS}")
     for given, words in {
             "--temperature 0.8": "temperature was 0.9, now 0.8",
             "--seed 1": "seed was 0, now 1",
@@ -173,12 +159,6 @@ def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(config, r
     kept = read_json("run/config.json")
     assert kept["given"]["save_steps"] == kept["arguments"]["save_steps"] == 1
     assert len(metrics("run")) == 4
-
-
-def test_a_run_with_a_flag_that_is_gone_is_refused(config, run):
-    config("given", use_cpu=True)
-    assert ("--resume: run/config.json: --use_cpu is gone: write --device cpu"
-            ) in run.refused("--output_dir run --resume")
 
 
 # ------------------------------------------------------------------------------- signals
@@ -326,12 +306,15 @@ def test_an_error_after_the_first_batch_saves_it_first(owner, name, fault, run, 
     as_whole()
 
 
-def test_an_error_between_two_updates_says_what_the_checkpoint_holds(run, first):
+def test_an_error_between_two_updates_says_what_the_checkpoint_holds(run, first, capsys):
     calls = itertools.count(1)
     bad = raising(ValueError("bad"))
     first(train, "update", lambda *args: next(calls) == 4 and bad())
-    err = run.refused("--steps 3 --output_dir run", begun=True)
+    with pytest.raises(SystemExit):
+        run("--steps 3")
+    out, err = capsys.readouterr()
     assert err == "train.py: bad\n" and os.listdir("run/checkpoints") == ["step_1"]
+    assert "was saved, with the updates that this batch had made; --resume continues" in out
     assert [record["step"] for record in run("--resume")] == [1, 2, 3]
 
 
@@ -364,6 +347,22 @@ def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, r
 
 
 # ------------------------------------------------------------------------------- checkpoints
+
+@pytest.mark.parametrize("steps, every, saved, width, words", [
+    (40, 10, None, 10, "about 0.0012 MB: every 10 rollout batches, the first after batch 10"),
+    (40, 10, "step_20", 10, "every 10 rollout batches, the first after batch 30"),
+    (40, 10, "step_25", 10, "every 10 rollout batches, the first after batch 30"),
+    (40, 0, None, 10, "MB: the first after batch 40"),
+    (40, 50, None, 10, "MB: the first after batch 40"),
+    (40, 40, None, 5000, "about 0.3 GB: the first after batch 40")])
+def test_the_plan_of_the_checkpoints(steps, every, saved, width, words):
+    """Weights and two moments of each, in float32."""
+    model = torch.nn.Linear(width, width, bias=False, device="meta")
+    learner = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), 1), policy=model,
+                              actor=model, features=SimpleNamespace(state_dict=dict))
+    settings = SimpleNamespace(steps=steps, save_steps=every)
+    assert checkpoints.plan(settings, learner, saved and Path(saved)).endswith(words)
+
 
 @pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
 def test_old_checkpoints_are_pruned(keep, left, run, monkeypatch):

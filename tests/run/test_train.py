@@ -23,7 +23,7 @@ from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
 from plumbing.run.arguments import ALGORITHMS, flags
 from rollout import sample
-from tiny_run import TINY, TRAIN, differences, metrics, python, read_json
+from tiny_run import TINY, TRAIN, differences, metrics, python, read_json, slow
 
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
     variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
@@ -37,7 +37,7 @@ def weights(run, step=1):
 
 # ------------------------------------------------------------------------------- the real script
 
-@pytest.mark.parametrize("start", ["main", pytest.param("script", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("start", ["main", slow("script")])
 def test_script_from_prompt_to_summary(start, workplace, capfd):
     argv = [*TINY, *"--steps 2 --eval_samples 2 --eval_prompts 8".split()]
     if start == "script":
@@ -231,6 +231,7 @@ def test_a_named_folder_with_a_run_is_replaced_only_if_told(run):
     run("--steps 2 --save_steps 1")
     said = run.refused("--steps 1 --save_steps 1 --output_dir run")
     assert "holds a run: use --resume" in said
+    run.refused("--output_dir run --overwrite_output_dir --model_name_or_path ./gone")
     records = run("--overwrite_output_dir true")
     assert [record["step"] for record in records] == [1]
     assert os.listdir("run/checkpoints") == ["step_1"]

@@ -17,7 +17,7 @@ import train
 from models import saved
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
-from tiny_run import jsonl
+from tiny_run import jsonl, slow
 from tools import export
 from tools.trl import batch_rows
 
@@ -77,10 +77,6 @@ def work(tmp_path, monkeypatch):
                          for a in range(4) for b in range(4)])
     Path("mine.py").write_text(MINE)
     saved("model", "qwen2", num_hidden_layers=1)
-
-
-def slow(form):
-    return pytest.param(form, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("form", [

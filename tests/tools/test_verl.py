@@ -373,7 +373,7 @@ def apply_kl_penalty(verl):
 def test_advantages_with_the_kl_in_the_reward_and_without_are_verls(
         verl, printed, apply_kl_penalty, advantage, scale, lam, beta):
     """But for the deviation, which is unbiased there. Only the advantage "group" reads
-    --scale_rewards. verl's critic is another; its gae is whitened and skips what a tool inserted."""
+    --scale_rewards. verl's critic is another; its gae whitens and skips what a tool inserted."""
     rng = torch.Generator().manual_seed(1)
     mask = torch.arange(T) < torch.tensor([10, 3, 9, 8, 1, 7, 10, 5, 8, 6, 2, 6])[:, None]  # [B, T]
     if advantage == "gae":                                   # no row is empty: verl knows none
