@@ -1,17 +1,15 @@
 """What rounding does to log s, measured in the first rollout batch of a run in 16 bits.
 python -m pytest tests/features/test_rounding.py"""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import models
 from features.rounding import Rounding
-from moe import TinyMoE
-from plumbing.data import running_sum
+from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import Actor
-from plumbing.model.cold_start import tiny_config
 from plumbing.run.arguments import parse
 from rollout import response_logp, sample
 
@@ -38,13 +36,10 @@ def test_no_note_where_rounding_removes_nothing(flags, run, capsys):
 
 def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
     """Reference: two policies, two arithmetics, four forwards, the means of a loop over tokens."""
-    torch.manual_seed(0)
-    settings = parse("--plain --bf16 --hidden_size 32 --num_hidden_layers 1 --num_generations 4 "
-                     "--steps_per_generation 1 --temperature 0.7".split())
-    tokenizer = running_sum.builtin_tokenizer()
-    policy = TinyMoE(tiny_config(settings, tokenizer)).eval()
-    rollout = sample(policy, tokenizer, ["1+2=", "3+4="], 4, 6, 0.7)
-    old = copy.deepcopy(policy)
+    settings = parse("--plain --bf16 --num_generations 4 --steps_per_generation 1 "
+                     "--temperature 0.7".split())
+    old, policy = (models.make("tiny_moe", num_hidden_layers=1) for _ in range(2))
+    rollout = sample(policy, builtin_tokenizer(), ["1+2=", "3+4="], 4, 6, 0.7)
     rows = rollout.rows(0, 4)
     actor = Actor(policy, settings)
     rounding = Rounding(SimpleNamespace(settings=settings, actor=actor))

@@ -39,34 +39,32 @@ def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
         assert one == other
 
 
-def test_history_resampling_drops_solved_prompts_and_keeps_the_others():
-    stream = Stages([12], resample=True)
-    epoch = stream.next(12)
-    stream.record(torch.tensor([i in (1, 4, 7) for i in epoch]))
-    epoch = stream.next(9)
-    assert sorted(epoch) == [0, 2, 3, 5, 6, 8, 9, 10, 11]    # mixed and all-wrong ones stay
-    stream.record(torch.tensor([i == 0 for i in epoch]))
-    assert sorted(stream.next(8)) == [2, 3, 5, 6, 8, 9, 10, 11]      # what has left stays away
+SOLVED = {1, 4, 7}
+LEFT = [0, 2, 3, 5, 6, 8, 9, 10, 11]                         # mixed and all-wrong ones stay
 
 
-@pytest.mark.parametrize("resample, before, after", [
-    (False, [], True),                                       # solved prompts stay
-    (True, [2], False)])                                     # solved once and failed later
-def test_prompts_that_stay(resample, before, after):
-    stream = Stages([5], resample=resample)
-    stream.solved = set(before)
-    stream.next(5)
-    stream.record(torch.tensor([after] * 5 * resample))
-    assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
-
-
-def test_when_everything_is_solved_resampling_starts_again_and_says_so():
+@pytest.mark.parametrize("size, resample, epochs, left", [
+    (12, True, [(12, SOLVED)], LEFT),
+    (12, True, [(12, SOLVED), (9, {0})], LEFT[1:]),          # what has left stays away
+    (12, True, [(12, set(range(12)))], [*range(12)]),        # all solved: starts again
+    (12, False, [(12, SOLVED)], [*range(12)])])
+def test_history_resampling_drops_solved_prompts_and_keeps_the_others(size, resample, epochs, left):
+    """epochs: how many are drawn, and which of them are solved."""
     said = []
-    stream = Stages([4], resample=True, say=said.append)
-    stream.next(4)
-    stream.record(torch.ones(4))
-    assert sorted(stream.next(4)) == [0, 1, 2, 3]
-    assert len(said) == 1 and "starts again with all" in said[0]
+    stream = Stages([size], resample=resample, say=said.append)
+    for count, solved in epochs:
+        drawn = stream.next(count)
+        stream.record(torch.tensor([i in solved for i in drawn])[:len(stream.drawn)])
+    assert sorted(stream.next(len(left))) == left
+    assert ["starts again with all" in line for line in said] == [True] * (len(epochs[0][1]) == 12)
+
+
+def test_a_prompt_that_was_solved_once_and_fails_later_stays():
+    stream = Stages([5], resample=True)
+    stream.solved = {2}
+    stream.next(5)
+    stream.record(torch.tensor([False] * 5))
+    assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
 
 
 def test_the_second_source_joins_after_so_many_batches():
@@ -121,16 +119,19 @@ def another_start(workplace, monkeypatch):
     return "--cold_start_steps 3 "
 
 
-def test_two_joined_tasks_keep_their_sources_and_their_verifiers(tmp_path):
-    x, y = (jsonl(tmp_path / f"{name}.jsonl",
-                  [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)]) for name in "xy")
-    (tmp_path / "mine.py").write_text("def always(response, answer):\n    return 0.5\n")
-    first = load_task(x, verifier="exact", stop=("\n",))
-    second = load_task(y, verifier=f"{tmp_path}/mine.py:always", stop=("\n", "y"))
+def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
+    Path("mine.py").write_text("def long(completions, prompts):\n"
+                               "    return [len(p) for p in prompts]\n")
+    for name in ("x", "yy"):
+        jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
+    first = load_task("x.jsonl", verifier="exact", stop=("\n",))
+    second = load_task("yy.jsonl", verifier="mine.py:long", stop=("\n", "y"))
     task = join(first, second)
     assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
-    assert [p.prompt[0] for p in task.train] == ["x"] * 9 + ["y"] * 9
-    assert [task.verify("a", p) for p in task.train] == [1.0] * 9 + [0.5] * 9
+    assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
+    assert [task.verify("a", p) for p in task.train] == [1] * 9 + [3] * 9
+    problems = [task.train[0], task.train[-1], task.train[1]]
+    assert task.judge(["a", "", "b"], problems).tolist() == [[1], [3], [0]]
     first.verifiers[0].errors["timeout"] += 1
     second.verifiers[0].errors["timeout"] += 2
     assert task.verifier_errors == {"timeout": 3}
@@ -166,19 +167,6 @@ def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workpl
         two_sources("--reward_weights 1")
     for verifier in task.verifiers + weighted.verifiers:
         verifier.close()
-
-
-def test_two_sources_judge_their_own_answers(workplace):
-    Path("mine.py").write_text("def one(completions):\n    return [1] * len(completions)\n"
-                               "def long(completions, prompts):\n"
-                               "    return [len(p) for p in prompts]\n")
-    first, other = (load_task(jsonl(f"{name}.jsonl", [{"prompt": f"{i}{name}=", "answer": "0"}
-                                                      for i in range(20)]),
-                              verifier=f"mine.py:{name}") for name in ("one", "long"))
-    both = join(first, other)
-    problems = [both.train[0], both.train[-1], both.train[1]]
-    length = len(problems[1].prompt)
-    assert both.judge(["", "", ""], problems).tolist() == [[1], [length], [1]]
 
 
 @pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])
