@@ -358,8 +358,7 @@ def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, r
 def test_the_plan_of_the_checkpoints(steps, every, saved, width, words):
     """Weights and two moments of each, in float32."""
     model = torch.nn.Linear(width, width, bias=False, device="meta")
-    learner = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), 1), policy=model,
-                              actor=model, features=SimpleNamespace(state_dict=dict))
+    learner = SimpleNamespace(actor=model, features=SimpleNamespace(state_dict=dict))
     settings = SimpleNamespace(steps=steps, save_steps=every)
     assert checkpoints.plan(settings, learner, saved and Path(saved)).endswith(words)
 

@@ -2,13 +2,14 @@
 the spread of log s, a collapse, a reference that never moves, progress through a pipe.
 python -m pytest tests/run/test_screen.py"""
 
+import itertools
 import math
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import eval
 from plumbing.data.datafiles import Problem
@@ -107,22 +108,26 @@ def test_the_line_of_a_batch():
                   log_s_var=2e-10, flip_rate=0.0125, perplexity_new=1.0625, entropy=0.3,
                   grad_norm=0.125, seconds_rollout=0.5, seconds_logp=0.25, seconds_update=2.0,
                   skipped=3, overflows=1)
-    assert records_of.line(record, 40, 61.6, 0.9) == (
+    assert records_of.line(record, 40, 61.6, "") == (
         "batch  3/40  reward 1.25  (right .50  short .75)  pass .50  dead .00  len   7.2  "
         "clip .75 (low .25 high .50)  var log w 1.5e-3 log s 2.0e-10  flips  1.2%  ppl 1.062  "
         "|g| .12  2.8 s  62 s left  2 bad update(s) skipped")
     empty = record | dict(reward_parts={"right": 0.5}, flip_rate=None, perplexity_new=None,
                           skipped=1)
-    said = records_of.line(empty, 9, 0, 0.9)
+    said = records_of.line(empty, 9, 0, "")
     assert said.startswith("batch 3/9  reward 1.25  pass")
     assert said.endswith("2.0e-10  |g| .12  2.8 s  0 s left")
 
 
-def test_the_seconds_that_are_left_are_those_of_the_batches_of_this_run(monkeypatch):
-    now = iter((0.0, 0.0, 6.0))
-    monkeypatch.setattr(records_of.time, "perf_counter", lambda: next(now))
-    clock = records_of.Clock(torch.device("cpu"), start=2, steps=10)
-    assert clock.seconds_left(4) == 6 / 2 * 6
+def test_the_seconds_that_are_left_are_those_of_the_batches_of_this_run(run, monkeypatch, capsys):
+    """A clock that ticks at every look: five of a batch."""
+    run()
+    capsys.readouterr()
+    ticks = itertools.count()
+    monkeypatch.setattr(records_of, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    run("--resume --steps 4")
+    left = re.findall(r"(\d+) s left", capsys.readouterr().out)
+    assert left == [str(5 * 2), str(10 // 2), "0"]
 
 
 @pytest.mark.parametrize("every, said", [(2, True), (3, True), (1, False)])
