@@ -7,7 +7,7 @@ A function with a parameter `completions` or `completion_ids` is such a function
 
 One call gets all responses of this process's share of the rollout batch, always whole groups. It
 can therefore compare the responses of a group or send many responses to a judge model at a time. It
-runs in the training process, without a time limit unless --verifier_timeout sets one. Functions
+runs in the training process, without a time limit: the client of a judge model has one. Functions
 that judge one response at a time, in a separate process, are in verifiers.py.
 """
 
@@ -16,7 +16,6 @@ import asyncio
 import inspect
 import math
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 
@@ -66,15 +65,13 @@ class RewardFunction:
     Without **kwargs it gets only those that it names. It may be async. It returns one part of the
     reward: B numbers, with None (or NaN) for a response that does not have this part.
 
-    scores() raises ValueError, which ends the run, if the function raises, returns something else,
-    or takes longer than time_limit seconds (None: no limit).
+    scores() raises ValueError, which ends the run, if the function raises or returns anything else.
     """
 
     whole = True
 
-    def __init__(self, kind, time_limit=None, columns=()):
+    def __init__(self, kind, columns=()):
         self.kind = kind
-        self.time_limit = time_limit
         self.name = kind.rpartition(":")[2]
         self.names = [self.name]
         self.errors = Counter()
@@ -99,10 +96,9 @@ class RewardFunction:
     @property
     def note(self):
         """A line for the start of the run: what is different from a verifier of one response."""
-        limit = f"{self.time_limit:g} s" if self.time_limit else "no time limit"
         return (f"verifier {self.kind} takes whole batches, as TRL's reward functions do (it has a "
-                f"parameter completions or completion_ids): it runs in this process, with {limit} "
-                "per batch, and an error in it ends the run")
+                f"parameter completions or completion_ids): it runs in this process, with no time "
+                "limit, and an error in it ends the run")
 
     def scores(self, texts, problems, rows, ids=None):
         """The rewards of B texts as a list of floats, with NaN for None. rows: the data rows of the
@@ -116,14 +112,12 @@ class RewardFunction:
         given |= {name: [row.get(name) for row in rows] for name in self.columns}
         given = {name: x for name, x in given.items() if self.takes_all or name in self.takes}
         try:
-            rewards = within(self.time_limit, self.call, given)
+            rewards = self.function(**given)
+            if inspect.isawaitable(rewards):
+                rewards = asyncio.run(wait_for(rewards))
         except Exception as error:                           # whatever the user's function raises
             raise ValueError(f"verifier {self.kind} {one_line(error)}") from error
         return self.checked(rewards, len(texts))
-
-    def call(self, given):
-        rewards = self.function(**given)
-        return asyncio.run(wait_for(rewards)) if inspect.isawaitable(rewards) else rewards
 
     def checked(self, rewards, n):
         try:
@@ -180,35 +174,10 @@ def answer_ids(tokenizer, problem):
     return [*ids, tokenizer.eos_token_id]
 
 
-def within(limit, call, *arguments):
-    """Return call(*arguments); raise TimeoutError after `limit` seconds. The thread then continues
-    until this process ends, because Python cannot stop a function from outside."""
-    if limit is None:
-        return call(*arguments)
-    outcome = []
-
-    def run():
-        try:
-            outcome.append((call(*arguments), None))
-        except BaseException as error:
-            outcome.append((None, error))
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(limit)
-    if not outcome:
-        raise TimeoutError(f"took longer than --verifier_timeout {limit:g} s for a batch")
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
-
-
 async def wait_for(awaitable):
     return await awaitable
 
 
 def one_line(error):
     """The error that a user's function raised, in one line."""
-    if isinstance(error, TimeoutError) and "--verifier_timeout" in str(error):
-        return str(error)
     return f"raised {type(error).__name__}: {error}".splitlines()[0][:200]

@@ -49,9 +49,6 @@ class PromptStream:
                 "position": self.position}
 
     def load_state_dict(self, state):
-        if (state["sizes"], state["seed"]) != (self.sizes, self.seed):
-            raise ValueError(f"the saved data position is of sizes {state['sizes']}, seed "
-                             f"{state['seed']}; this task has sizes {self.sizes}, seed {self.seed}")
         self.epoch = state["epoch"]
         self.position = state["position"]
         self.shuffle()

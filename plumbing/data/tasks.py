@@ -32,9 +32,8 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
     without one: math. For reasoning_gym its own verifier is always the first. time_limit: seconds
-    per response, or per batch for a reward function of a whole batch; None: 3 seconds per response,
-    no limit per batch. The task's `notes` list the rows that were left out. Raises ValueError or
-    FileNotFoundError.
+    per response, None: 3; a reward function of a whole batch has none. The task's `notes` list the
+    rows that were left out. Raises ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
     if dataset_name.startswith("reasoning_gym:"):
@@ -43,7 +42,7 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
                                                answer_column, size, seed)
     columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
-    verifiers = tuple(RewardFunction(kind, time_limit, columns) if is_whole_batch(kind)
+    verifiers = tuple(RewardFunction(kind, columns) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
     single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
     first = train[:8]
@@ -142,6 +141,9 @@ def from_arguments(args):
         task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
     else:
         task = load(args.dataset_name, args.test_dataset_name)
+        if args.verifier_timeout and all(v.whole for v in task.verifiers):
+            raise ValueError(f"--verifier_timeout {args.verifier_timeout:g} has no effect on a "
+                             "function of a whole batch: set a limit in the function")
     for feature in args.features:
         task = feature.task(args, task, load)
     task.weights(torch.zeros(1, len(task.part_names)))       # raises for a wrong number of weights

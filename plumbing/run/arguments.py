@@ -147,8 +147,7 @@ class Core:
                                also="reward reward_fn reward_func reward_funcs reward_function "
                                     "reward_model")
     verifier_timeout: float | None = flag(
-        None, "time limit of a verifier in seconds, per response; for a function of a whole "
-              "batch, per batch", unset="3 per response, no limit per batch", above=0,
+        None, "time limit in seconds of a verifier that judges one response", unset="3", above=0,
         needs=OWN_DATA, evaluation="kept")
     reward_weights: list[float] = flag([], "weights of the parts of the reward, in their order",
                                        unset="1 each", needs=OWN_DATA, evaluation="kept")

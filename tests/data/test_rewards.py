@@ -256,7 +256,7 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, ki
 
 BATCH = ("def reward(completions):\n    if len(completions) == 8:\n        return [1] * 8\n"
          "    return {}\n")                                  # the start's trial of 8 answers passes
-SLEEPS = "import time\ndef reward({}):\n    time.sleep(5)\n    return 1.0\n"
+SLEEPS = "import time\ndef reward(response, answer):\n    time.sleep(5)\n    return 1.0\n"
 BEFORE = [                                                   # what mine.py holds, flags, the line
     ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
      "mine.py:reward: raised IndexError.*each of the first 8 reference answers"),
@@ -270,9 +270,9 @@ BEFORE = [                                                   # what mine.py hold
      "answer, largest"),
     ("import nowhere_at_all\ndef reward(completions):\n    return 0\n", "",
      "does not load: raised ModuleNotFoundError"),
-    (SLEEPS.format("completions"), "--verifier_timeout 0.2",
-     "mine.py:reward took longer than --verifier_timeout 0.2 s"),
-    (SLEEPS.format("response, answer"), "--verifier_timeout 0.05",
+    ("def reward(completions):\n    return 0\n", "--verifier_timeout 5",
+     "--verifier_timeout 5 has no effect on a function of a whole batch"),
+    (SLEEPS, "--verifier_timeout 0.05",
      "took longer than 0.05 s.*each of the first 8 reference answers.*--verifier_timeout"),
 ]
 BEGUN = [
