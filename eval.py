@@ -1,7 +1,8 @@
-"""Evaluation: pass@1 and pass@k of any policy, and a run in pictures.
+"""Evaluation: pass@1 and pass@k of any policy, the papers' claims, and a run in pictures.
 
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k of one checkpoint, or compare two
     python eval.py ask DIR 'PROMPT' [--answer A]          responses to a prompt of your own
+    python eval.py claims [NAME …] [--judge]              the verdicts on the papers' claims
     python eval.py dashboard runs/gspo [runs/grpo …]      the curves of a run or several, as a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
@@ -22,6 +23,7 @@ if __name__ == "__main__":
 
 import json
 import math
+import subprocess
 from pathlib import Path
 
 import torch
@@ -236,6 +238,11 @@ def show(title, scores, sign=""):
         print(f"  {key:12} {with_limits(value, sign)}")
 
 
+def claims(words):
+    script = Path(__file__).parent / "experiments/run.py"
+    raise SystemExit(subprocess.run([sys.executable, script, *words]).returncode)
+
+
 def dashboard(asked):
     from tools import dashboard as pictures, style      # here: training does not need tools/
     page = asked.output or Path(asked.runs[0]) / "dashboard.png"
@@ -250,7 +257,7 @@ def view(asked):
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 
-COMMANDS = {"ask": ask, "passk": passk, "dashboard": dashboard, "view": view}
+COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard, "view": view}
 
 
 def main(argv=None):

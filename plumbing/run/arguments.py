@@ -436,11 +436,11 @@ def given_flags(argv):
     """{flag: value} of what stands on the command line."""
     given, unknown = make_parser().parse_known_args(underscored(argv))
     for word in unknown:
-        name = word.split("=")[0].removeprefix("--")
+        name = word.split("=")[0].lstrip("-")
         if name in GONE:
             raise ValueError(f"--{name} is gone: {GONE[name]}")
-        raise ValueError(f"unknown argument {word}{near_flag(name)}; train.py --help lists all "
-                         "flags")
+        hint = near_flag(name) if word.startswith("-") else ", which belongs to no flag"
+        raise ValueError(f"unknown argument {word}{hint}; train.py --help lists all flags")
     return vars(given)
 
 

@@ -13,6 +13,7 @@ from plumbing.run.checks import check_conditions
 COMMANDS = {
     "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",
     "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
+    "claims": "The questions and their verdicts, as experiments/run.py prints them.",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
 }
@@ -20,7 +21,8 @@ COMMANDS = {
 
 def read(argv, description):
     """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
-    else the run folders and the output file. Prints the description and exits for --help.
+    for claims the words as given, else the run folders and the output file. Prints the description
+    and exits for --help.
 
     Raises ValueError with one line.
     """
@@ -30,6 +32,8 @@ def read(argv, description):
     command, *words = argv
     if command not in COMMANDS:
         raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
+    if command == "claims":
+        return command, words
     readers = {"ask": question, "passk": options}
     return command, (readers[command](words) if command in readers else
                      runs_and_output(command, words))
@@ -43,8 +47,9 @@ def first_word(argv, description):
     except ValueError as error:
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
+    place = ["experiments/"] if command == "claims" else getattr(asked, "runs", ())
     print("loading transformers ..." if command in ("ask", "passk") else
-          f"reading {' '.join(asked.runs)} ...", flush=True)
+          f"reading {' '.join(place)} ...", flush=True)
 
 
 def runs_and_output(command, argv):

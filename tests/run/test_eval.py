@@ -86,6 +86,16 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
 
 # ------------------------------------------------------------------------------- command lines
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line, code, said", [
+    ("learning --judge", 0, "REFUTED"),                      # others: tests/house/test_evidence.py
+    ("no_such", 2, "no question is called no_such; known: identity")])
+def test_claims_are_judged_by_the_table_of_questions(line, code, said, capfd):
+    with pytest.raises(SystemExit) as stop:
+        eval.main(["claims", *line.split()])
+    assert stop.value.code == code and said in "".join(capfd.readouterr())
+
+
 def write_run(folder, steps, tail=""):
     folder.mkdir()
     record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5,
@@ -128,7 +138,7 @@ REFUSED = {                                                  # the line of eval.
     "dashboard hollow": "has no metrics.jsonl",
     "dashboard empty": "has no complete line",
     "dashboard": "arguments are required: RUN",
-    "pass": "pass is not a command; the commands are ask, passk, dashboard",
+    "pass": "pass is not a command; the commands are ask, passk, claims, dashboard",
     "ask gspo": "required: PROMPT",
     "ask gspo 3+8= --n 0": "--n 0: it must be at least 1",
     "ask gspo 3+8= --learning_rate 1": "ask: --learning_rate affects training only",

@@ -81,6 +81,11 @@ def test_a_near_miss_is_known_by_its_meaning(flag, meant):
         parse([f"--{flag}", "1"])
 
 
+def test_a_word_without_a_flag_is_no_near_miss():
+    with pytest.raises(ValueError, match="unknown argument mu, which belongs to no flag;"):
+        parse(["mu"])
+
+
 def test_a_name_of_other_programs_means_one_flag():
     """And it is no flag itself."""
     names = [name for f in flags() for name in f.metadata.get("also", "").split()]
