@@ -444,7 +444,7 @@ def run_on(device, settings, task):
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
             screen.say(f"stopped after batch {step} and saved; python train.py "
-                       f"{run.resuming(settings, folder)} continues")
+                       f"{run.resuming(settings.given, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(step, after)

@@ -356,7 +356,7 @@ GONE = {
     "use_cpu": "write --device cpu",
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "type python tools/export.py verl and the other flags",
-    "optimizer_offload": "write --optim paged_adamw_8bit, or use --use_peft",
+    "optimizer_offload": "write --optim paged_adamw_8bit, or train adapters",
     "self_distillation_hint": "write --self_distillation answer or --self_distillation sibling",
     "teacher_model_kind": "write --teacher_update_rate 0.05 for ema, 0 for live",
     "torch_compile": "on a GPU, --sampler vllm samples faster",

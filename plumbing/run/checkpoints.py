@@ -59,7 +59,7 @@ def keep_lines(path, step):
     """Drop the lines of a .jsonl file that are later than `step`, so that a resumed run has no step
     twice, and lines that are not whole records. Returns a note about the latter and about batches
     that have no record, "" if there are none."""
-    optional = path.name == "tokens.jsonl"                   # --save_tokens
+    optional = path.name == "tokens.jsonl"
     if optional and not path.exists():
         return ""
     kept = {}
@@ -173,7 +173,7 @@ class Saver:
         learner.scaler.load_state_dict(state["scaler"])
         learner.features.load_state_dict(state["features"])
         self.progress.update(state["progress"])
-        notes.append(on_schedule(learner.optimizer, learner.schedule, learner.settings, self.step))
+        notes.append(on_schedule(learner.optimizer, learner.schedule, self.last, self.step))
         self.note(self.step)
         return "\n".join(filter(None, notes))
 
@@ -218,7 +218,7 @@ def plan(settings, learner, saved):
             f"{min(first, settings.steps)}")
 
 
-def on_schedule(optimizer, schedule, settings, step):
+def on_schedule(optimizer, schedule, steps, step):
     """After a resume with more --steps: the learning rate of the next update is that of a run which
     had these --steps from the beginning. Returns a note about the change, "" if there is none."""
     note = ""
@@ -226,9 +226,8 @@ def on_schedule(optimizer, schedule, settings, step):
         was = group["lr"]
         group["lr"] = top * share(schedule.last_epoch)
         if group["lr"] != was:
-            note = (f"--steps {settings.steps}: from batch {step + 1} on, the learning rate is "
-                    f"that of a {settings.lr_scheduler_type} schedule over {settings.steps} "
-                    f"batches: {group['lr']:.2e}, after {was:.2e}")
+            note = (f"--steps {steps}: from batch {step + 1} on, the learning rate is that of a "
+                    f"schedule over {steps} batches: {group['lr']:.2e}, after {was:.2e}")
     return note
 
 

@@ -101,12 +101,6 @@ def duration(settings, start, batch, evaluation):
     evaluations = 2 + ((settings.steps - 1) // settings.eval_steps if settings.eval_steps else 0)
     evaluations *= settings.eval_samples > 0
     total = start + settings.steps * batch + evaluations * evaluation
-    return (f"the whole run takes about {spoken(total)}: {spoken(start)} to start, {settings.steps}"
-            f" batches of {spoken(batch)}, {evaluations} evaluations of {spoken(evaluation)}")
-
-
-def spoken(seconds):
-    """Seconds as text: 0.7 s, 42 s, 3 min, 2.5 h."""
-    if seconds < 120:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (f"the whole run takes about {total / 60:.1f} min: {start:.1f} s to start, "
+            f"{settings.steps} batches of {batch:.1f} s, {evaluations} evaluations of "
+            f"{evaluation:.1f} s")

@@ -37,7 +37,7 @@ def run_folder(args):
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(stopped(args, folder)) from None
+        raise KeyboardInterrupt(stopped(args.given, folder)) from None
     finally:
         begun = {file.name for file in contents(folder)} - {"config.json"}
         if locks and not begun and not args.resume:          # only the first process has a lock
@@ -46,16 +46,17 @@ def run_folder(args):
             held.release()
 
 
-def resuming(args, folder):
-    """The flags that continue the run in a folder; FILE.py:NAME must be typed again."""
-    code = [as_words(name, value) for name, value in code_in(args.given).items()]
+def resuming(given, folder):
+    """The flags that continue the run in a folder; a FILE.py:NAME that was given must be typed
+    again."""
+    code = [as_words(name, value) for name, value in code_in(given).items()]
     return " ".join([as_words("output_dir", str(folder)), "--resume", *code])
 
 
-def stopped(args, folder):
+def stopped(given, folder):
     """What a run that was stopped immediately says: what is saved."""
     if saved := whole(folder):
-        return f"stopped immediately; {resuming(args, folder)} continues from {saved[-1][1]}"
+        return f"stopped immediately; {resuming(given, folder)} continues from {saved[-1][1]}"
     return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
 
@@ -67,14 +68,14 @@ def open_run(args):
         with suppress(FileExistsError):                  # another run may take the name first
             folder.mkdir(parents=True)
             return folder
-        folder = free_name(args)
+        folder = free_name(args.algorithm)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def free_name(args):
+def free_name(algorithm):
     """The first of runs/<algorithm>, runs/<algorithm>-2 … that does not exist."""
-    names = (f"runs/{args.algorithm}" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
+    names = (f"runs/{algorithm}" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
     return next(folder for folder in map(Path, names) if not folder.exists())
 
 
@@ -86,7 +87,7 @@ def checked_name(args):
         if source and (words := not_there(source)):
             raise ValueError(f"--{name} {source}: {words}")
     if args.output_dir is None:
-        return free_name(args)
+        return free_name(args.algorithm)
     folder = Path(args.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")

@@ -198,7 +198,7 @@ class Recorder:
             raise SystemExit(
                 f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
                 f"stopped in batch {step}. The last checkpoint is intact; try a lower "
-                "--learning_rate or --max_grad_norm")
+                "--learning_rate")
 
     def log(self, step, batch, mini, new, updates, held=None):
         """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""

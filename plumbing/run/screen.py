@@ -104,7 +104,7 @@ def report(args, folder, task, progress, after, seconds):
         print("\n".join([*spoken(summary["example"]),
                          f"before: {scores(before)}", f"after:  {scores(after)}"]))
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
-    tokens = f", python eval.py view {folder}" if args.save_tokens else ""
+    tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
           f"pictures: python eval.py dashboard {folder}{tokens}")
     print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "

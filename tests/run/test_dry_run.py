@@ -44,7 +44,7 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
         in said
     memory = re.search(r"8 responses of 5 tokens in a pass: ([\d.]+) GiB resident", said)
     assert 0.1 < float(memory[1]) < 8
-    assert re.search(r"about [\d.]+ s: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations of",
+    assert re.search(r"about [\d.]+ min: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations ",
                      said)
 
 
@@ -85,7 +85,7 @@ def test_a_gpu_says_what_was_allocated(monkeypatch):
 def test_the_whole_run_is_its_start_its_batches_and_its_evaluations():
     def time_of(line):
         return dry_run.duration(parse(line.split()), 10, 2, 5)
-    assert time_of("--steps 20").startswith("the whole run takes about 60 s: 10 s to start, 20 ")
-    assert "about 105 s:" in time_of("--steps 20 --eval_steps 2 --eval_samples 1")
-    assert "about 50 s:" in time_of("--steps 20 --eval_samples 0")
-    assert "about 34 min: 10 s" in time_of("--steps 1000") and "2.8 h" in time_of("--steps 5000")
+    assert time_of("--steps 20") == ("the whole run takes about 1.0 min: 10.0 s to start, 20 "
+                                     "batches of 2.0 s, 2 evaluations of 5.0 s")
+    assert "about 1.8 min:" in time_of("--steps 20 --eval_steps 2 --eval_samples 1")
+    assert "about 0.8 min:" in time_of("--steps 20 --eval_samples 0")

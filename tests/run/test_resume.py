@@ -128,7 +128,7 @@ def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps_and_says_so(
     assert rates == pytest.approx(want)
     out = capsys.readouterr().out.splitlines()
     line, = (line for line in out if line.startswith("--steps 4: from batch 3 on"))
-    assert f"of a {kind} schedule over 4 batches: {want[0]:.2e}, after 0.00e+00" in line
+    assert f"of a schedule over 4 batches: {want[0]:.2e}, after 0.00e+00" in line
     assert read_json("run/config.json")["arguments"]["steps"] == 4
 
 
