@@ -380,5 +380,6 @@ BATCHES = {
     "one group": only(slice(0, G), ragged()),
     "one response": only(slice(6, 7), ragged()),
     "one token": only(slice(5, 6), ragged()),
+    "one token, clipped": only(slice(12, 13), emptied(ragged())),
     "per token": per_token(ragged()),
 }

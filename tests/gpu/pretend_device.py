@@ -16,7 +16,7 @@ computes their values on the CPU. It finds and counts, per phase:
                       the allocator's rounding, cuBLAS workspaces and fragments
 
 gpu.shapes = True moves floating-point tensors to "meta": only shapes are computed, so that an
-update of a 3 B model takes seconds and no memory; values that follow from weights are made up.
+update of a 3 B model takes seconds and no memory; values that follow from weights are not there.
 Not covered: kernels' numerics and speed, torch.compile, CUDA graphs, several GPUs.
 """
 
@@ -93,18 +93,9 @@ class Pretend(torch.Tensor):
     def __repr__(self, **_):
         return f"Pretend({list(self.shape)}, {self.dtype}, cuda:0)"
 
-    def on_host(self):
-        return self.elem if self.elem.device == CPU else torch.zeros(self.shape, dtype=self.dtype)
-
     def tolist(self):
         gpu.wait("tolist (D2H)")
-        return self.on_host().tolist()
-
-    def numpy(self, **_):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
-
-    def __array__(self, *_):
-        return self.numpy()
+        return self.elem.tolist()
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -116,7 +107,7 @@ class Pretend(torch.Tensor):
 
     def __reduce_ex__(self, protocol):                       # saved as a CPU tensor
         gpu.wait("torch.save (D2H)")
-        return self.on_host().detach().__reduce_ex__(protocol)
+        return self.elem.detach().__reduce_ex__(protocol)
 
     def untyped_storage(self):
         return self.elem.untyped_storage()
@@ -248,9 +239,7 @@ class Gpu(TorchDispatchMode):
             return self.copy(func, *args[:2])
         if name == "_local_scalar_dense":
             self.wait("item")
-            if args[0].elem.device == CPU:
-                return args[0].elem.item()
-            return torch.ones((), dtype=args[0].dtype).item()
+            return args[0].elem.item()
         self.check_devices(name, args, [x for x in flat if not on_gpu(x)])
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type == "cpu":
@@ -296,8 +285,6 @@ class Gpu(TorchDispatchMode):
         elem, dtype = x.elem if from_gpu else x, kwargs.get("dtype") or x.dtype
         if from_gpu and not to_gpu:
             self.wait(f"D2H copy {list(x.shape)}")
-            if elem.device.type == "meta":
-                return torch.zeros(x.shape, dtype=dtype)
             return aten._to_copy.default(elem, **kwargs)
         if not from_gpu:
             if waits:
@@ -313,11 +300,7 @@ class Gpu(TorchDispatchMode):
             self.wait(f"H2D copy_ {list(source.shape)}")
         if not on_gpu(target):
             self.wait(f"D2H copy_ {list(source.shape)}")
-        a, b = (x.elem if on_gpu(x) else x for x in (target, source))
-        if a.device == b.device:
-            func(a, b)
-        elif a.device.type != "meta":
-            a.zero_()
+        func(*(x.elem if on_gpu(x) else x for x in (target, source)))
         return target
 
     def check_devices(self, name, args, theirs):
@@ -336,40 +319,18 @@ class Gpu(TorchDispatchMode):
                                f"two devices, cuda:0 and cpu! (aten.{name}: {wrong} on the CPU)")
 
     def on_meta(self, func, name, args, kwargs):
-        """Only shapes. Boolean indices that are real are expanded first, as they decide shapes;
-        changing a real tensor in place is left out."""
+        """Only shapes; changing a real tensor in place is left out."""
         def to_meta(x):
             return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
         def unwrap(x):
             elem = x.elem if on_gpu(x) else x
             return elem if elem.device.type == "meta" else to_meta(elem)
-        real = lambda x: on_gpu(x) and x.elem.device == CPU
         mutable = func._schema.is_mutable and name.endswith("_")
-        if name in INDEXING:
-            indices = []
-            for i in args[1]:
-                if isinstance(i, torch.Tensor) and i.dtype == torch.bool:
-                    known = i.elem if on_gpu(i) else i
-                    if known.device != CPU:
-                        known = torch.ones(known.shape, dtype=torch.bool)
-                    indices += [to_meta(x) for x in known.nonzero(as_tuple=True)]
-                else:
-                    indices.append(i)
-            args = (args[0], indices, *args[2:])
-        if name == "masked_select":
-            n = int(args[1].elem.sum()) if real(args[1]) else args[1].numel()
-            return torch.empty(n, dtype=args[0].dtype, device="meta")
-        if name == "masked_scatter_backward":
-            return torch.empty(args[2], dtype=args[0].dtype, device="meta")
-        if name == "nonzero":
-            return torch.arange(args[0].numel())[:, None].expand(-1, args[0].dim())
         if name.startswith("_fused_adam"):
             return None
-        if mutable and isinstance(args[0], torch.Tensor) and real(args[0]):
+        if mutable and on_gpu(args[0]) and args[0].elem.device == CPU:
             return args[0]
-        if name == "isin":
-            return torch.zeros(args[0].shape, dtype=torch.bool)      # no token ends an answer
         if "device" in kwargs:
             kwargs["device"] = "meta"
         return func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs))
@@ -433,7 +394,7 @@ def patch(gpu):
 
     from torch.utils._device import _device_constructors
     _device_constructors()  # cached: it must know the real torch.tensor
-    plain_tensor, plain_as = torch.tensor, torch.as_tensor
+    plain_tensor = torch.tensor
 
     def tensor(data, *, device=None, requires_grad=False, **options):
         if device is None or torch.device(device).type != "cuda":
@@ -443,12 +404,7 @@ def patch(gpu):
             if x.numel():
                 gpu.wait(f"H2D torch.tensor({list(x.shape)})")
             return Pretend(x).requires_grad_(requires_grad)
-
-    def as_tensor(data, dtype=None, device=None):
-        if isinstance(data, torch.Tensor) or device is None:
-            return plain_as(data, dtype=dtype, device=device)
-        return tensor(data, dtype=dtype, device=device)
-    torch.tensor, torch.as_tensor = tensor, as_tensor
+    torch.tensor = tensor
     sdpa = functools.partial(attention, F.scaled_dot_product_attention)
     F.scaled_dot_product_attention = torch._C._nn.scaled_dot_product_attention = sdpa
     torch.rms_norm = functools.partial(rms_norm, torch.rms_norm)
@@ -466,8 +422,6 @@ def apply(module, fn, recurse=True):
                 q = fn(p)
             if q is not p and isinstance(p, torch.nn.Parameter):
                 q = torch.nn.Parameter(q, p.requires_grad)
-            if q is not p and p.grad is not None:
-                q.grad = fn(p.grad)
             memo[id(p)] = (p, q)                             # p too: its id must not be given again
         return memo[id(p)][1]
     for m in module.modules():
