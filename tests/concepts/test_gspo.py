@@ -186,15 +186,20 @@ def run(monkeypatch, path, source, *argv):
 
 
 def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
-    run(monkeypatch, tmp_path / "short.py", shortened(PAGE.read_text(), **SHORT))
-    lines = capsys.readouterr().out.splitlines()
-    agreement = r"log-probs of sampling and of scoring differ by at most [\d.e-]+ nats"
-    assert re.fullmatch(agreement, lines[0]) and len(lines) == 4
-    for line in lines[1:3]:
-        assert re.fullmatch(r"batch +\d/2   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line)
-    means = [float(line.split()[3]) for line in lines[1:3]]
-    last = [float(x) for x in re.findall(r"0\.\d+", lines[3])]
-    assert last == pytest.approx([sum(means) / 2] * 2, abs=1e-3)
+    """Seven batches of three tokens, with a reward that is a matter of chance."""
+    source = shortened(PAGE.read_text(), **SHORT | dict(STEPS=7, MAX_NEW_TOKENS=3))
+    right, chance = "float(response == answer)", "float(response < '7')"
+    assert source.count(right) == 1
+    run(monkeypatch, tmp_path / "short.py", source.replace(right, chance))
+    agreement, *batches, said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"log-probs of sampling and of scoring differ by at most [\d.e-]+ nats",
+                        agreement)
+    for line in batches:
+        assert re.fullmatch(r"batch +\d/7   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line)
+    means = [float(line.split()[3]) for line in batches]
+    fives = [sum(part) / 5 for part in (means[:5], means[-5:])]
+    assert len(means) == 7 and fives[0] != fives[1]
+    assert [float(x) for x in re.findall(r"0\.\d+", said)] == pytest.approx(fives, abs=1e-3)
 
 
 def test_the_cold_start_says_how_far_it_is(capsys):

@@ -164,6 +164,14 @@ def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     assert all(map(os.path.lexists, free)) and not any(map(os.path.lexists, guarded))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_librarys_verifier_gets_four_gigabytes_and_a_users_own_what_there_is(maths, own):
+    resource = pytest.importorskip("resource")
+    checks = maths, own("def check(response, answer):\n    return 1\n")
+    limits = [resource.prlimit(check.idle[0].pid, resource.RLIMIT_AS) for check in checks]
+    assert limits == [(4 * 2 ** 30,) * 2, resource.getrlimit(resource.RLIMIT_AS)]
+
+
 # ---------------------------------------------------------------------------------- what is refused
 
 UNKNOWN = "not known: use math, exact or file.py:function"
@@ -180,7 +188,8 @@ def test_an_unknown_verifier_is_refused(kind, words):
 @pytest.mark.parametrize("source, words", [
     ("def other(): pass", "no attribute 'check'"), ("def check(:", "SyntaxError"),
     ("import nosuchthing", "ModuleNotFoundError"),
-    ("raise SystemExit(3)", "SystemExit"), ("import os; os._exit(0)", "its process ended")])
+    ("raise SystemExit(3)", "SystemExit"), ("import os; os._exit(0)", "its process ended"),
+    ("raise Exception('x' * 999)", "Exception: x{189}$")])   # of a long text 200 characters
 def test_a_file_that_does_not_load_is_refused_in_one_line(own, source, words):
     with pytest.raises(ValueError, match=words) as refusal:
         own(source)
