@@ -120,6 +120,7 @@ REFUSED = {
     f"{DATA} --algorithm maxrl --reward_weights -1":
         "--reward_weights … below 0 … --scale_rewards mean",
     f"{DATA} --reward_weights 2": f"--reward_weights 2.0 {SAME}",
+    f"{DATA} --reward_weights 0.5": f"--reward_weights 0.5 {SAME}",
     f"{DATA} --verifier exact mine.py:f --reward_weights 2 2": f"--reward_weights 2.0 2.0 {SAME}",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
@@ -225,7 +226,8 @@ def test_flags_that_do_not_fit(given, refused):
 ACCEPTED = [
     f"{DATA} --reward_weights 2 --scale_rewards none",
     f"{DATA} --reward_weights 2 --overlong_cache 0.5",
-    f"{MODEL} --min_terms 2 --max_terms 3",                  # a checkpoint on the built-in task
+    f"{DATA} --verifier exact mine.py:f --algorithm maxrl --reward_weights 0 1",
+    f"{MODEL} --min_terms 3 --max_terms 3",                  # a checkpoint on the built-in task
     "--eval_samples 0",
     *(f"{also} --{f.name}={shlex.quote(str(f.default))}" for f in flags()
       if f.default not in (MISSING, None) for also in
