@@ -7,6 +7,7 @@ recorded while sampling, and the sampler itself for what the trainer then takes.
 
 import copy
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,8 @@ from plumbing.speed.rollouts import concat, response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes
-from test_routes import E, K, make, moved, rollout, scored
+from test_rollout import uniforms
+from test_routes import E, K, make, moved, scored
 from tiny_run import read_json
 from train import forced
 
@@ -129,9 +131,18 @@ def test_one_response_per_forward_and_one_token_per_response():
     assert torch.equal(replayed(model, short)[1], chosen(sampler, short))
 
 
+def rolled(model, width=0):
+    """Two responses of up to five tokens to each of three prompts, which have up to four tokens
+    behind `width` that all begin with."""
+    prompts = ["1+9+"[:width] + tail for tail in ("3+8=", "7+=", "2=")]
+    found = fast.sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
+    return replace(found, prefix=width)                      # so short, the sampler does not use it
+
+
 @pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
 def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(width):
-    model, part = make(), rollout(prefix=width)
+    model = make()
+    part = rolled(model, width)
     routes = scored(model, part, True, (0, 4), (4, 6))[1]
     shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
     assert shapes == [(2, width)] * bool(width) + [(3, 4), (6, 4)]
@@ -153,7 +164,7 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
 
 
 def test_the_memory_of_routes_is_counted():
-    routes = scored(make(), rollout(), False)[1]             # 6 rows of 8 tokens in 3 layers
+    routes = scored(make(), rolled(make()), False)[1]        # 6 rows of 8 tokens in 3 layers
     assert route_bytes(routes) == 3 * 6 * 8 * (K * 8 + E * 4)
 
 
