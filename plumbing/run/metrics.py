@@ -159,6 +159,8 @@ class Recorder:
         self.task = task
         self.learner = learner
         self.settings = learner.settings
+        self.clips_s = learner.settings.row.clips_s
+        self.device = learner.policy.device
         self.progress = progress
         self.start = start
         self.born = time.perf_counter()
@@ -173,8 +175,8 @@ class Recorder:
 
     def lap(self, name):
         """A phase ends, as soon as the GPU has finished its work."""
-        if self.learner.policy.device.type != "cpu":
-            devices.wait(self.learner.policy.device)
+        if self.device.type != "cpu":
+            devices.wait(self.device)
         now = time.perf_counter()
         self.laps[name] = now - self.last
         self.last = now
@@ -207,7 +209,7 @@ class Recorder:
         hooks = self.learner.features.hooks
         record = batch_record(settings, step, self.task, batch, mini, new, updates,
                               hooks["metrics"])
-        if settings.row.clips_s:
+        if self.clips_s:
             record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = collapse(record, progress["best_pass_rate"])
@@ -239,8 +241,7 @@ class Recorder:
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
         print(line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
-        noise = record["log_s_noise"]
-        if step == 1 and settings.row.clips_s and (note := noise_note(settings, noise)):
+        if step == 1 and self.clips_s and (note := noise_note(settings, record["log_s_noise"])):
             print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
             print(equal_note(firsts[0], record), flush=True)
