@@ -51,7 +51,7 @@ def test_the_copy_is_rounded_and_the_policy_is_not():
     ("trl", "--sampler_dtype int4", "rounded sampler", True),
     ("trl", "--bf16", "rounded sampler", False),
     ("verl", "--sampler_dtype int4", "sampler in int4", True),
-    ("verl", "", "float32 sampling in vLLM is slow", True),
+    ("verl", "--bf16 --sampler_dtype float32", "float32 sampling in vLLM is slow", True),
     ("verl", "--sampler_dtype bfloat16", "float32 sampling in vLLM is slow", False)])
 def test_what_the_exports_say_of_it(program, line, words, said):
     assert (words in export.exported(getattr(export, program), parse(line.split()))) == said
