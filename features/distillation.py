@@ -115,7 +115,7 @@ class Distillation(Feature):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
             self.run.move(self.teacher, settings.teacher_update_rate)
-        batch.more["taught"] = taught(settings, batch)                              # [B]
+        batch.more["taught"] = taught(settings.self_distillation, batch)            # [B]
         batch.more["teacher_logp"] = self.logp(learner, batch)                      # [B, T]
 
     def logp(self, learner, batch):
@@ -196,10 +196,10 @@ def right_of(batch):
     return (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                      # [Q, G]
 
 
-def taught(settings, batch):
+def taught(hint, batch):
     """Which responses the teacher teaches, [B] bool: with a right response of the group as the
     hint, the wrong ones of groups that have a right one, else all."""
-    if settings.self_distillation != "sibling":
+    if hint != "sibling":
         return torch.ones_like(batch.rollout.truncated)                             # [B]
     right = right_of(batch)                                                         # [Q, G]
     return (right.any(-1, keepdim=True) & ~right).flatten()                         # [B]

@@ -83,19 +83,19 @@ def trained_policy(settings, task, device, saved=None):
     start = None if apart else saved
     policy, tokenizer = load_policy(settings, task, device, start, change, apart)
     if settings.router_shift:
-        check_router_shift(settings, policy)
+        check_router_shift(policy, settings.algorithm)
     if settings.half:
         halve_matrices(policy, settings.half)                # those that are frozen
     return policy, tokenizer
 
 
-def check_router_shift(args, policy):
+def check_router_shift(policy, algorithm):
     """Refuse a policy for which RSPO's router shift is not defined."""
     if not routers_of(policy):
-        raise ValueError(f"--algorithm {args.algorithm} needs a mixture of experts: this model is "
+        raise ValueError(f"--algorithm {algorithm} needs a mixture of experts: this model is "
                          "dense, or its routers are not separate modules")
     if has_sigmoid(policy):
-        raise ValueError(f"--algorithm {args.algorithm}: the router shift compares softmax "
+        raise ValueError(f"--algorithm {algorithm}: the router shift compares softmax "
                          f"probabilities, and the routers of {type(policy).__name__} score each "
                          "expert by a sigmoid; use another --algorithm")
 

@@ -51,7 +51,7 @@ def load_policy(args, task, device, folder=None, change=None, apart=False):
     try:
         policy.name_or_path = name
         policy = on_its_device(change(policy) if change else policy, device).eval()
-        check_length(policy, args, task)
+        check_length(policy, args.max_prompt_length, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy)
     except ValueError as error:
@@ -122,14 +122,15 @@ def not_there(name):
 
 # ---------------------------------------------------------------- refused: what would be wrong here
 
-def check_length(policy, args, task):
-    """Refuse rows that may be longer than those whose log-probs are right."""
+def check_length(policy, longest, task):
+    """Refuse rows that may be longer than those whose log-probs are right. longest: tokens of a
+    prompt."""
     limit = most_tokens(policy)
-    if task and limit and args.max_prompt_length + task.max_completion_length > limit:
+    if task and limit and longest + task.max_completion_length > limit:
         raise ValueError(
             f"its log-probs are right for rows of at most {limit} tokens: it has a table of so "
             "many positions, or a RoPE that depends on the longest row of a batch; lower "
-            f"--max_prompt_length {args.max_prompt_length} or --max_completion_length "
+            f"--max_prompt_length {longest} or --max_completion_length "
             f"{task.max_completion_length}: their sum may be at most {limit}")
 
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
-from plumbing.speed.rollouts import FastRollout, counted_places, prefix_of, response_routes
+from plumbing.speed.rollouts import FastRollout, response_routes
 from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
 from routes import record_routes
@@ -243,7 +243,7 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
-                                max_logits, counted_places(small))
+                                max_logits, small.places())
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
@@ -301,7 +301,7 @@ def response_hidden(model, rollout, fixed):
     checkpointing = any(getattr(m, "gradient_checkpointing", False) for m in model.modules())
     if is_sharded(model):  # FSDP2's backward would never gather the last layer for a forward over
         rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
-    alone = rollout.group_size == 1 and not prefix_of(rollout)
+    alone = rollout.group_size == 1 and not rollout.prefix
     if checkpointing or alone or not copies_rows(model.config):
         return plain.response_hidden(model, rollout, seen)
     groups = 0 if fixed else groups_per_row(model.config, rollout)
@@ -315,7 +315,7 @@ def shared_hidden(model, rollout):
     T = rollout.mask.shape[1]
     prompt_mask = rollout.prompt_mask
     cache = DynamicCache(config=model.config)
-    inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, prefix_of(rollout), cache)
+    inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
     first = model.base_model(**inputs).last_hidden_state[:, -1:]                    # [Q, 1, D]
     first = first.repeat_interleave(G, 0)                                           # [B, 1, D]
     if T == 1:
@@ -340,8 +340,8 @@ def groups_per_row(config, rollout):
     does not accept custom positions and masks."""
     Q, P = rollout.prompt_ids.shape
     T = rollout.mask.shape[1]
-    each = P - prefix_of(rollout) + rollout.group_size * (T - 1)
-    fit = [k for k in range(1, Q + 1) if Q % k == 0 and prefix_of(rollout) + k * each <= MAX_PACKED]
+    each = P - rollout.prefix + rollout.group_size * (T - 1)
+    fit = [k for k in range(1, Q + 1) if Q % k == 0 and rollout.prefix + k * each <= MAX_PACKED]
     return max(fit, default=0) if takes_any_mask(config) else 0
 
 
@@ -354,7 +354,7 @@ def packed_hidden(model, rollout, groups):
     Q, P = rollout.prompt_ids.shape
     G = rollout.group_size
     T = rollout.mask.shape[1]
-    prefix = prefix_of(rollout)
+    prefix = rollout.prefix
     device = rollout.mask.device
     ids = rollout.prompt_ids                                                        # [Q, P]
     mask = rollout.prompt_mask                                                      # [Q, P]

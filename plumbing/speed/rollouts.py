@@ -27,18 +27,11 @@ class FastRollout(Rollout):
         tokens = self.tokens and [self.tokens[i] for i in rows.tolist()]
         return replace(super().cut(prompts, rows, group_size), tokens=tokens)
 
-
-def counted_places(rollout):
-    """The indices [N] of the loss tokens among the B·T positions, without a GPU synchronization;
-    None if they were not counted before."""
-    tokens = getattr(rollout, "tokens", None)
-    if tokens is not None:
-        return torch.nonzero_static(rollout.mask.flatten(), size=sum(tokens))[:, 0]
-
-
-def prefix_of(rollout):
-    """The number of first tokens that all prompts of a rollout share; 0 if it is not known."""
-    return getattr(rollout, "prefix", 0)
+    def places(self):
+        """The indices [N] of the loss tokens among the B·T positions, without a GPU
+        synchronization; None if they were not counted before."""
+        if self.tokens is not None:
+            return torch.nonzero_static(self.mask.flatten(), size=sum(self.tokens))[:, 0]
 
 
 def concat(rollouts):
