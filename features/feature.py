@@ -24,7 +24,7 @@ class Feature:
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
     adds_gradient = False        # whether a response with A = 0 still moves the policy
     apart = False                # whether it keeps what it trains beside the weights, see `policy`
-    engines = ()                 # values of --sampler that it stands for, see `engine`
+    engines = ()                 # values of --sampler for which it has a `base_sampler`
     needs_actor = False          # whether its forwards return more than rollout.Scores
     head_start = 0               # rollout batches at the peak learning rate before its schedule
     old = {}                     # what Learner.score needs to be given for π_old: entropy=True
@@ -87,14 +87,9 @@ class Feature:
         one. Only where it is on."""
 
     @classmethod
-    def engine(cls, settings):
-        """For a value of --sampler in `engines`: what makes the sampler of rollouts and of
-        evaluations from the arguments of rollout.Sampler."""
-
-    @classmethod
     def base_sampler(cls, settings, sampler):
-        """The sampler of rollouts and of evaluations, in place of this one: what --sampler names,
-        or the built-in one."""
+        """The sampler of rollouts and of evaluations, in place of this one, which is the class that
+        --sampler names, or the built-in one (rollout.Sampler)."""
         return sampler
 
     def __init__(self, run):

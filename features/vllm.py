@@ -6,7 +6,6 @@ it stands on takes seconds to import, and --help does not wait for them.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module, util
 
 from features.feature import Feature, flag, refuse
@@ -54,8 +53,9 @@ class VLLM(Feature):
         return fields, "vLLM in TRL: pip install trl[vllm], and a GPU"
 
     @classmethod
-    def engine(cls, settings):
-        dtype = getattr(settings, "sampler_dtype", None) or settings.arithmetic
-        return partial(import_module("features.vllm_engine").VllmSampler, dtype=dtype,
-                       prompt_tokens=settings.max_prompt_length,
-                       memory_share=settings.vllm_gpu_memory_utilization)
+    def base_sampler(cls, settings, sampler):
+        kind = import_module("features.vllm_engine").VllmSampler
+        return kind(sampler.policy, sampler.tokenizer, sampler.max_new_tokens, sampler.temperature,
+                    sampler.stop, prompt_tokens=settings.max_prompt_length,
+                    dtype=getattr(settings, "sampler_dtype", None) or settings.arithmetic,
+                    memory_share=settings.vllm_gpu_memory_utilization)

@@ -21,13 +21,12 @@ def make_sampler(settings, actor, tokenizer, task, of_features=()):
 
 
 def base_sampler(settings, policy, tokenizer, task):
-    """What samples in rollouts and in evaluations: what --sampler names, or the built-in one."""
-    name = settings.sampler
-    common = (policy, tokenizer, task.max_completion_length, settings.temperature, task.stop)
-    kinds = [feature.engine(settings) for feature in settings.features if name in feature.engines]
-    if name is None:
-        kinds = [Sampler if settings.plain else FastSampler]
-    sampler = (kinds[0] if kinds else load_class(name))(*common)
+    """What samples in rollouts and in evaluations: the class that --sampler names, or the built-in
+    one, as the features change it."""
+    kind = Sampler if settings.plain else FastSampler
+    if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
+        kind = load_class(settings.sampler)
+    sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature, task.stop)
     for feature in settings.features:
         sampler = feature.base_sampler(settings, sampler)
     return sampler
