@@ -237,7 +237,15 @@ def end_test(model, tokenizer, stop):
 class StopStrings(StopStringCriteria):
     """Token ids [b, t] -> [b] bool: whether the last token of a row completes a stop string.
     transformers decodes each token after the prefix "abcdef", which not every tokenizer knows: here
-    it is the first letter or digit of its own vocabulary."""
+    it is the first letter or digit of its own vocabulary. Raises ValueError for a string of which
+    it has no token."""
+
+    def __init__(self, tokenizer, stop):
+        try:
+            super().__init__(tokenizer, stop)
+        except ValueError as error:
+            raise ValueError(f"--stop {' '.join(map(repr, stop))}: the tokenizer has no token that "
+                             "ends such a string") from error
 
     @staticmethod
     def clean_tokenizer_vocab(tokenizer, static_prefix=None, **options):

@@ -137,6 +137,7 @@ def check_combinations(args):
          f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
         ("reward_weights", rescales(args, reads), "multiplies every reward by the same number, and "
          f"--scale_rewards {args.scale_rewards} divides by it again: leave it out"),
+        ("stop", "" in args.stop, "must not be empty: give the text that ends a response"),
         ("columns", len(args.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
         ("columns", args.columns and own_data and args.dataset_name.startswith("reasoning_gym:"),

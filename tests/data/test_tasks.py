@@ -391,6 +391,10 @@ def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):
     assert record["length"] < 4 and record["pass_rate"] > 0  # "3," of "3,5."
 
 
+def test_a_stop_string_that_no_token_ends_is_refused(refused):
+    assert "--stop 'X': the tokenizer has no token" in refused("--stop X --steps 1")
+
+
 @pytest.mark.parametrize("module, words", [
     ("running_sum", ["first error", "reward 1"]), ("stream", ["epoch 1"])])
 def test_the_demo_shows_its_concept(module, words, capsys):

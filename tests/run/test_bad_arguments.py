@@ -159,6 +159,7 @@ REFUSED = {
     "--system_prompt 2": "--system_prompt 2 … --dataset_name … its own prompts",
     f"{DATA} --system_prompt @nowhere.txt": "--system_prompt @nowhere.txt … cannot be read",
     "--prompt_template {prompt}": "--prompt_template {prompt} … --dataset_name",
+    "--stop=": "--stop … must not be empty",
     f"{DATA} --prompt_template Q:": "--prompt_template Q: … must contain {prompt}",
     f"{DATA} --prompt_template=": "--prompt_template … must contain {prompt}",
     "--tool mine.py:add": "--tool mine.py:add … --dataset_name",
