@@ -26,12 +26,12 @@ class Actor(Scorer):
     module that DDP or FSDP2 wraps. It is a Scorer with 16-bit autocast, gradient checkpointing and
     the fast response_logp."""
 
-    def __init__(self, policy, args):
+    def __init__(self, policy, settings):
         super().__init__(policy)
-        self.half = args.half
-        self.plain = args.plain
+        self.half = settings.half
+        self.plain = settings.plain
         self.critic = None                                   # hidden [B, T, D] -> values [B, T]
-        self.checkpointed = checkpoint_layers(policy) if args.gradient_checkpointing else []
+        self.checkpointed = checkpoint_layers(policy) if settings.gradient_checkpointing else []
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
         """A rollout -> its ActorScores under the policy. record: also return the routes."""
@@ -44,12 +44,12 @@ class Actor(Scorer):
         return ActorScores(scores.logp, scores.entropy, None, scores.routes, scores.passes, values)
 
 
-def make_scorer(args, policy, more=False):
+def make_scorer(settings, policy, more=False):
     """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor. more:
     whether a feature does."""
-    needs = (more, not args.plain, args.half, args.gradient_checkpointing,
+    needs = (more, not settings.plain, settings.half, settings.gradient_checkpointing,
              processes.world() > 1)
-    return Actor(policy, args) if any(needs) else Scorer(policy)
+    return Actor(policy, settings) if any(needs) else Scorer(policy)
 
 
 def checkpoint_layers(policy):

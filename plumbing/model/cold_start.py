@@ -38,52 +38,52 @@ SHALLOW = 4             # layers up to which the random weights are used as they
 MUST_PASS = 0.3         # smallest pass@1 of a usable cold start; below it RL sees too few successes
 
 
-def tiny_config(args, tokenizer):
+def tiny_config(settings, tokenizer):
     """The shape of the built-in policy: a Qwen3-MoE of about a million parameters."""
-    K = args.num_experts_per_tok
+    K = settings.num_experts_per_tok
     return Qwen3MoeConfig(
-        vocab_size=len(tokenizer), hidden_size=args.hidden_size, num_attention_heads=4,
-        num_hidden_layers=args.num_hidden_layers, num_key_value_heads=4,
-        head_dim=args.hidden_size // 4, num_experts=args.num_experts, num_experts_per_tok=K,
-        moe_intermediate_size=2 * args.hidden_size // K,  # active weights do not depend on K
-        intermediate_size=2 * args.hidden_size,
+        vocab_size=len(tokenizer), hidden_size=settings.hidden_size, num_attention_heads=4,
+        num_hidden_layers=settings.num_hidden_layers, num_key_value_heads=4,
+        head_dim=settings.hidden_size // 4, num_experts=settings.num_experts, num_experts_per_tok=K,
+        moe_intermediate_size=2 * settings.hidden_size // K,  # active weights do not depend on K
+        intermediate_size=2 * settings.hidden_size,
         norm_topk_prob=K > 1,  # one normalized gate is always 1: the router would get no gradient
         tie_word_embeddings=False, max_position_embeddings=2048, bos_token_id=None,
         initializer_range=INIT_STD, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id)
 
 
-def cold_start(args, task, device):
+def cold_start(settings, task, device):
     """(policy, tokenizer) of the cold start, from the cache or trained now. Raises ValueError if
     its pass@1 is too low to start RL."""
     tokenizer = running_sum.builtin_tokenizer(task.characters)
-    config = tiny_config(args, tokenizer)
-    recipe = dict(task=task.name, config=config.to_diff_dict(), steps=args.cold_start_steps,
-                  learning_rate=args.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
-                  balance=BALANCE, seed=args.seed, torch=torch.__version__,
+    config = tiny_config(settings, tokenizer)
+    recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
+                  learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
+                  balance=BALANCE, seed=settings.seed, torch=torch.__version__,
                   problems=digest(task.train))  # and their order
     if residual_scale(config) < 1:
         recipe["residual_scale"] = residual_scale(config)
     folder = CACHE / digest(recipe)[:12]
     # only the first process trains it: transformers lets no other process write a model
-    processes.on_first(lambda: folder.is_dir() or make_cold_start(args, task, config, tokenizer,
+    processes.on_first(lambda: folder.is_dir() or make_cold_start(settings, task, config, tokenizer,
                                                                   device, folder, recipe))
     policy = on_its_device(TinyMoE.from_pretrained(folder), device)
     policy.name_or_path = str(folder.resolve())
     return policy, tokenizer
 
 
-def make_cold_start(args, task, config, tokenizer, device, folder, recipe):
+def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     """Train the cold start and write it to the folder. Raises ValueError if its pass@1 is too
     low."""
-    torch.manual_seed(args.seed)
+    torch.manual_seed(settings.seed)
     policy = on_its_device(scale_residual(TinyMoE(config)), device)
-    supervise(policy, tokenizer, task, args)
+    supervise(policy, tokenizer, task, settings)
     passed = share_right(policy, tokenizer, task)
     if passed < MUST_PASS:
         raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least "
-                         f"{MUST_PASS}; try more --cold_start_steps (now {args.cold_start_steps}), "
-                         "another --seed or shorter sums")
+                         f"{MUST_PASS}; try more --cold_start_steps (now "
+                         f"{settings.cold_start_steps}), another --seed or shorter sums")
     partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
@@ -129,12 +129,12 @@ def share_right(policy, tokenizer, task, samples=4):
     return sum(reward >= 1 for reward in right) / len(right)
 
 
-def supervise(policy, tokenizer, task, args):
+def supervise(policy, tokenizer, task, settings):
     """Train on the teacher's answers by next-token cross-entropy; prompt tokens are not in the
     loss."""
-    rng = random.Random(args.seed)
-    steps = args.cold_start_steps
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.cold_start_learning_rate,
+    rng = random.Random(settings.seed)
+    steps = settings.cold_start_steps
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.cold_start_learning_rate,
                                   betas=(0.9, 0.95), weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))

@@ -21,7 +21,7 @@ SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(args, task, device, folder=None, change=None, apart=False):
+def load_policy(settings, task, device, folder=None, change=None, apart=False):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
     built-in tiny MoE after its cold start. change: a function of the policy as it was read -> what
     takes its place. apart: of a checkpoint that adds to another one, such as adapters, the other
@@ -31,14 +31,14 @@ def load_policy(args, task, device, folder=None, change=None, apart=False):
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
     would be wrong in this code without an error.
     """
-    name = folder or args.model_name_or_path
+    name = folder or settings.model_name_or_path
     if name is None:
-        policy, tokenizer = cold_start(args, task, device)
+        policy, tokenizer = cold_start(settings, task, device)
         return (change(policy).to(device) if change else policy), tokenizer
     name = str(name)
     check_sound(name, "--model_name_or_path")
-    if reader := args.reader_of(name):
-        return load_both(args, task, device, name, reader, change, apart)
+    if reader := settings.reader_of(name):
+        return load_both(settings, task, device, name, reader, change, apart)
     try:
         policy, tokenizer = read_checkpoint(name)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -51,7 +51,7 @@ def load_policy(args, task, device, folder=None, change=None, apart=False):
     try:
         policy.name_or_path = name
         policy = on_its_device(change(policy) if change else policy, device).eval()
-        check_length(policy, args.max_prompt_length, task)
+        check_length(policy, settings.max_prompt_length, task)
         check_log_probs(policy, tokenizer)
         check_routers(policy)
     except ValueError as error:
@@ -59,10 +59,10 @@ def load_policy(args, task, device, folder=None, change=None, apart=False):
     return policy, tokenizer
 
 
-def load_both(args, task, device, name, reader, change, apart):
+def load_both(settings, task, device, name, reader, change, apart):
     """load_policy of a checkpoint that adds to another one. reader: the feature that reads it."""
     try:
-        base = load_policy(args, task, device, reader.base_of(name), change if apart else None)
+        base = load_policy(settings, task, device, reader.base_of(name), change if apart else None)
     except ValueError as error:
         raise ValueError(f"{name} needs its base model: {error}") from None
     if apart:

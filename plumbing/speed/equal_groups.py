@@ -14,12 +14,12 @@ def with_gradient(learner, batch):
     with loss tokens if there is one, so that there is a forward. In 16 bits the last forward is
     filled up with such groups: one with fewer rows may round otherwise than the forward of the old
     log-probs, by more than GSPO's clip range."""
-    args = learner.settings
-    row = args.row
+    settings = learner.settings
+    row = settings.row
     others = learner.features.adds_gradient or row.kind.pulls and row.constants[row.kind.pulls]
-    per_response = ADVANTAGES[args.advantage].per == "response"
+    per_response = ADVANTAGES[settings.advantage].per == "response"
     mask = batch.rollout.mask
-    G = args.num_generations
+    G = settings.num_generations
     signal = batch.advantages.reshape(len(mask), -1).ne(0).any(-1)                  # [B]
     # The only GPU synchronization before the end of an update: for these two tensors.
     signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
@@ -30,7 +30,7 @@ def with_gradient(learner, batch):
     moves = [a and n for a, n in zip(signal, tokens)]                               # B ints
     live = [i for i in groups if any(moves[i * G:(i + 1) * G])]                     # [q]
     live = live or [next((i for i in groups if any(tokens[i * G:(i + 1) * G])), 0)]
-    if args.half:
+    if settings.half:
         dead = [i for i in groups if i not in live]
         live += dead[:-len(live) % max(1, learner.rows_per_pass() // G)]
     return batch.groups(torch.tensor(live))
