@@ -29,9 +29,9 @@ class Problem(NamedTuple):
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
 
 
-def load_problems(name, test_name, prompt_column, answer_column, size, seed):
-    """(train, test, {problem: its row}, notes) from a data file, a hub id or `reasoning_gym:NAME`
-    (`size` problems of each generator, made with `seed`; see gym_generators).
+def load_problems(name, test_name, prompt_column, answer_column, made=None):
+    """(train, test, {problem: its row}, notes) from a data file or a hub id; made: rows in place of
+    these, as read_rows gives them.
 
     Columns: prompt, question or problem; answer or solution; or the columns named by the arguments.
     Numbers become text. If an answer contains `####`, only the text after it is used (gsm8k). If a
@@ -42,12 +42,7 @@ def load_problems(name, test_name, prompt_column, answer_column, size, seed):
     CRC-32, at least 1 and at most 512 of them. A single problem is in both splits. Raises
     ValueError or FileNotFoundError that names the file and the line.
     """
-    if name.startswith("reasoning_gym:"):
-        rows = gym_rows(gym_generators(name, size, seed))
-        own_test = []
-        prompt_column = answer_column = None
-    else:
-        rows, own_test = file_or_hub_rows(name)
+    rows, own_test = file_or_hub_rows(name) if made is None else (made, [])
     if test_name:
         train_rows, test_rows = file_or_hub_rows(test_name)
         own_test = test_rows or train_rows

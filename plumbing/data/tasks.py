@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from plumbing.data.datafiles import gym_generators, load_problems
+from plumbing.data.datafiles import gym_generators, gym_rows, load_problems
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
@@ -31,16 +31,19 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
-    without one: math. For reasoning_gym its own verifier is always the first. time_limit: seconds
+    without one: math. For reasoning_gym `size` problems of each generator are made with `seed`,
+    and its own verifier is always the first. time_limit: seconds
     per response, None: 3; a reward function of a whole batch has none. The task's `notes` list the
     rows that were left out. Raises ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
+    made = None
     if dataset_name.startswith("reasoning_gym:"):
         generators = gym_generators(dataset_name, size, seed)
         kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
+        made = gym_rows(generators)
     train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
-                                               answer_column, size, seed)
+                                               answer_column, made)
     columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
     verifiers = tuple(RewardFunction(kind, columns) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
