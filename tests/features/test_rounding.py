@@ -34,13 +34,15 @@ def test_no_note_where_rounding_removes_nothing(flags, run, capsys):
     assert "note: log s" not in capsys.readouterr().out
 
 
-def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see():
-    """Reference: two policies, two arithmetics, four forwards, the means of a loop over tokens."""
+@pytest.mark.parametrize("more, count", [("", 4), ("--micro_batch_size 4", 2)])
+def test_the_error_is_that_of_log_s_and_not_of_a_change_that_both_see(more, count):
+    """Of a group, or of half a micro-batch. Reference: two policies, two arithmetics, four
+    forwards, the means of a loop over tokens."""
     settings = parse("--plain --bf16 --num_generations 4 --steps_per_generation 1 "
-                     "--temperature 0.7".split())
+                     f"--temperature 0.7 {more}".split())
     old, policy = (models.make("tiny_moe", num_hidden_layers=1) for _ in range(2))
     rollout = sample(policy, builtin_tokenizer(), ["1+2=", "3+4="], 4, 6, 0.7)
-    rows = rollout.rows(0, 4)
+    rows = rollout.rows(0, count)
     actor = Actor(policy, settings)
     rounding = Rounding(SimpleNamespace(settings=settings, actor=actor))
     batch = SimpleNamespace(rollout=rollout, old_logp=rollout.sampler_logp)

@@ -22,7 +22,8 @@ from plumbing.run.metrics import token_record
 from rollout import Rollout
 from tiny_run import jsonl, read_json
 
-HOSTILE = '</script><img src=x onerror="document.title=1"><script>document.title=2</script><!--'
+HOSTILE = ('</script><img src=x onerror="document.title=1"><script>document.title=2</script>'
+           "@SCRIPT@<!--")
 WORDS = [HOSTILE, "<eos>", " a", "\n", "é", "7", "", "{{x}}", "`${1}`", "\u2028"]
 G, T, L, K = 6, 9, 2, 2
 
