@@ -105,7 +105,7 @@ def reward_scores(task, parts):
             "mean_rewards": rewards, "reward_parts": dict(zip(task.part_names, means))}
 
 
-def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progress=None):
+def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, progress=None):
     """Sample `samples` responses per problem (at temperature 0 one greedy response) and verify
     them. sampler: a rollout.Sampler.
 
@@ -123,7 +123,8 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         part = slice(start, min(start + starts.step, own.stop))
         asked = problems[part]
-        prompts = task.encode(sampler.tokenizer, asked, args.chat_template, args.max_prompt_length)
+        prompts = task.encode(sampler.tokenizer, asked, settings.chat_template,
+                              settings.max_prompt_length)
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature)
         judged = task.judge(rollout.texts, asked, rollout.token_lists())           # [B, K]
@@ -137,18 +138,18 @@ def evaluate(args, sampler, task, problems, samples, temperature, seed=0, progre
     return answers | {"pass_at_1": pass_at_1(answers["rewards"]), **rewards}
 
 
-def held_out(args, actor, tokenizer, task):
+def held_out(settings, actor, tokenizer, task):
     """Evaluate on held-out prompts: {"sampled": ..., "greedy": ...}, each as evaluate returns it;
     None without --eval_samples."""
-    if not args.eval_samples:
+    if not settings.eval_samples:
         return None
     frozen = not all(p.requires_grad for p in actor.policy.parameters())     # in 16 bits, with half
-    halved = autocast(actor.policy.device, args.half if frozen else None)
+    halved = autocast(actor.policy.device, settings.half if frozen else None)
     with gathered(actor) as policy, halved:
-        sampler = base_sampler(args, policy, tokenizer, task)
-        return {kind: evaluate(args, sampler, task, task.test[:args.eval_prompts],
-                               args.eval_samples, temperature)
-                for kind, temperature in (("sampled", args.temperature), ("greedy", 0.0))}
+        sampler = base_sampler(settings, policy, tokenizer, task)
+        return {kind: evaluate(settings, sampler, task, task.test[:settings.eval_prompts],
+                               settings.eval_samples, temperature)
+                for kind, temperature in (("sampled", settings.temperature), ("greedy", 0.0))}
 
 
 # --------------------------------------------------------------------------------- the commands
@@ -156,20 +157,20 @@ def held_out(args, actor, tokenizer, task):
 def passk(asked):
     """Print and save pass@1, pass@k and the mean reward of one checkpoint, or of two and of their
     difference, problem by problem. asked: (passk's own flags, Settings)."""
-    own, args = asked
+    own, settings = asked
     logging.disable_progress_bar()
-    print(own.settings)
-    task = tasks.of_run(args)
-    device = torch.device(kind_of(args))
-    report = {"dataset": task.name, "settings": own.settings, "n": own.n,
-              "temperature": args.temperature, "seed": args.seed, "checkpoints": []}
+    print(own.line)
+    task = tasks.of_run(settings)
+    device = torch.device(kind_of(settings))
+    report = {"dataset": task.name, "settings": own.line, "n": own.n,
+              "temperature": settings.temperature, "seed": settings.seed, "checkpoints": []}
     found = []                                               # {problem: {score: number}}
     for name in own.model_name_or_path:
-        policy, tokenizer = load_policy(args, task, device, name)
-        say(task.keep_what_fits(tokenizer, args.chat_template, args.max_prompt_length))
+        policy, tokenizer = load_policy(settings, task, device, name)
+        say(task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length))
         problems = task.test[:own.problems]
-        answers = evaluate(args, base_sampler(args, policy, tokenizer, task), task, problems,
-                           own.n, args.temperature, args.seed, progress=str(name))
+        answers = evaluate(settings, base_sampler(settings, policy, tokenizer, task), task,
+                           problems, own.n, settings.temperature, settings.seed, progress=str(name))
         rows = scores_by_problem(answers, own.k)
         limits = {"reward": answers["reward_limits"],
                   "mean_length": (0, task.max_completion_length)}
@@ -193,19 +194,19 @@ def passk(asked):
 def ask(asked):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
     if the right answer is given. asked: (ask's own flags, Settings)."""
-    own, args = asked
+    own, settings = asked
     logging.disable_progress_bar()
-    print(own.settings)
-    task = tasks.of_run(args)
+    print(own.line)
+    task = tasks.of_run(settings)
     prompt = own.prompt.replace("\\n", "\n")
     if task.one_width:                                       # the built-in task's fixed width
         prompt = prompt.ljust(len(task.test[0].prompt))
     problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
     task.rows[problem] = {}
-    policy, tokenizer = load_policy(args, task, torch.device(kind_of(args)), own.checkpoint)
-    sampler = base_sampler(args, policy, tokenizer, task)
-    for temperature in (0.0, args.temperature):
-        answers = evaluate(args, sampler, task, [problem], own.n, temperature, args.seed)
+    policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)
+    sampler = base_sampler(settings, policy, tokenizer, task)
+    for temperature in (0.0, settings.temperature):
+        answers = evaluate(settings, sampler, task, [problem], own.n, temperature, settings.seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
             judged = "" if own.answer is None else f"   reward {reward:g}"
             print(f"\ntemperature {temperature:g}{judged}\n{text}")

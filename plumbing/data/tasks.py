@@ -31,10 +31,10 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
-    without one: math. For reasoning_gym `size` problems of each generator are made with `seed`,
-    and its own verifier is always the first. time_limit: seconds
-    per response, None: 3; a reward function of a whole batch has none. The task's `notes` list the
-    rows that were left out. Raises ValueError or FileNotFoundError.
+    without one: math. For reasoning_gym `size` problems of each generator are made with `seed`, and
+    its own verifier is always the first. time_limit: seconds per response, None: 3; a reward
+    function of a whole batch has none. The task's `notes` list the rows that were left out. Raises
+    ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
     made = None
@@ -99,22 +99,22 @@ def agreed_by_all(verifier, problems, tried):
     return [note] if note else []
 
 
-def of_run(args, task=None):
+def of_run(settings, task=None):
     """The task of a run: `task` if it is given, else the one that the flags name. A Task needs only
     a name, train and test problems and a verify function. --stop adds strings to the task's own
     stop strings; --max_completion_length replaces its own limit."""
-    task = task or from_arguments(args)
+    task = task or from_arguments(settings)
     task.sizes = task.sizes or (len(task.train),)
-    task.stop = tuple(dict.fromkeys((*task.stop, *args.stop)))
-    task.max_completion_length = args.max_completion_length or task.max_completion_length
+    task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
+    task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task
 
 
-def text_or_file(args, name):
+def text_or_file(settings, name):
     """The text of a flag, in which \\n becomes a line break. For @FILE: the text of that file
     without a byte order mark and without its last line break. None if the flag is not given. Raises
     ValueError if the file cannot be read."""
-    text = getattr(args, name)
+    text = getattr(settings, name)
     if text is None or not text.startswith("@"):
         return text and text.replace("\\n", "\n")
     try:
@@ -123,32 +123,33 @@ def text_or_file(args, name):
         raise ValueError(f"--{name} {text}: cannot be read: {error}")
 
 
-def from_arguments(args):
+def from_arguments(settings):
     """The built-in task or the user's task, as train.py's flags say, and as the features of the run
     change it.
 
     Without --max_completion_length the longest response has 256 tokens; for the built-in task as
     many as its longest answer.
     """
-    template = text_or_file(args, "prompt_template")
+    template = text_or_file(settings, "prompt_template")
     template = "{prompt}" if template is None else template
     if "{prompt}" not in template:
-        raise ValueError(f"--prompt_template {args.prompt_template}: it must contain {{prompt}}, "
-                         "which is replaced by the prompt")
-    prompt, answer = args.columns or (None, None)
-    load = partial(load_task, prompt_column=prompt, answer_column=answer, verifier=args.verifier,
-                   time_limit=args.verifier_timeout, stop=args.stop, chat=args.chat_template,
-                   seed=args.seed, reward_weights=args.reward_weights,
-                   system_prompt=text_or_file(args, "system_prompt"), prompt_template=template)
-    if args.dataset_name is None:
-        task = running_sum(args.min_terms, args.max_terms, args.verbose_answers)
+        raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
+                         "{prompt}, which is replaced by the prompt")
+    prompt, answer = settings.columns or (None, None)
+    load = partial(load_task, prompt_column=prompt, answer_column=answer,
+                   verifier=settings.verifier, time_limit=settings.verifier_timeout,
+                   stop=settings.stop, chat=settings.chat_template,
+                   seed=settings.seed, reward_weights=settings.reward_weights,
+                   system_prompt=text_or_file(settings, "system_prompt"), prompt_template=template)
+    if settings.dataset_name is None:
+        task = running_sum(settings.min_terms, settings.max_terms, settings.verbose_answers)
     else:
-        task = load(args.dataset_name, args.test_dataset_name)
-        if args.verifier_timeout and all(v.whole for v in task.verifiers):
-            raise ValueError(f"--verifier_timeout {args.verifier_timeout:g} has no effect on a "
+        task = load(settings.dataset_name, settings.test_dataset_name)
+        if settings.verifier_timeout and all(v.whole for v in task.verifiers):
+            raise ValueError(f"--verifier_timeout {settings.verifier_timeout:g} has no effect on a "
                              "function of a whole batch: set a limit in the function")
-    for feature in args.features:
-        task = feature.task(args, task, load)
+    for feature in settings.features:
+        task = feature.task(settings, task, load)
     task.weights(torch.zeros(1, len(task.part_names)))       # raises for a wrong number of weights
-    task.max_completion_length = args.max_completion_length or task.max_completion_length
+    task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task

@@ -16,14 +16,14 @@ THERE = {"cuda": lambda: torch.cuda.is_available(), "cpu": lambda: True,
          "mps": lambda: torch.backends.mps.is_available()}
 
 
-def kind_of(args):
+def kind_of(settings):
     """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
-    if args.device == "auto":
+    if settings.device == "auto":
         return "cuda" if THERE["cuda"]() else "cpu"
-    if not THERE[args.device]():
-        raise ValueError(f"--device {args.device}: torch {torch.__version__} finds no such device "
-                         "on this machine; use --device auto")
-    return args.device
+    if not THERE[settings.device]():
+        raise ValueError(f"--device {settings.device}: torch {torch.__version__} finds no such "
+                         "device on this machine; use --device auto")
+    return settings.device
 
 
 def has_bfloat16():
@@ -31,20 +31,20 @@ def has_bfloat16():
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def arithmetic(args):
+def arithmetic(settings):
     """{"bf16": ..., "fp16": ...}: these flags of a run, chosen here if they were not given.
 
     Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
     """
-    gpu = kind_of(args) == "cuda"
-    bf16 = args.bf16
-    fp16 = args.fp16
+    gpu = kind_of(settings) == "cuda"
+    bf16 = settings.bf16
+    fp16 = settings.fp16
     if bf16 and fp16:
         raise ValueError("--bf16 true and --fp16 true: autocast uses only one format")
     if bf16 and gpu and not has_bfloat16():
         raise ValueError("--bf16 true: this GPU has no bfloat16 arithmetic; use --fp16, which is "
                          "the default on such a GPU")
-    wanted = gpu and bool(args.model_name_or_path)
+    wanted = gpu and bool(settings.model_name_or_path)
     if fp16 is None:
         fp16 = wanted and bf16 is None and not has_bfloat16()
     if bf16 is None:

@@ -28,13 +28,13 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some weights
 
 
-def start(args):
+def start(settings):
     """Join the other processes if torchrun started several. Returns the device of this process.
 
     Raises ValueError if the device does not exist or the batch does not divide evenly over the
     processes.
     """
-    kind = devices.kind_of(args)
+    kind = devices.kind_of(settings)
     local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():
@@ -50,10 +50,10 @@ def start(args):
         torch.backends.cuda.enable_cudnn_sdp(False)
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
-    if args.prompts_per_step // args.steps_per_generation % world():
-        raise ValueError(f"--prompts_per_step {args.prompts_per_step} / --steps_per_generation "
-                         f"{args.steps_per_generation} prompts per mini-batch cannot be divided "
-                         f"equally among {world()} processes")
+    if settings.prompts_per_step // settings.steps_per_generation % world():
+        raise ValueError(f"--prompts_per_step {settings.prompts_per_step} / --steps_per_generation "
+                         f"{settings.steps_per_generation} prompts per mini-batch cannot be "
+                         f"divided equally among {world()} processes")
     return device
 
 

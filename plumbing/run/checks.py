@@ -26,57 +26,57 @@ def nearest(word, known):
     return f", did you mean {match[0]}?" if match else ""
 
 
-def check_choice(args, name, known):
-    value = getattr(args, name)
+def check_choice(settings, name, known):
+    value = getattr(settings, name)
     if value not in known:
-        refuse(args, name, f"is unknown{nearest(value, known)}; known: {', '.join(known)}")
+        refuse(settings, name, f"is unknown{nearest(value, known)}; known: {', '.join(known)}")
 
 
-def check_values(args, flags):
+def check_values(settings, flags):
     """Refuse a value that is out of range, whatever the other flags are. flags: the fields of
     Settings that are flags."""
     for f in flags:
-        value = getattr(args, f.name)
+        value = getattr(settings, f.name)
         limits = f.metadata
         if isinstance(value, float) and not math.isfinite(value):
-            refuse(args, f.name, "is not a finite number")
+            refuse(settings, f.name, "is not a finite number")
         if value is None:
             continue
         if "choices" in limits:
-            check_choice(args, f.name, limits["choices"])
+            check_choice(settings, f.name, limits["choices"])
         if value < limits.get("at_least", value):
-            refuse(args, f.name, f"is not at least {limits['at_least']}")
+            refuse(settings, f.name, f"is not at least {limits['at_least']}")
         if "above" in limits and value <= limits["above"]:
-            refuse(args, f.name, f"is not above {limits['above']}")
+            refuse(settings, f.name, f"is not above {limits['above']}")
         if value > limits.get("at_most", value):
-            refuse(args, f.name, f"is not between 0 and {limits['at_most']}")
-    cap = OBJECTIVES[args.objective].kind.widest
+            refuse(settings, f.name, f"is not between 0 and {limits['at_most']}")
+    cap = OBJECTIVES[settings.objective].kind.widest
     for name in ("epsilon", "epsilon_high"):
-        value = getattr(args, name)
+        value = getattr(settings, name)
         if value is not None and not 0 < value < cap:
-            refuse(args, name, "is not between 0 and 1: the clip range is [1 - epsilon, 1 + "
+            refuse(settings, name, "is not between 0 and 1: the clip range is [1 - epsilon, 1 + "
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
-def check_conditions(args, flags, needs="needs"):
+def check_conditions(settings, flags, needs="needs"):
     """Refuse a flag with a value other than its default that no other flag makes use of, or that
     another flag contradicts, as its `needs` and `without` say (features.feature.flag). needs: the
     word for the first of the two."""
     for f in flags:
         default = f.default_factory() if f.default is MISSING else f.default
-        if getattr(args, f.name) == default:
+        if getattr(settings, f.name) == default:
             continue
         for condition, why in as_reasons(f.metadata.get(needs)):
-            if not any(holds(args, one) for one in condition.split("|")):
+            if not any(holds(settings, one) for one in condition.split("|")):
                 needed = " or ".join(typed(one) for one in condition.split("|"))
-                refuse(args, f.name, f"needs {needed}{because(why)}")
+                refuse(settings, f.name, f"needs {needed}{because(why)}")
         for condition, why in as_reasons(f.metadata.get("without")):
             for one in condition.split("|"):
-                if holds(args, one):
+                if holds(settings, one):
                     name = one.partition("=")[0]
-                    other = typed(name) if getattr(args, name) is True else (
-                        f"--{name} {getattr(args, name)}")
-                    refuse(args, f.name, f"cannot be combined with {other}{because(why)}")
+                    other = typed(name) if getattr(settings, name) is True else (
+                        f"--{name} {getattr(settings, name)}")
+                    refuse(settings, f.name, f"cannot be combined with {other}{because(why)}")
 
 
 def as_reasons(conditions):
@@ -88,10 +88,10 @@ def because(why):
     return f": {why}" if why else ""
 
 
-def holds(args, condition):
+def holds(settings, condition):
     """Whether FLAG is on, or FLAG=VALUE has this value."""
     name, equals, wanted = condition.partition("=")
-    value = getattr(args, name, None)        # of a feature that is not there: off
+    value = getattr(settings, name, None)        # of a feature that is not there: off
     return str(value) == wanted if equals else bool(value)
 
 
@@ -100,67 +100,74 @@ def typed(condition):
     return f"--{condition.replace('=', ' ')}"
 
 
-def check_combinations(args):
+def check_combinations(settings):
     """Refuse what the words of a flag cannot say: relations between numbers, and what a row of
     OBJECTIVES or ADVANTAGES reads."""
-    objective = OBJECTIVES[args.objective]
-    advantage = check_row(args.advantage)
+    objective = OBJECTIVES[settings.objective]
+    advantage = check_row(settings.advantage)
     per_token = advantage.per == "token"
     reads = advantage.reads
-    G = args.num_generations
-    micro = args.micro_batch_size
-    minibatches = args.steps_per_generation
-    takes = f"gives every token its own advantage, and {args.algorithm} takes one per response"
+    G = settings.num_generations
+    micro = settings.micro_batch_size
+    minibatches = settings.steps_per_generation
+    takes = f"gives every token its own advantage, and {settings.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
-    own_data = bool(args.dataset_name)
-    sampler = args.old_logp == "sampler"
+    own_data = bool(settings.dataset_name)
+    sampler = settings.old_logp == "sampler"
     engines = [name for feature in FEATURES for name in feature.engines]
-    bits = not args.optim.startswith("adamw_torch")          # bitsandbytes'
+    bits = not settings.optim.startswith("adamw_torch")          # bitsandbytes'
     for name, wrong, must in (
         ("num_generations", G < 2 and "group_size" in reads,
-         f"is too few: --advantage {args.advantage} compares the responses of a group and needs at "
-         "least 2"),
-        ("steps_per_generation", args.prompts_per_step % minibatches,
-         f"does not divide --prompts_per_step {args.prompts_per_step}: every mini-batch must have "
-         "the same number of whole groups"),
+         f"is too few: --advantage {settings.advantage} compares the responses of a group and "
+         "needs at least 2"),
+        ("steps_per_generation", settings.prompts_per_step % minibatches,
+         f"does not divide --prompts_per_step {settings.prompts_per_step}: every mini-batch must "
+         "have the same number of whole groups"),
         ("micro_batch_size", micro and micro % G and G % micro,
          f"must divide --num_generations {G} or be a multiple of it"),
-        ("num_experts_per_tok", args.num_experts_per_tok > args.num_experts,
-         f"is more than --num_experts {args.num_experts}"),
-        ("hidden_size", args.hidden_size % 8,
+        ("num_experts_per_tok", settings.num_experts_per_tok > settings.num_experts,
+         f"is more than --num_experts {settings.num_experts}"),
+        ("hidden_size", settings.hidden_size % 8,
          "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
-        ("max_terms", args.max_terms < args.min_terms, f"is below --min_terms {args.min_terms}"),
-        ("reward_weights", min(args.reward_weights, default=0) < 0 and args.scale_rewards == "mean"
-         and "scale" in reads, "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by "
-         "the mean reward of a group: use --scale_rewards group or none"),
-        ("scale_rewards", "scale_rewards" in args.given and "scale" not in reads,
-         f"has no effect with --advantage {args.advantage}, which does not read it: leave it out"),
-        ("reward_weights", rescales(args, reads), "multiplies every reward by the same number, and "
-         f"--scale_rewards {args.scale_rewards} divides by it again: leave it out"),
-        ("stop", "" in args.stop, "must not be empty: give the text that ends a response"),
-        ("columns", len(args.columns) not in (0, 2),
+        ("max_terms", settings.max_terms < settings.min_terms,
+         f"is below --min_terms {settings.min_terms}"),
+        ("reward_weights", min(settings.reward_weights, default=0) < 0
+         and settings.scale_rewards == "mean" and "scale" in reads,
+         "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
+         "group: use --scale_rewards group or none"),
+        ("scale_rewards", "scale_rewards" in settings.given and "scale" not in reads,
+         f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
+         "out"),
+        ("reward_weights", rescales(settings, reads),
+         "multiplies every reward by the same number, and "
+         f"--scale_rewards {settings.scale_rewards} divides by it again: leave it out"),
+        ("stop", "" in settings.stop, "must not be empty: give the text that ends a response"),
+        ("columns", len(settings.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
-        ("columns", args.columns and own_data and args.dataset_name.startswith("reasoning_gym:"),
+        ("columns",
+         settings.columns and own_data and settings.dataset_name.startswith("reasoning_gym:"),
          "has no effect on reasoning_gym, whose problems have no columns to choose"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
-        ("old_logp", sampler and args.router_shift,
-         f"cannot be combined with --algorithm {args.algorithm}: the router shift needs the old "
-         "routers' logits, which are recorded only by --old_logp recompute"),
-        ("sampler", args.sampler and args.sampler not in engines and not own_file(args.sampler),
+        ("old_logp", sampler and settings.router_shift,
+         f"cannot be combined with --algorithm {settings.algorithm}: the router shift needs the "
+         "old routers' logits, which are recorded only by --old_logp recompute"),
+        ("sampler",
+         settings.sampler and settings.sampler not in engines and not own_file(settings.sampler),
          f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
         ("optim", bits and not find_spec("bitsandbytes"),
          "needs a package that is not installed: pip install bitsandbytes"),
-        ("optim", bits and args.shard, "cannot be combined with --shard: use adamw_torch_fused"),
-        ("optim", "paged" in args.optim and kind_of(args) != "cuda",
+        ("optim", bits and settings.shard,
+         "cannot be combined with --shard: use adamw_torch_fused"),
+        ("optim", "paged" in settings.optim and kind_of(settings) != "cuda",
          "needs a CUDA GPU, whose pages it moves: use adamw_8bit or adamw_torch_fused"),
     ):
         if wrong:
-            refuse(args, name, must)
+            refuse(settings, name, must)
     for feature in FEATURES:
-        feature.check(args)
-    check_loss(args)
-    check_advantage(args)
+        feature.check(settings)
+    check_loss(settings)
+    check_advantage(settings)
 
 
 def own_file(name):
@@ -169,64 +176,64 @@ def own_file(name):
     return path.endswith(".py") and Path(path).is_file()
 
 
-def rescales(args, reads):
+def rescales(settings, reads):
     """Whether --reward_weights only multiplies all rewards by one number, which the advantages
     divide by again."""
-    weights = args.reward_weights
-    shaped = any(feature.adds_reward(args) for feature in args.features)
-    divided = "scale" in reads and args.scale_rewards != "none"
+    weights = settings.reward_weights
+    shaped = any(feature.adds_reward(settings) for feature in settings.features)
+    divided = "scale" in reads and settings.scale_rewards != "none"
     return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
         divided and not shaped)
 
 
-def check_advantage(args):
+def check_advantage(settings):
     """Compute the advantages of three groups: a row of ADVANTAGES may not fit its function, and a
     function may not expect a group of equal rewards."""
-    G = max(2, args.num_generations)
+    G = max(2, settings.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
     examples = {"[B, T] bool": zeros == 0, "[B, T]": zeros, "": 1.0}
     given = {name: next(x for shape, x in examples.items() if INPUTS[name].startswith(shape))
-             for f in args.features for name in f.gives}
+             for f in settings.features for name in f.gives}
     try:
         A = estimate_advantages(
-            args.advantage, rewards, G, args.scale_rewards, parts=rewards[:, None],
+            settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, **given)
     except Exception as error:                               # whatever an own function raises
         said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"--advantage {args.advantage} fails on three groups of {G} rewards (0 "
-                         f"and 1 in turn, all 0, all 1): {said}") from error
-    per = ADVANTAGES[args.advantage].per
+        raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
+                         f"(0 and 1 in turn, all 0, all 1): {said}") from error
+    per = ADVANTAGES[settings.advantage].per
     if A.shape != (rewards if per == "response" else zeros).shape:
-        refuse(args, "advantage", f"does not return one number for every {per}: mend its function, "
-               "or what its row of advantages.ADVANTAGES says")
+        refuse(settings, "advantage", f"does not return one number for every {per}: mend its "
+               "function, or what its row of advantages.ADVANTAGES says")
     finite = A.isfinite().view(3, -1).all(1).tolist()                               # per group
     if not all(finite):
         where = "where all rewards of a group are equal" if finite[0] else "for rewards of 0 and 1"
-        refuse(args, "advantage", f"returns a number that is not finite {where}: mend its function "
-               "in advantages.py; groups of equal rewards occur in every run, and 0 is their usual "
-               "advantage")
+        refuse(settings, "advantage", f"returns a number that is not finite {where}: mend its "
+               "function in advantages.py; groups of equal rewards occur in every run, and 0 is "
+               "their usual advantage")
 
 
-def check_loss(args):
+def check_loss(settings):
     """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
     and a row, a clip or a statistic of one's own may not fit the rest."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
     try:
         (loss, stats), (dead, _) = (policy_loss(
-            args.row, logp, old_logp, A, one.bool(), weights=one, epsilon=args.epsilon,
-            epsilon_high=args.epsilon_high,
-            router_shift=one if args.router_shift else None)
+            settings.row, logp, old_logp, A, one.bool(), weights=one, epsilon=settings.epsilon,
+            epsilon_high=settings.epsilon_high,
+            router_shift=one if settings.router_shift else None)
             for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))
         combine_stats([stats])
     except ValueError as error:
-        raise ValueError(f"--algorithm {args.algorithm}: {error}") from None
+        raise ValueError(f"--algorithm {settings.algorithm}: {error}") from None
     if not loss.isfinite():
-        raise ValueError(f"--algorithm {args.algorithm}: its loss of two responses is not finite: "
-                         "mend its row or its clip in losses.py")
-    row = OBJECTIVES[args.objective]
+        raise ValueError(f"--algorithm {settings.algorithm}: its loss of two responses is not "
+                         "finite: mend its row or its clip in losses.py")
+    row = OBJECTIVES[settings.objective]
     if torch.autograd.grad(dead, logp)[0].any() and not row.kind.pulls:
-        raise ValueError(f"--algorithm {args.algorithm}: its clip {row.clip!r} has a gradient "
+        raise ValueError(f"--algorithm {settings.algorithm}: its clip {row.clip!r} has a gradient "
                          "where the advantage is 0: name its constant in losses.CLIPS (pulls=), "
                          "so that no group of equal rewards is left out")

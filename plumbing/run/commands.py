@@ -91,7 +91,7 @@ def question(argv):
 
 
 def options(argv):
-    """(passk's own flags, train.py's Settings for the rest). own.settings: the line that says which
+    """(passk's own flags, train.py's Settings for the rest). own.line: the line that says which
     settings of a run they hold. Raises ValueError with one line."""
     parser = sampling_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
@@ -119,7 +119,7 @@ def options(argv):
 
 def sampling_settings(own, rest, command):
     """The Settings with which the checkpoints own.model_name_or_path are sampled: those of their
-    run, and the flags `rest` of train.py. Sets own.settings. Raises ValueError."""
+    run, and the flags `rest` of train.py. Sets own.line. Raises ValueError."""
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     given = given_flags(rest)
@@ -127,10 +127,10 @@ def sampling_settings(own, rest, command):
         if f.name in given and not f.metadata.get("evaluation"):
             raise ValueError(f"{command}: --{f.name} affects training only, not an evaluation")
     run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
-    own.settings = in_words(run, kept, given)
-    args = parse(rest, kept)
-    check_conditions(args, flags(), "evaluation_needs")
-    return args
+    own.line = in_words(run, kept, given)
+    settings = parse(rest, kept)
+    check_conditions(settings, flags(), "evaluation_needs")
+    return settings
 
 
 def settings_of_runs(names, given, trusted):

@@ -28,19 +28,19 @@ LOCK = ".lock"
 # --------------------------------------------------------------------------------- the folder
 
 @contextmanager
-def run_folder(args):
+def run_folder(settings):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
     block ends before the first rollout batch is complete, so that the next run gets its name."""
-    folder = processes.on_first(lambda: open_run(args))
+    folder = processes.on_first(lambda: open_run(settings))
     locks = []
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(stopped(args.given, folder)) from None
+        raise KeyboardInterrupt(stopped(settings.given, folder)) from None
     finally:
         begun = {file.name for file in contents(folder)} - {"config.json"}
-        if locks and not begun and not args.resume:          # only the first process has a lock
+        if locks and not begun and not settings.resume:          # only the first process has a lock
             shutil.rmtree(folder)
         for held in locks:
             held.release()
@@ -60,15 +60,15 @@ def stopped(given, folder):
     return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
 
-def open_run(args):
+def open_run(settings):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
     Raises ValueError as checked_name does."""
-    folder = checked_name(args)
-    while args.output_dir is None:
+    folder = checked_name(settings)
+    while settings.output_dir is None:
         with suppress(FileExistsError):                  # another run may take the name first
             folder.mkdir(parents=True)
             return folder
-        folder = free_name(args.algorithm)
+        folder = free_name(settings.algorithm)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -79,52 +79,52 @@ def free_name(algorithm):
     return next(folder for folder in map(Path, names) if not folder.exists())
 
 
-def checked_name(args):
+def checked_name(settings):
     """The name of the run's folder; nothing is made. Raises ValueError if the folder holds anything
     that must not be replaced, or if a checkpoint to start from does not exist."""
-    for name in [f.name for f in flags() if "checkpoint" in f.metadata and not args.resume]:
-        source = getattr(args, name)
+    for name in [f.name for f in flags() if "checkpoint" in f.metadata and not settings.resume]:
+        source = getattr(settings, name)
         if source and (words := not_there(source)):
             raise ValueError(f"--{name} {source}: {words}")
-    if args.output_dir is None:
-        return free_name(args.algorithm)
-    folder = Path(args.output_dir)
+    if settings.output_dir is None:
+        return free_name(settings.algorithm)
+    folder = Path(settings.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
     is_run = bool(config_of(folder))
-    if args.resume and not is_run:
+    if settings.resume and not is_run:
         saved = whole(folder)
         start = f"start from {saved[-1][1]} (--model_name_or_path) " if saved else ""
         raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
                          f"{start}or leave out --resume to start a run in another --output_dir")
-    if contents(folder) and not args.resume:
-        check_replaceable(args, folder, is_run)
+    if contents(folder) and not settings.resume:
+        check_replaceable(settings, folder, is_run)
     return folder
 
 
-def check_replaceable(args, folder, is_run):
+def check_replaceable(settings, folder, is_run):
     """Raise ValueError unless the folder holds a run, --overwrite_output_dir is given, and nothing
     that the new run reads is in the folder."""
     if not is_run:
         raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
                          "of a run, so nothing in it is replaced: give another folder")
-    if not args.overwrite_output_dir:
+    if not settings.overwrite_output_dir:
         raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
                          "--overwrite_output_dir to replace it, or another folder")
-    for name, word, path in paths_read(args):
+    for name, word, path in paths_read(settings):
         if path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"--overwrite_output_dir would delete {path} in {folder}, which "
                              f"--{name} {word} needs: give another --output_dir")
 
 
-def paths_read(args):
+def paths_read(settings):
     """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints
     and their bases, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is looked at,
     except texts of their own."""
-    if not args.model_name_or_path:
+    if not settings.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE
     for f in flags():
-        value = getattr(args, f.name)
+        value = getattr(settings, f.name)
         words = value if isinstance(value, list) else [value]
         for word in () if f.metadata.keys() & {"text", "choices"} else words:
             if not isinstance(word, str):
@@ -132,7 +132,7 @@ def paths_read(args):
             for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):
                 if path and os.path.exists(path):
                     yield f.name, word, Path(path)
-            if reader := args.reader_of(word):
+            if reader := settings.reader_of(word):
                 yield f.name, word, Path(reader.base_of(word))
 
 
@@ -152,20 +152,20 @@ def lock(folder):
     return held
 
 
-def begin_run(args, folder, task):
+def begin_run(settings, folder, task):
     """Delete an old run from the folder if asked to, and write config.json: the settings, with the
     length limit that the task decided, and the flags that were given, for --resume. This is called
     only after every check has passed. Returns a note for the screen, or ""."""
-    return processes.on_first(lambda: begin_here(args, folder, task))
+    return processes.on_first(lambda: begin_here(settings, folder, task))
 
 
-def begin_here(args, folder, task):
-    for old in contents(folder) if args.overwrite_output_dir else ():
+def begin_here(settings, folder, task):
+    for old in contents(folder) if settings.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    note = set_aside(folder) if args.resume and not whole(folder) else ""
-    arguments = {f.name: getattr(args, f.name) for f in flags()}
+    note = set_aside(folder) if settings.resume and not whole(folder) else ""
+    arguments = {f.name: getattr(settings, f.name) for f in flags()}
     arguments["max_completion_length"] = task.max_completion_length
-    given = {name: value for name, value in args.given.items() if name not in OF_A_CALL}
+    given = {name: value for name, value in settings.given.items() if name not in OF_A_CALL}
     config = {"arguments": arguments, "given": given, "versions": {
         "python": platform.python_version(), "torch": torch.__version__,
         "transformers": transformers.__version__}}

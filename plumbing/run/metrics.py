@@ -124,7 +124,7 @@ def own_routes(mini, new):
     return mini.more.get("own_routes", (mini.routes, new.routes))
 
 
-def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
+def batch_record(settings, step, task, batch, mini, new, updates, of_features=()):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
     of_features: the features' `metrics`."""
@@ -138,10 +138,10 @@ def batch_record(args, step, task, batch, mini, new, updates, of_features=()):
     if all(own) and mini.rollout.mask.any():
         flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
     mismatch = None
-    if args.old_logp == "recompute":
+    if settings.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
-            **use_metrics(updates, args.num_iterations),
+            **use_metrics(updates, settings.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": mean_of(new.entropy, mini.rollout.mask),
             "mismatch_kl": mismatch, **more,
@@ -275,16 +275,16 @@ def collapse(record, best_pass_rate):
     return ""
 
 
-def noise_note(args, noise):
+def noise_note(settings, noise):
     """A line for the screen if the clip range of s is narrower than the error of log s (`noise`, in
     nats), else ""."""
-    if noise <= (args.epsilon + args.epsilon_high) / 2:
+    if noise <= (settings.epsilon + settings.epsilon_high) / 2:
         return ""
-    remedy = ("--fp16, --bf16 false" if args.bf16 else "--fp16 false" if args.fp16 else
-              "--old_logp recompute" if args.old_logp == "sampler" else "")
-    return (f"note: log s has an error of {noise:.1e} here ({args.arithmetic}; log_s_noise in "
-            f"metrics.jsonl), more than the clip range 1 - {args.epsilon:g} to 1 + "
-            f"{args.epsilon_high:g}: the clip removes responses by chance; try "
+    remedy = ("--fp16, --bf16 false" if settings.bf16 else "--fp16 false" if settings.fp16 else
+              "--old_logp recompute" if settings.old_logp == "sampler" else "")
+    return (f"note: log s has an error of {noise:.1e} here ({settings.arithmetic}; log_s_noise in "
+            f"metrics.jsonl), more than the clip range 1 - {settings.epsilon:g} to 1 + "
+            f"{settings.epsilon_high:g}: the clip removes responses by chance; try "
             + ", or ".join(filter(None, (remedy, "a clip range wider than the error (--epsilon, "
                                                  "--epsilon_high)"))))
 

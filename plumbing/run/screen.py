@@ -19,36 +19,36 @@ def say(text):
         print(text)
 
 
-def plan(args, folder, task, device):
+def plan(settings, folder, task, device):
     """A description of what this run will do, in a few lines."""
-    model = args.model_name_or_path
+    model = settings.model_name_or_path
     after = ""
     if not model:
-        model = (f"a tiny Mixture of Experts ({args.num_hidden_layers} layers, {args.num_experts} "
-                 f"experts, top-{args.num_experts_per_tok})")
-        after = (f"; its cold start of {args.cold_start_steps} supervised steps is made once and "
-                 "kept under runs/cold_start")
-    uses = f", each used {args.num_iterations} times" if args.num_iterations > 1 else ""
+        model = (f"a tiny Mixture of Experts ({settings.num_hidden_layers} layers, "
+                 f"{settings.num_experts} experts, top-{settings.num_experts_per_tok})")
+        after = (f"; its cold start of {settings.cold_start_steps} supervised steps is made once "
+                 "and kept under runs/cold_start")
+    uses = f", each used {settings.num_iterations} times" if settings.num_iterations > 1 else ""
     clip_range = ""
-    if args.epsilon is not None:
-        clip_range = f", clip range [1 - {args.epsilon:g}, 1 + {args.epsilon_high:g}]"
+    if settings.epsilon is not None:
+        clip_range = f", clip range [1 - {settings.epsilon:g}, 1 + {settings.epsilon_high:g}]"
     return "\n".join([
-        f"training {model} with {args.algorithm}: {task.name} ({len(task.train)} prompts, "
+        f"training {model} with {settings.algorithm}: {task.name} ({len(task.train)} prompts, "
         f"{len(task.test)} held out), on {device}{after}",
-        f"{args.steps} rollout batches of {args.prompts_per_step} prompts x {args.num_generations} "
-        f"responses, {args.steps_per_generation} mini-batches each{uses}{clip_range}; metrics are "
-        f"written to {folder}/metrics.jsonl",
-        *(note for feature in FEATURES for note in feature.notes(args)), *task.notes])
+        f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
+        f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
+        f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",
+        *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
-def without_effect(args, task, tokenizer):
+def without_effect(settings, task, tokenizer):
     """Notes on flags without an effect here, which a recipe may carry to another model or machine;
     "" if there are none."""
     notes = []
-    if not args.chat_template and not (task.chat and tokenizer.chat_template):
+    if not settings.chat_template and not (task.chat and tokenizer.chat_template):
         notes.append("note: --no_chat_template changes nothing: these prompts have no chat "
                      "template")
-    if args.shard and world() == 1:
+    if settings.shard and world() == 1:
         notes.append("note: --shard changes nothing in one process; torchrun starts several")
     return "\n".join(notes)
 
@@ -89,13 +89,13 @@ def summary_of(when, answers):
             f"reward_parts_{when}": sampled["reward_parts"]}
 
 
-def report(args, folder, task, progress, after, seconds):
+def report(settings, folder, task, progress, after, seconds):
     """Print a transcript, the scores before and after training, where things are, and the next
     command or, if the run collapsed, what to try: at most eight lines. Write summary.json."""
     if rank():
         return
     before = progress["before"]
-    summary = {"seconds": seconds, "steps": args.steps}
+    summary = {"seconds": seconds, "steps": settings.steps}
     if after:
         both = {"before": before, "after": after}
         for when, answers in both.items():
@@ -107,8 +107,11 @@ def report(args, folder, task, progress, after, seconds):
     tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
           f"pictures: python eval.py dashboard {folder}{tokens}")
-    print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
-          f"{args.learning_rate:g}" if progress["collapsed"] else following(args, folder, task))
+    if progress["collapsed"]:
+        print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
+              f"{settings.learning_rate:g}")
+    else:
+        print(following(settings, folder, task))
 
 
 def example(task, both):
@@ -133,13 +136,13 @@ def spoken(one):
               for when, verdict in zip(("before", "after"), verdicts))]
 
 
-def following(args, folder, task):
+def following(settings, folder, task):
     """The line with the next command: what a feature says, or ask the checkpoint."""
-    checkpoint = f"{folder}/checkpoints/step_{args.steps}"
-    for feature in args.features:
-        if said := feature.following(args, checkpoint):
+    checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
+    for feature in settings.features:
+        if said := feature.following(settings, checkpoint):
             return said
-    code = "".join(f" {as_words(name, value)}" for name, value in code_in(args.given).items())
+    code = "".join(f" {as_words(name, value)}" for name, value in code_in(settings.given).items())
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
     return f"next: python eval.py ask {checkpoint} {prompt}{code}"
