@@ -244,8 +244,8 @@ class StopStrings(StopStringCriteria):
         try:
             super().__init__(tokenizer, stop)
         except ValueError as error:
-            raise ValueError(f"--stop {' '.join(map(repr, stop))}: the tokenizer has no token that "
-                             "ends such a string") from error
+            raise ValueError(f"stop string {' '.join(map(repr, stop))}: the tokenizer has no token "
+                             "that ends it") from error
 
     @staticmethod
     def clean_tokenizer_vocab(tokenizer, static_prefix=None, **options):

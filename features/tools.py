@@ -89,7 +89,11 @@ def insert(tool, tokenizer, response, inserted, ready):
         said = tool(tokenizer.decode(response[row]))
         if said:
             room = inserted.shape[1] - start
-            ids = tokenizer(said, add_special_tokens=False)["input_ids"][:room]
+            try:
+                ids = tokenizer(said, add_special_tokens=False)["input_ids"][:room]
+            except Exception as error:                       # tokenizers raises nothing narrower
+                raise ValueError(f"--tool returned {said[:40]!r}, which the tokenizer cannot "
+                                 f"encode: {error}") from error
             inserted[row, start:start + len(ids)] = torch.tensor(ids, device=inserted.device)
 
 

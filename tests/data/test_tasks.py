@@ -392,7 +392,7 @@ def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):
 
 
 def test_a_stop_string_that_no_token_ends_is_refused(refused):
-    assert "--stop 'X': the tokenizer has no token" in refused("--stop X", begun=True)
+    assert "stop string 'X': the tokenizer has no token" in refused("--stop X", begun=True)
 
 
 @pytest.mark.parametrize("module, words", [

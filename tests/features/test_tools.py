@@ -227,6 +227,13 @@ def test_a_segment_may_end_with_several_tokens(tool):
     assert (inserted[:, 4] == -1).all()
 
 
+def test_what_no_token_spells_is_refused(tool):
+    told = tool("    return 'the sum'\n", "+")
+    ids = torch.tensor([TOKENIZER("1+")["input_ids"]])
+    with pytest.raises(ValueError, match="--tool returned 'the sum', which the tokenizer cannot"):
+        insert(told, TOKENIZER, ids, torch.full((1, 5), -1), torch.ones(1, dtype=torch.bool))
+
+
 def test_what_a_tool_raises_is_inserted_and_said_once(tool, capfd):
     calculator = tool("    return 1 // 0\n", "+")
     said = "error: integer division or modulo by zero"
