@@ -10,7 +10,6 @@ import importlib.util
 import math
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,16 +21,17 @@ import gspo
 import models
 import rollout
 from losses import OBJECTIVES, policy_loss
+from tiny_run import python
 
 PAGE = Path(gspo.__file__)
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MICRO_BATCH=2, steps=2)
 
 
 def shortened(source, **constants):
-    """The page with smaller constants; each must be there to be replaced."""
+    """The page with smaller constants, wherever it sets them; each must be there."""
     for name, value in constants.items():
-        source, count = re.subn(rf"\b{name} ?= ?[\d.e-]+(?=\D)", f"{name}={value}", source, count=1)
-        assert count == 1, name
+        source, count = re.subn(rf"\b{name} ?= ?[\d.e-]+(?=\D)", f"{name}={value}", source)
+        assert count, name
     return source
 
 
@@ -297,12 +297,8 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
                     '{"question": "2 + 2?", "answer": "#### 4"}\n')
-    source = shortened(PAGE.read_text(), PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2)
-    for before, after in (("STEPS = 200", "STEPS = 2"), ("MICRO_BATCH = 8", "MICRO_BATCH = 3"),
-                          ("MAX_NEW_TOKENS = 256", "MAX_NEW_TOKENS = 8"),
-                          ("LEARNING_RATE = 1e-6", "LEARNING_RATE = 1e-3")):
-        assert source.count(before) == 1
-        source = source.replace(before, after)
+    source = shortened(PAGE.read_text(), **SHORT | dict(
+        MICRO_BATCH=3, MAX_NEW_TOKENS=8, LEARNING_RATE=1e-3))
     run(monkeypatch, tmp_path / "short.py", source, checkpoint, rows)
     assert capsys.readouterr().out.count("batch ") == 2
 
@@ -311,5 +307,4 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
 def test_the_page_runs_alone_as_a_script(tmp_path):
     """In a folder of its own, where no file of this project can be imported."""
     (tmp_path / "gspo.py").write_text(shortened(PAGE.read_text(), **SHORT))
-    done = subprocess.run([sys.executable, "gspo.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.count("batch ") == 2, done.stderr
+    assert python("gspo.py", cwd=tmp_path).stdout.count("batch ") == 2

@@ -9,6 +9,8 @@ import pytest
 
 from tiny_run import ROOT, TINY, metrics, program, python
 
+pytestmark = pytest.mark.slow
+
 ROW = '''OBJECTIVES = {
     "mine": Objective("token", "hard", 0.001, 0.001, "sequence-mean", constants=dict(slope=1.0)),
 '''
@@ -43,53 +45,46 @@ def copied(folder, cold_start, *replacements):
     return code
 
 
-def call(code, *words):
-    return python(*words, cwd=code, code=None)
+def refused(code, *words):
+    """The one line in which a command ends with exit code 2."""
+    said = python(*words, cwd=code, code=2).stderr
+    assert said.count("\n") == 1, said
+    return said
 
 
-def trained(code, *flags):
-    options = ("--steps 1 --warmup_steps 0 --learning_rate 0.01 --micro_batch_size 4 "
-               "--algorithm mine --output_dir run")
-    return call(code, "train.py", *TINY, *options.split(), *flags)
+TRAIN = ["train.py", *TINY, *("--steps 1 --warmup_steps 0 --learning_rate 0.01 "
+                              "--micro_batch_size 4 --algorithm mine --output_dir run").split()]
 
 
-@pytest.mark.slow
 def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded(
         tmp_path, cold_start):
     code = copied(tmp_path, cold_start, ROW, CASE, STATISTIC, ENTRY)
-    done = trained(code)
-    assert done.returncode == 0, done.stderr[-2000:]
+    python(*TRAIN, cwd=code)
     record, = metrics(code / "run")
     removed = record["clip_low"] + record["clip_high"]
     assert record["clip_low"] > 0 and record["clip_high"] > 0 and record["clip_signal"] > 0
     assert 0 < removed <= 1 and 0 < record["far"] <= 1
 
 
-@pytest.mark.slow
 def test_a_statistic_that_says_not_what_it_is_averaged_over_is_refused_in_one_line(
         tmp_path, cold_start):
-    done = trained(copied(tmp_path, cold_start, ROW, CASE, STATISTIC))
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "statistic far" in done.stderr and "losses.STATISTICS" in done.stderr
+    said = refused(copied(tmp_path, cold_start, ROW, CASE, STATISTIC), *TRAIN)
+    assert "statistic far" in said and "losses.STATISTICS" in said
 
 
-@pytest.mark.slow
 def test_a_new_row_alone_is_an_algorithm_and_enters_the_league(tmp_path, cold_start):
     row = ROW.replace('"hard"', '"min"').replace(", constants=dict(slope=1.0)", ', "2600.00001"')
     code = copied(tmp_path, cold_start, row)
-    done = trained(code)
-    assert done.returncode == 0 and metrics(code / "run")[0]["clip_low"] > 0, done.stderr[-2000:]
-    said = call(code, "experiments/run.py", "league", "--judge")
-    assert said.returncode == 0 and "76 missing" in said.stdout, "60 runs choose, 16 are reported"
+    python(*TRAIN, cwd=code)
+    assert metrics(code / "run")[0]["clip_low"] > 0
+    said = python("experiments/run.py", "league", "--judge", cwd=code).stdout
+    assert "76 missing" in said, "60 runs choose, 16 are reported"
 
 
-@pytest.mark.slow
 def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_start):
     code = copied(tmp_path, cold_start, ROW, CASE, STATISTIC, ENTRY)
-    file, = (f.relative_to(ROOT) for f in (ROOT / "tests").rglob("test_losses.py"))
-    done = call(code, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file))
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert "[mine" in call(code, "-m", "pytest", "--collect-only", "-q", str(file)).stdout
+    words = "-m", "pytest", "-p", "no:cacheprovider", "-v", "tests/concepts/test_losses.py"
+    assert "[mine" in python(*words, cwd=code).stdout
 
 
 # ----------------------------------------------------------------------------------- an advantage
@@ -121,25 +116,20 @@ def with_advantage(code, function, row):
                                  f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
 
 
-@pytest.mark.slow
 def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):
     code = copied(tmp_path, cold_start)
     for function, row, command in (documented(), FADING):
         with_advantage(code, function, row)
         name = command[command.index("--advantage") + 1]
         flags = [*TINY, "--steps", "2", "--warmup_steps", "0", "--output_dir", f"runs/{name}"]
-        done = call(code, *command, *flags)
-        assert done.returncode == 0, done.stderr[-2000:]
+        python(*command, *flags, cwd=code)
         assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
-    refused = call(code, "train.py", "--advantage", "fading")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "--advantage fading" in refused.stderr and "[" not in refused.stderr
-    assert "use --algorithm gspo_token" in refused.stderr
-    listed = call(code, "train.py", "--help").stdout
+    said = refused(code, "train.py", "--advantage", "fading")
+    assert "--advantage fading" in said and "[" not in said and "use --algorithm gspo_token" in said
+    listed = python("train.py", "--help", cwd=code).stdout
     assert "fading, over_median, group" in " ".join(listed.split())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("row, words", [
     ('Advantage(mine, "response", ("rewards", "lengths"))',
      "it reads 'lengths'; known inputs: rewards, "),
@@ -151,7 +141,4 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
 def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
     code = copied(tmp_path, cold_start)
     with_advantage(code, "def mine(rewards):\n    return rewards", f'"mine": {row},')
-    flags = "--steps 1 --output_dir run --algorithm grpo --advantage mine".split()
-    done = call(code, "train.py", *TINY, *flags)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert words in done.stderr
+    assert words in refused(code, *TRAIN, *"--algorithm grpo --advantage mine".split())

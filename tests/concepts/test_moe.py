@@ -4,19 +4,19 @@ Reference: transformers' Qwen3MoeForCausalLM with the same weights, on the CPU i
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache,
-                          GenerationConfig, StaticCache)
+from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig,
+                          StaticCache)
 
 import models
+import train
 from moe import TinyMoE
 from plumbing.speed.experts import AllExperts
-from tiny_run import read_json
+from tiny_run import flags, read_json
 
 V = 19
 SHAPE = dict(vocab_size=V, num_hidden_layers=3, moe_intermediate_size=24, num_experts=6,
@@ -212,19 +212,20 @@ def test_a_given_state_dict_is_saved_and_the_precision_is_kept(tmp_path):
     assert next(tiny.parameters()).abs().sum() > 0
 
 
-def test_all_tokens_that_end_a_response_survive_load_and_save(run, cold_start):
-    """A checkpoint whose comma ends a response, as its end-of-sequence token does."""
-    folder = shutil.copytree(cold_start, "checkpoint")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(",")]
-    GenerationConfig(eos_token_id=ends).save_pretrained(folder)
-    run("--model_name_or_path checkpoint")
+def test_all_tokens_that_end_a_response_survive_load_and_save(tmp_path, monkeypatch):
+    """A checkpoint whose odd digits end a response, as its end-of-sequence token does."""
+    monkeypatch.chdir(tmp_path)
+    models.saved("checkpoint", "tiny_moe", num_hidden_layers=1)
+    ends = [15, 1, 3, 5, 7, 9]
+    GenerationConfig(eos_token_id=ends).save_pretrained("checkpoint")
+    train.main(flags(*"--model_name_or_path checkpoint --steps 1 --output_dir run".split()))
     saved = Path("run/checkpoints/step_1")
     assert read_json(saved / "generation_config.json")["eos_token_id"] == ends
     assert TinyMoE.from_pretrained(saved).generation_config.eos_token_id == ends
-    for batch in read_json("run/samples.jsonl"):
-        for sample in batch["samples"]:
-            assert "," not in sample["response"][:-1]        # nothing follows the first comma
+    responses = [sample["response"] for batch in read_json("run/samples.jsonl")
+                 for sample in batch["samples"]]
+    assert any({*"13579"} & {*response} for response in responses)
+    assert not any({*"13579"} & {*response[:-1]} for response in responses)
 
 
 def edited(change):
