@@ -168,8 +168,9 @@ def test_gdpo_equals_a_loop(unbiased):
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])
 @pytest.mark.parametrize("size", [None, 2])
-def test_reinforce_plus_plus_equals_a_loop(size, beta):
-    mask, rewards, gamma = ragged_mask(), draw(4), 0.9
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_reinforce_plus_plus_equals_a_loop(size, beta, gamma):
+    mask, rewards = ragged_mask(), draw(4)
     kl = draw(4, 8, seed=1).masked_fill(~mask, math.nan)
     values = rewards.tolist()
     if size:                                                            # minus the group's mean
@@ -179,7 +180,8 @@ def test_reinforce_plus_plus_equals_a_loop(size, beta):
         given = penalized(reward, beta, row[m].tolist())
         returns += reference.gae(given, [0.0] * len(given), 1.0, gamma)[1]
     expected = [(x - mean(returns)) / std(returns) for x in returns]
-    got = reinforce_plus_plus(rewards, mask, size, kl if beta else None, beta, gamma)
+    given = {} if gamma == 1.0 else dict(gamma=gamma)                   # the default
+    got = reinforce_plus_plus(rewards, mask, size, kl if beta else None, beta, **given)
     assert got[mask].tolist() == pytest.approx(expected, rel=1e-6) and (got[~mask] == 0).all()
 
 
