@@ -556,10 +556,11 @@ COUNTING = Question(
            **each("{0[0]} is ahead of {0[1]}", "{0[0]}@run:reward - {0[1]}@run:reward",
                   (("GSPO", "GRPO"), ("GSPO ×100", "GRPO"), ("GSPO ×100", "GSPO")), nothing=EQUAL),
            **each("the clip of {0} acts", "{0}@run:clipped", (*FIRST, BF16), held=(.01, inf),
-                  refuted=(-inf, .01), **SOON),
+                  refuted=(-inf, .01), form="{:.1%}", **SOON),
            # 1 if tokens moved independently of each other, L if all moved alike
-           "1/L shrinks the spread of log s": Rule("GSPO ×100@run:factor_times_length",
-                                                   held=(.5, 2), refuted=None, **SOON)},
+           "1/L shrinks the spread of log s": Rule(
+               "GSPO ×100@run:factor_times_length", held=(.5, 2), refuted=None, form="{:.2f}",
+               **SOON)},
     decided_by=("bfloat16 costs ×100 nothing",),
     notes="""Reward: the share of the twenty numbers before the first wrong one; the figure is the
         mean held-out reward. One pretrained model: a seed changes prompts and samples. Factor:
