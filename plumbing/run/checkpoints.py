@@ -170,8 +170,8 @@ class Saver:
         processes.load_state(learner.actor, learner.optimizer, state, self.shard)
         learner.schedule.load_state_dict(state["schedule"])
         learner.stream.load_state_dict(state["stream"])
-        learner.scaler.load_state_dict(state["scaler"])
-        learner.features.load_state_dict(state["features"])
+        learner.scaler.load_state_dict(state.get("scaler", {}))         # not in old checkpoints
+        learner.features.load_state_dict(state.get("features", {}))     # the same
         self.progress.update(state["progress"])
         notes.append(on_schedule(learner.optimizer, learner.schedule, self.last, self.step))
         self.note(self.step)
