@@ -6,7 +6,6 @@
                  on GPUs that only emulate bfloat16 (T4, V100 and older)
 """
 
-import warnings
 from contextlib import nullcontext
 
 import torch
@@ -49,8 +48,6 @@ def arithmetic(settings):
         fp16 = wanted and bf16 is None and not has_bfloat16()
     if bf16 is None:
         bf16 = wanted and not fp16 and has_bfloat16()
-    if bf16 or fp16:                     # norms keep float32 weights, of which torch would warn
-        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     return {"bf16": bf16, "fp16": fp16}
 
 

@@ -12,6 +12,7 @@ read.
 import copy
 import io
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -48,6 +49,8 @@ def start(settings):
         # cuDNN's attention, the first choice on Hopper, plans again for each length of the cache:
         # tens of milliseconds per token. The other kernels do not.
         torch.backends.cuda.enable_cudnn_sdp(False)
+    if settings.half:                        # norms keep float32 weights, of which torch would warn
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     if "RANK" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     if settings.prompts_per_step // settings.steps_per_generation % world():
