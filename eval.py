@@ -16,9 +16,8 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
-from plumbing.run import commands
-
 if __name__ == "__main__":
+    from tools import commands
     commands.first_word(sys.argv[1:], __doc__)   # --help does not wait for the imports below
 
 import json
@@ -245,7 +244,7 @@ def claims(words):
 
 
 def dashboard(asked):
-    from tools import dashboard as pictures, style      # here: training does not need tools/
+    from tools import dashboard as pictures, style
     page = asked.output or Path(asked.runs[0]) / "dashboard.png"
     runs = {run: pictures.read_metrics(Path(run)) for run in asked.runs}
     style.save(pictures.draw(runs), page)
@@ -262,6 +261,7 @@ COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard
 
 
 def main(argv=None):
+    from tools import commands                           # here: training does not need tools/
     try:
         command, asked = commands.read(sys.argv[1:] if argv is None else argv, __doc__)
         COMMANDS[command](asked)

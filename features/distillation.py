@@ -21,6 +21,7 @@ import torch
 
 from advantages import ADVANTAGES, distillation
 from features.feature import Feature, flag, mean_of, refuse, with_breaks
+from features.moving import move_towards, put_back, weights_of
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
 
@@ -114,7 +115,7 @@ class Distillation(Feature):
     def before_updates(self, learner, batch, old):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
-            self.run.move(self.teacher, settings.teacher_update_rate)
+            move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
         batch.more["taught"] = taught(settings.self_distillation, batch)            # [B]
         batch.more["teacher_logp"] = self.logp(learner, batch)                      # [B, T]
 
@@ -143,11 +144,12 @@ class Distillation(Feature):
 
     def state_dict(self):
         moves = self.settings.teacher_update_rate
-        return {"teacher": self.run.weights_of(self.teacher)} if moves else {}
+        return {"teacher": weights_of(self.teacher, self.run.actor.policy)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.teacher_update_rate:
-            self.run.put_back(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
+            put_back(self.teacher, self.run.actor.policy, state.get("teacher"), "teacher",
+                     "teacher_update_rate")
 
 
 def added(advantages, coef, teacher_logp, old_logp, mask):

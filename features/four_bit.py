@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import torch
 
 from features.feature import Feature, flag, refuse
+from features.nf4 import layers_to_quantize
 from plumbing.engines.wrapper import Wrapper
-from plumbing.model.fourbit import layers_to_quantize
 from plumbing.parallel.devices import autocast
 
 

@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.random import fork_rng, manual_seed
 
+from features.copies import merged
 from features.feature import Feature, flag
-from plumbing.model.copies import merged
-from plumbing.model.fourbit import round_to_4bit
+from features.nf4 import round_to_4bit
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, mean_of, refuse
+from features.moving import move_towards, put_back, weights_of
 from losses import OBJECTIVES, kl_penalty
 
 VERL = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "k3_st": "low_var_kl+"}     # kl_loss_type
@@ -107,8 +108,8 @@ class ReferenceKL(Feature):
         return config
 
     def __init__(self, run):
-        self.run = run
         self.settings = run.settings
+        self.actor = run.actor
         self.adds_gradient = not kl_in_rewards(run.settings)
         self.reference = run.frozen()
 
@@ -125,7 +126,7 @@ class ReferenceKL(Feature):
         """Before batch `step`, move the reference towards the policy if it is time."""
         settings = self.settings
         if settings.sync_ref_model and step > 1 and (step - 1) % settings.ref_model_sync_steps == 0:
-            self.run.move(self.reference, settings.ref_model_mixup_alpha)
+            move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
 
     def in_loss(self, part, new, mini):
         if kl_in_rewards(self.settings):
@@ -140,12 +141,12 @@ class ReferenceKL(Feature):
 
     def state_dict(self):
         moves = self.settings.sync_ref_model
-        return {"reference": self.run.weights_of(self.reference)} if moves else {}
+        return {"reference": weights_of(self.reference, self.actor.policy)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
-            self.run.put_back(self.reference, state.get("reference"), "reference policy",
-                              "sync_ref_model")
+            put_back(self.reference, self.actor.policy, state.get("reference"), "reference policy",
+                     "sync_ref_model")
 
 
 def kl_in_rewards(settings):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from features.copies import adapted_layers, merged
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
-from plumbing.model.copies import adapted_layers, merged
 
 HALVES = ("bfloat16", "float16")
 

@@ -23,9 +23,9 @@ import numpy
 import torch
 from torch.random import fork_rng
 
+from features.copies import adapted_layers, merged
 from features.vllm import GPU_SHARE
 from plumbing.engines.responses import as_rollout, ending_tokens
-from plumbing.model.copies import adapted_layers, merged
 from plumbing.parallel import processes
 from rollout import response_logp, token_ids
 

@@ -137,37 +137,3 @@ class Run:
     def most_tokens(self):
         """The largest number of tokens in a row that the policy can read; None: any number."""
         return most_tokens(self.actor.policy)
-
-    def move(self, frozen, share):
-        """Move a frozen Scorer towards the policy, see move_towards."""
-        move_towards(frozen, self.actor.policy, share)
-
-    def weights_of(self, frozen):
-        """What a checkpoint keeps of a frozen Scorer that moves: its weights, a list of tensors."""
-        return [own.data for own, _ in pairs_of(frozen, self.actor.policy)]
-
-    def put_back(self, frozen, weights, what, flag):
-        """The reverse of weights_of. Raises ValueError if weights is None: the checkpoint lacks
-        `what`, which --flag moves."""
-        if weights is None:
-            raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: an "
-                             "older version wrote it; start a new run")
-        for own, saved in zip(self.weights_of(frozen), weights, strict=True):
-            own.copy_(saved)
-
-
-def pairs_of(reference, policy):
-    """[(weight of the reference, weight of the policy)], in an order that a checkpoint can keep."""
-    if hasattr(reference, "pairs"):
-        return reference.pairs()
-    return list(zip(reference.policy.parameters(), policy.parameters(), strict=True))
-
-
-@torch.no_grad()
-def move_towards(reference, policy, share):
-    """Move the reference towards the policy: π_ref = share · π + (1 - share) · π_ref, weight by
-    weight (TR-DPO 2404.09656, TRL's sync_ref_model)."""
-    for old, new in pairs_of(reference, policy):
-        new = new.full_tensor() if hasattr(new, "full_tensor") else new      # of a sharded policy
-        old.data = old.data.lerp(new.to(old.device, old.dtype), share)       # a new tensor: a
-        # checkpoint may still hold the old one

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import models
 from features.lora import adapters_at, add_adapters, named_adapters
-from plumbing.model.copies import adapted_layers, merged
+from features.copies import adapted_layers, merged
 from plumbing.model.halves import halve_matrices
 from features.sampler_format import sampling_copy
 from rollout import response_logp, sample

@@ -23,7 +23,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from features.sampler_format import sampling_copy
 from features.lora import add_adapters
 from features.lora import named_adapters
-from plumbing.model.copies import merged
+from features.copies import merged
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
 from tiny_run import chance, differences, flags, read_json

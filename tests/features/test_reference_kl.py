@@ -12,9 +12,9 @@ import models
 import reference
 import train
 from features import critic
+from features.moving import move_towards, pairs_of
 from features.reference_kl import ReferenceKL
 from plumbing.model import checksums
-from plumbing.model.actor import move_towards, pairs_of
 from plumbing.run.arguments import parse
 from reference import G, penalized
 from tiny_run import state

@@ -10,8 +10,8 @@ from documents import COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
 from features.trackers import Trackers
 from losses import OBJECTIVES
 from plumbing.parallel import devices
-from plumbing.run import commands
 from plumbing.run.arguments import ALGORITHMS, flags, given_flags, parse
+from tools import commands
 from tools.trl import trl_loss
 
 CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]

@@ -11,7 +11,7 @@ import pytest
 import eval
 import train
 from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, Settings, flags, parse
-from plumbing.run.commands import options
+from tools.commands import options
 from tiny_run import SUMS, jsonl, python
 
 ROOT = Path(__file__).parents[2]
