@@ -11,7 +11,6 @@ from features.entropy import Entropy
 from features.kept_tokens import KeptTokens
 from features.lengths import Lengths
 from features.four_bit import FourBit
-from features.likelihood import Likelihood
 from features.load_balancing import LoadBalancing
 from features.lora import LoRA
 from features.mismatch import Mismatch
@@ -30,4 +29,4 @@ from features.zero_variance import ZeroVariance
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
 FEATURES = (FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM, Rounding,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
-            Mismatch, Entropy, Critic, Likelihood, LoadBalancing, Trackers)
+            Mismatch, Entropy, Critic, LoadBalancing, Trackers)

@@ -32,7 +32,7 @@ ON = {                                                       # flags that switch
     "ZeroVariance": "--zero_variance_filter",
     "Mismatch": "--mismatch token_truncate", "KeptTokens": "--top_p 0.9",
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
-    "Likelihood": "--positive_example_nll_weight 0.1", "Trackers": "--report_to tensorboard",
+    "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",
     "Tools": "--tool mine.py:tool --tool_stop , --model_name_or_path model --verifier exact "
              "--dataset_name rows.jsonl --max_completion_length 8",

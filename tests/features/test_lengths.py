@@ -62,7 +62,7 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, 
     "--beta 0.1", "--algorithm grpo --advantage distillation --self_distillation answer",
     "--dynamic_sampling", "--routing_replay old", "--entropy_coef 0.1",
     "--mismatch token_truncate --sampler_dtype int4", "--reduction constant", "--algorithm sdpo",
-    "--algorithm kpop", "--positive_example_nll_weight 0.1", "--router_aux_loss_coef 0.1", TOOL])
+    "--algorithm kpop", "--router_aux_loss_coef 0.1", TOOL])
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_start):
     """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
     if flags == TOOL:                                        # answers need five tokens, the tool's

@@ -115,7 +115,6 @@ sync_ref_model         | false or true --ref_model_sync_steps 1 | kl | MOVES --b
 ref_model_mixup_alpha  | 1 | kl | MOVES --beta 0.1 --sync_ref_model --ref_model_sync_steps 1
 ref_model_sync_steps   | 1 | kl | MOVES --beta 0.1 --sync_ref_model
 entropy_coef           | 0.1 | loss
-positive_example_nll_weight | 0.5 | loss | ONE --prompts_per_step 8
 dynamic_sampling       | true | discarded_groups
 overlong_cache         | 0.5 | reward
 mask_truncated_completions | true | empty_minibatches | ONE --max_completion_length 1

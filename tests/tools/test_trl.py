@@ -182,7 +182,6 @@ SAYS = {  # flags: the fields that are printed, or what a comment says
     **{line: [line] for line in ("--plain", "--max_prompt_length 99", "--verifier exact",
                                  "--columns a b", "--eval_steps 3", "--system_prompt Think.")},
     "--top_p 0.9": ["renormalized"],
-    "--positive_example_nll_weight 0.1": ["likelihood"],
 }
 
 
