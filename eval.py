@@ -22,6 +22,7 @@ if __name__ == "__main__":
 
 import json
 import math
+import signal
 import subprocess
 from pathlib import Path
 
@@ -271,4 +272,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
     main()

@@ -511,4 +511,5 @@ def make_all(name, question, options):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
     main()

@@ -211,6 +211,7 @@ def flag(default, help, **words):
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read
     saves_memory     whether a run that is out of memory is told to add this switch
+    takes_memory     the condition under which it is told to lower this value
     kind             the function that reads its text, if that is not the type
     """
     several = isinstance(default, list)

@@ -7,6 +7,7 @@ Comments say what the program does otherwise under these settings, and what is l
 it has no equivalent, one comment says what it lacks.
 """
 
+import signal
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -98,4 +99,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
     main()

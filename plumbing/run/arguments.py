@@ -475,6 +475,9 @@ def going_on(given):
     if not config:
         return given
     kept = flags_of(config["given"], given, f"--resume: {folder}/config.json")
+    task = config["arguments"].get("max_completion_length")      # which the task may have decided
+    if given.get("max_completion_length") == task:
+        given = {name: given[name] for name in given if name != "max_completion_length"}
     if differ := changed(config["arguments"] | kept, given):
         raise ValueError(f"--resume: {folder} holds a run with other flags: {spelled(differ)}; "
                          "leave them out, or start a new run")

@@ -30,7 +30,9 @@ LOCK = ".lock"
 @contextmanager
 def run_folder(settings):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
-    block ends before the first rollout batch is complete, so that the next run gets its name."""
+    block ends before the first rollout batch is complete, so that the next run gets its name; one
+    that was there before is left empty."""
+    there = settings.output_dir is not None and Path(settings.output_dir).exists()
     folder = processes.on_first(lambda: open_run(settings))
     locks = []
     try:
@@ -41,7 +43,10 @@ def run_folder(settings):
     finally:
         begun = {file.name for file in contents(folder)} - {"config.json"}
         if locks and not begun and not settings.resume:          # only the first process has a lock
-            shutil.rmtree(folder)
+            for file in folder.iterdir():
+                file.unlink()
+            if not there:
+                folder.rmdir()
         for held in locks:
             held.release()
 

@@ -9,18 +9,21 @@ from dataclasses import fields
 import torch
 from torch.random import fork_rng
 
+from plumbing.run.checks import holds
 from rollout import Rollout
 
 
 def out_of_memory(settings):
-    """After an out-of-memory error: one line that names the flags to change. Switches that save
-    memory say so about themselves."""
+    """After an out-of-memory error: one line that names the flags to change. Flags that save
+    or take memory say so about themselves."""
     more = [f"--{f.name}" for f in fields(settings)
             if f.metadata.get("saves_memory") and not getattr(settings, f.name)]
     more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
+    taking = [f"--{f.name}, " for f in fields(settings)
+              if holds(settings, f.metadata.get("takes_memory", ""))]
     return ("out of GPU memory: lower --micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
-            f"--prompts_per_step (now {settings.prompts_per_step}) or --eval_prompts (now "
+            f"{''.join(taking)}--prompts_per_step (now {settings.prompts_per_step}) or --eval_prompts (now "
             f"{settings.eval_prompts})" + (f", or add {' or '.join(more)}" if more else ""))
 
 

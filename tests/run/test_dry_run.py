@@ -64,6 +64,13 @@ def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
     assert "0 evaluations of" in said and "held-out prompts before training" not in said
 
 
+def test_an_empty_folder_that_is_there_stays(run, capsys):
+    Path("elsewhere").mkdir()
+    Path("run").symlink_to("elsewhere")
+    dry(capsys, *flags("--steps", "3", "--output_dir", "run"))
+    assert list(Path("run").iterdir()) == []
+
+
 def test_a_dry_run_refuses_what_the_run_would(refused, run):
     said = refused("--dry_run --model_name_or_path nowhere/at/all")
     assert "--model_name_or_path nowhere/at/all: " in said

@@ -9,6 +9,7 @@ import torch
 import train
 from plumbing.model.actor import Actor
 from plumbing.run import memory
+from plumbing.run.arguments import Settings
 from tiny_run import differences
 
 
@@ -63,3 +64,4 @@ def test_what_does_not_fit_is_told_before_the_first_answer_and_leaves_no_folder(
         "train.py: out of GPU memory: lower --micro_batch_size (now the whole mini-batch), "
         "--max_completion_length, --prompts_per_step (now 4) or --eval_prompts (now 256), or add "
         "--gradient_checkpointing or --load_in_4bit or --optim adamw_8bit\n")
+    assert ", --vllm_gpu_memory_utilization, " in memory.out_of_memory(Settings(sampler="vllm"))

@@ -40,11 +40,19 @@ def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeyp
     for name in ("run", "Popen", "check_output"):
         monkeypatch.setattr(subprocess, name, nothing)
     monkeypatch.setattr("torch.Tensor.backward", nothing)
+    monkeypatch.setattr("signal.signal", lambda *words: None)
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     out = capsys.readouterr().out
     assert not stop.value.code and out.strip() and list(tmp_path.iterdir()) == []
     assert len(out.splitlines()) > 1
+
+
+def test_a_reader_that_closes_the_pipe_sees_no_traceback():
+    export = subprocess.Popen([sys.executable, ROOT / "tools/export.py", "trl"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    export.stdout.close()
+    assert export.communicate()[1] == b""
 
 
 def test_the_page_takes_no_flag_for_a_model(monkeypatch, capsys):
