@@ -4,6 +4,7 @@ To remove one, delete its file, its import and its name in FEATURES. To add one,
 Beside them stands what several of them share (copies.py, moving.py, nf4.py).
 """
 
+from features.bounds import Bounds
 from features.critic import Critic
 from features.distillation import Distillation
 from features.dynamic_sampling import DynamicSampling
@@ -27,6 +28,6 @@ from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
-FEATURES = (FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM, Rounding,
+FEATURES = (Bounds, FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM, Rounding,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Trackers)

@@ -45,6 +45,11 @@ class Feature:
         return False
 
     @classmethod
+    def row(cls, settings, row):
+        """The run's row of losses.OBJECTIVES, in place of this one. Only where it is on."""
+        return row
+
+    @classmethod
     def notes(cls, settings):
         """Lines for the screen before the run begins. It is called in every run."""
         return []

@@ -56,7 +56,7 @@ class Mismatch(Feature):
     @classmethod
     def trl(cls, settings):
         """TRL has mismatch weights with vLLM alone."""
-        if settings.off_policy_mask:
+        if settings.row.off_policy_mask:
             return "off-policy mask against recomputed log-probs beside mismatch weights"
         level = LEVEL.get((settings.mismatch or "").partition("_")[0])
         if not level or OBJECTIVES[settings.objective].clip == "gamma":

@@ -50,8 +50,6 @@ def objective(settings):
         return f"reduction {settings.reduction} for {settings.objective}"
     if row.clip == "weight" and settings.epsilon < 1:
         return "lower bound on CISPO's weight"
-    if settings.dual_clip and settings.dual_clip < 1 + settings.epsilon_high:
-        return "dual clip inside the clip range"
     loss_type, level = loss
     accumulated = batch_rows(settings)[1]
     notes = []
@@ -64,8 +62,7 @@ def objective(settings):
         high = 1 + high                                      # TRL's cap is absolute
     constants = {CONSTANTS[name]: value for name, value in settings.row.constants.items()}
     return {"loss_type": loss_type, "importance_sampling_level": level,
-            "epsilon": settings.epsilon, "epsilon_high": high, "delta": settings.dual_clip,
-            "off_policy_mask_threshold": settings.off_policy_mask, **constants}, *notes
+            "epsilon": settings.epsilon, "epsilon_high": high, **constants}, *notes
 
 
 def advantage(settings):
@@ -155,7 +152,7 @@ def run(settings):
 
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
-    objective: "algorithm epsilon epsilon_high reduction dual_clip off_policy_mask",
+    objective: "algorithm epsilon epsilon_high reduction",
     advantage: "advantage scale_rewards",
     reward_weights: "reward_weights",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "

@@ -56,15 +56,16 @@ def objective(settings):
     if settings.reduction not in REDUCTION or (
             mode in ONE_REDUCTION and settings.reduction != "sequence-mean"):
         return f"reduction {settings.reduction} for {settings.objective}"
-    if settings.dual_clip and (mode != "vanilla" or settings.dual_clip <= 1):
-        return f"dual clip of {settings.dual_clip} for {settings.objective}"
+    dual_clip = settings.row.dual_clip
+    if dual_clip and (mode != "vanilla" or dual_clip <= 1):
+        return f"dual clip of {dual_clip} for {settings.objective}"
     config = {f"{ACTOR}.policy_loss.loss_mode": mode,
               f"{ACTOR}.loss_agg_mode": REDUCTION[settings.reduction]}
     if mode in CLIPPED:
         config |= {f"{ACTOR}.clip_ratio_low": settings.epsilon,
                    f"{ACTOR}.clip_ratio_high": settings.epsilon_high}
     if mode in ("vanilla", "dppo_tv", "dppo_kl"):
-        cap = settings.row.constants.get("cap", settings.dual_clip or NO_CLIP)
+        cap = settings.row.constants.get("cap", dual_clip or NO_CLIP)
         config[f"{ACTOR}.clip_ratio_c"] = cap
     if mode == "sapo":
         config |= {f"{ACTOR}.tau_pos": settings.row.constants["tau_positive"],
@@ -81,7 +82,7 @@ def objective_notes(settings, mode):
     per_response = OBJECTIVES[settings.objective].ratio == "sequence"
     return [note for note, on in (
         ("clip_ratio_c: verl's default of 3 is a dual clip; 1e9 switches it off",
-         mode == "vanilla" and not settings.dual_clip),
+         mode == "vanilla" and not settings.row.dual_clip),
         ("clip_ratio_c is the cap of the ratio; verl's configuration says 3, the paper "
          f"{settings.row.constants.get('cap', 0):g}", mode in ("dppo_tv", "dppo_kl")),
         ("clip_ratio_low: verl's default of 0.2 gives CISPO's weight a floor of 0.8",
@@ -189,22 +190,17 @@ def run(settings):
     return config, *notes
 
 
-def off_policy_mask(settings):
-    return "off-policy mask" if settings.off_policy_mask else {}
-
-
 # every subject, and the flags that it expresses, or refuses where they act
 SUBJECTS = {
     run: "seed model_name_or_path save_steps eval_steps output_dir",
     batches: "steps prompts_per_step num_generations steps_per_generation num_iterations "
              "micro_batch_size",
-    objective: "algorithm epsilon epsilon_high reduction dual_clip",
+    objective: "algorithm epsilon epsilon_high reduction",
     advantage: "advantage scale_rewards",
     optimizer: "learning_rate optim lr_scheduler_type warmup_steps max_grad_norm weight_decay bf16 "
                "fp16 gradient_checkpointing",
     sampling: "temperature max_prompt_length max_completion_length eval_samples",
-    old_logp: "old_logp",
-    off_policy_mask: "off_policy_mask"}
+    old_logp: "old_logp"}
 
 
 def hydra(value):

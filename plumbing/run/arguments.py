@@ -93,11 +93,6 @@ class Core:
     scale_rewards: str = flag("group", "divide advantages by the group's std, the batch's std, the "
                               "group's mean, or nothing",
                               choices=("group", "batch", "mean", "none"))
-    dual_clip: float | None = flag(None, "drop the gradient of tokens with a negative advantage "
-                                   "whose token ratio is above this value", unset="off", above=0)
-    off_policy_mask: float | None = flag(
-        None, "drop responses with a negative advantage whose mean log-prob fell by more than "
-              "this many nats", unset="off", above=0)
 
     old_logp: str = flag(
         "recompute", "recompute the old log-probs with a forward pass, or use the log-probs that "
@@ -288,9 +283,11 @@ class Core:
 
     @cached_property
     def row(self):
-        """The objective's row with the options of this run."""
-        return varied(self.objective, dual_clip=self.dual_clip,
-                      off_policy_mask=self.off_policy_mask)
+        """The objective's row, as the features of this run change it."""
+        row = varied(self.objective)
+        for feature in self.features:
+            row = feature.row(self, row)
+        return row
 
     @property
     def router_shift(self):

@@ -23,7 +23,8 @@ from tiny_run import TINY, chance, differences, flags, program, python
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
-    "Rounding": "--bf16", "DynamicSampling": "--dynamic_sampling",
+    "Bounds": "--off_policy_mask 0.001", "Rounding": "--bf16",
+    "DynamicSampling": "--dynamic_sampling",
     "LoadBalancing": "--router_aux_loss_coef 0.01", "SRPO": "--algorithm srpo --stage2_step 1",
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
     "TokenCredit": "--algorithm grpo --advantage token_credit",

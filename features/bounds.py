@@ -1,0 +1,43 @@
+"""Two bounds beside the clip range, on what may become less likely. They are fields of the run's
+row of losses.OBJECTIVES.
+
+    --dual_clip         where A < 0, a token's gradient ends above w = c (1912.09729)
+    --off_policy_mask   a response with A < 0 leaves the loss below s = e^-δ (2512.02556)
+"""
+
+from dataclasses import dataclass, replace
+
+from features.feature import Feature, flag
+
+
+@dataclass(frozen=True)
+class Flags:
+    dual_clip: float | None = flag(None, "drop the gradient of tokens with a negative advantage "
+                                   "whose token ratio is above this value", unset="off", above=0,
+                                   section="bounds beside the clip range")
+    off_policy_mask: float | None = flag(
+        None, "drop responses with a negative advantage whose mean log-prob fell by more than "
+              "this many nats", unset="off", above=0)
+
+
+class Bounds(Feature):
+    flags = Flags
+
+    @classmethod
+    def on(cls, settings):
+        return bool(settings.dual_clip or settings.off_policy_mask)
+
+    @classmethod
+    def row(cls, settings, row):
+        return replace(row, dual_clip=settings.dual_clip, off_policy_mask=settings.off_policy_mask)
+
+    @classmethod
+    def trl(cls, settings):
+        if settings.dual_clip and settings.dual_clip < 1 + settings.epsilon_high:
+            return "dual clip inside the clip range"
+        return {"delta": settings.dual_clip, "off_policy_mask_threshold": settings.off_policy_mask}
+
+    @classmethod
+    def verl(cls, settings):
+        """verl's clip_ratio_c is read from the row, with the rest of the objective."""
+        return "off-policy mask" if settings.off_policy_mask else {}
