@@ -169,8 +169,8 @@ needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_dir(),
 
 @pytest.mark.checkpoint
 @needs_smollm2
-def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workplace):
-    """The command of the page, on its rows, one rollout batch; then eval.py view."""
+def test_smollm2_calls_the_calculator(workplace):
+    """The command of the page, on its rows, one rollout batch."""
     small = ("--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --device cpu "
              "--output_dir run").split()
     Path("checkpoints").symlink_to(SMOLLM2.parent)
@@ -183,9 +183,6 @@ def test_smollm2_calls_the_calculator_and_the_page_shows_what_it_inserted(workpl
     assert called and all("</tool>" in text for text in called)
     assert any(re.fullmatch(r"\d+|error: .*", hole) for hole in holes)
     assert record["mismatch_kl"] < 1e-5
-    done = python(ROOT / "eval.py", "view", "run")
-    page = Path(done.stdout.splitlines()[-1].split("   (")[0]).read_text()
-    assert "inserted by a tool, not a loss token" in page
 
 
 NOTE = "Hugo asks from Cairo when the parcel will come."

@@ -6,7 +6,6 @@ or use the verifiers.
 """
 
 import json
-import re
 import time
 import zlib
 from pathlib import Path
@@ -41,8 +40,6 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "blank.jsonl": ("\n \n\n", ": is empty"),
     "header.csv": ("prompt,answer\n", ": is empty"),
     "broken.jsonl": (f'{GOOD}{GOOD}{{"prompt": "x", "ans\n{GOOD}', " line 3: broken JSONL"),
-    "cut.jsonl": (row().replace("\n", "\n\n\n", 1)[:-2], " line 4: broken JSONL"),
-    "python.jsonl": (row().replace('"', "'").replace("'", '"', 8), " line 2: broken JSONL"),
     "broken.json": ('[\n{"prompt": "x",\n "answer": }\n]', " line 3: broken JSON"),
     "deep.jsonl": (GOOD + "[" * 200_000, " line 2: broken JSONL"),
     "digits.jsonl": (row(answer="9" * 5000), " line 2: broken JSONL"),
@@ -51,7 +48,6 @@ BAD = {  # file: what it holds, what the line says after the file's name
                  " line 3: broken CSV: more cells than the header has names"),
     "latin.jsonl": ('{"prompt": "café", "answer": "4"}'.encode("latin-1"),
                     ": not UTF-8 text from byte 15"),
-    "zip.jsonl": (b"PK\x03\x04\xff\xfe", ": not UTF-8 text"),
     "nothing.jsonl": ("{}\n", ": no column prompt or question or problem for the prompt; it has "
                       "none"),
     "columns.jsonl": ('{"text": "x", "label": 1}\n',
@@ -60,8 +56,7 @@ BAD = {  # file: what it holds, what the line says after the file's name
                     ": no column answer or solution for the answer; it has prompt, label: "
                     "--columns PROMPT ANSWER names two"),
     "list.jsonl": ("[1, 2]\n", " row 1: not an object with named columns but int"),
-    "number.jsonl": ("7\n", " line 1: not an object"),
-    "later.jsonl": (f'{GOOD}"text"\n', " line 2: not an object with named columns but str"),
+    "text.jsonl": (f'{GOOD}"text"\n', " line 2: not an object with named columns but str"),
     "null.jsonl": (GOOD * 3 + row(answer="null"), " line 5: answer is null"),
     "lacks.jsonl": (f'{GOOD}{{"prompt": "x"}}\n', " line 2: answer is null"),
     "short.csv": ("prompt,answer\nx,1\ny\n", " line 3: answer is null"),
@@ -69,15 +64,13 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "nan.jsonl": (row(answer="NaN"), " line 2: answer is nan"),
     "huge.jsonl": (row(answer="1e999"), " line 2: answer is inf"),
     "null_prompt.jsonl": (row("null"), " line 2: prompt is null"),
-    "empty_prompt.jsonl": (row('""'), " line 2: prompt is empty"),
     "white_prompt.jsonl": (row('" \\n\\t"'), " line 2: prompt is empty"),
-    "types.jsonl": (row('["a", "b"]'), " line 2: prompt holds 'a', which is not a message"),
     "objects.jsonl": (row(answer='{"value": 1}'), " line 2: answer holds a dict"),
     "boolean.jsonl": (row(answer="true"), " line 2: answer holds a bool"),
     "surrogate.jsonl": (row('"\\ud83d"'), " line 2: prompt holds half a surrog"),
     "hashes.jsonl": (row(answer='"No idea ####  "'), " line 2: answer after #### is empty"),
     "no_messages.jsonl": (row("[]"), " line 2: prompt is a list without messages"),
-    "text.jsonl": (row('["2+2="]'), " line 2: prompt holds '2+2=', which is not a message"),
+    "texts.jsonl": (row('["2+2="]'), " line 2: prompt holds '2+2=', which is not a message"),
     "content.jsonl": (row('[{"role": "user", "content": ["2"]}]'),
                       " line 2: prompt's content holds a list"),
     "no_content.jsonl": (row('[{"role": "user"}]'), " line 2: prompt's content is null"),
@@ -194,17 +187,12 @@ def test_answers_that_math_verify_cannot_read_are_noticed(tmp_path):
     assert not task.verifier_errors
 
 
-LONG = "1+" * 500_000
-
-
-@pytest.mark.parametrize("name, content", [
-    ("x.jsonl", "\n" + GOOD + json.dumps({"prompt": LONG, "answer": "4"})),
-    ("x.csv", f"prompt,answer\n2+2=,4\n{LONG},4\n")], ids=["jsonl", "csv"])
-def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path, name, content):
-    (tmp_path / name).write_text(content)
-    task = load_task(str(tmp_path / name), verifier="exact")
+def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path):
+    """Python's reader of CSV takes no such cell by itself."""
+    (tmp_path / "x.csv").write_text(f"prompt,answer\n2+2=,4\n{'1+' * 500_000},4\n")
+    task = load_task(str(tmp_path / "x.csv"), verifier="exact")
     problem = next(p for p in task.train + task.test if len(p.prompt) == 1_000_000)
-    words = f"{name} line 3: the prompt has 1000000 characters, far too many for 512 tokens"
+    words = "x.csv line 3: the prompt has 1000000 characters, far too many for 512 tokens"
     with pytest.raises(ValueError, match=words):
         encode_prompt(builtin_tokenizer(), problem, chat=True, max_prompt_length=512)
 
@@ -271,27 +259,13 @@ def judged(check, answer, responses, trap):
     return rewards
 
 
-def test_the_running_sum_rewards_what_plain_python_finds_right(tmp_path):
-    """And the first error lies inside the response."""
+def test_the_running_sums_first_error_lies_inside_any_response_but_the_right_one():
     task = running_sum(train_size=5, test_size=5)
     problem = task.test[0]
-    terms = [int(term) for term in problem.prompt.strip()[:-1].split("+")]
-    digits = [sum(terms[:i + 1]) % 10 for i in range(len(terms))]
-    responses = hostile(problem.answer, tmp_path / "trap")
-    rewards = judged(lambda response, _: task.verify(response, problem), None, responses,
-                     tmp_path / "trap")
-    for response, reward in zip(responses, rewards):
-        steps = re.fullmatch(r"[0-9](,[0-9])*\.", response)
-        right = bool(steps) and [int(c) for c in response[:-1].split(",")] == digits
-        error = task.first_error(response, problem)
-        assert reward == right == (error is None) and (right or 0 <= error <= len(response))
-    assert sum(rewards) > 0
-
-
-def test_the_exact_verifier_rewards_what_is_equal_but_for_white_space(tmp_path):
-    responses = [*hostile("42", tmp_path / "trap"), " 42\n"]
-    rewards = judged(Verifier("exact"), "42 ", responses, tmp_path / "trap")
-    assert rewards == [response.strip() == "42" for response in responses] and sum(rewards) > 1
+    for response in hostile(problem.answer, "trap"):
+        error, right = task.first_error(response, problem), response == problem.answer
+        assert task.verify(response, problem) == right == (error is None), response
+        assert right or 0 <= error <= len(response), response
 
 
 def test_every_string_reaches_a_users_function_unchanged(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Regex, pre_tokenizers
 
-from plumbing.data.datafiles import Problem, read_rows
+from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt, shown
 from plumbing.data.tasks import from_arguments
@@ -121,15 +121,6 @@ def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
                                  "--verifier mine.py:reward").split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
     assert task.verifiers[0].whole
-
-
-@pytest.mark.parametrize("name, text", [
-    ("x.csv", b"prompt,answer\n2+2=,4\n"), ("x.jsonl", b'{"prompt": "2+2=", "answer": "4"}\n'),
-    ("x.json", b'[{"prompt": "2+2=", "answer": "4"}]')])
-def test_a_data_file_with_a_byte_order_mark_has_no_odd_column(name, text, tmp_path):
-    (tmp_path / name).write_bytes(BOM + text)
-    (_, row), = read_rows(tmp_path / name)
-    assert row == {"prompt": "2+2=", "answer": "4"}
 
 
 def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():

@@ -3,11 +3,9 @@ weighed, and what is logged. python -m pytest tests/data/test_rewards.py"""
 
 import importlib.util
 import inspect
-import math
 import re
 import shutil
 import sys
-import time
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, product
@@ -186,42 +184,28 @@ def test_parts_of_several_verifiers_stand_side_by_side(sums):
     problem = judge.train[0]
     assert judge.part_names == ["exact", "form"]
     assert [judge.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
+    half = torch.tensor([[1, torch.nan], [torch.nan, 1]])    # a part that a row does not have
+    assert judge.total(half).tolist() == [1, 0.5]
     with pytest.raises(ValueError, match="two parts of the reward have the same name"):
         load_task("rows.jsonl", verifier=["form.py:form"] * 2)
     judge.verifiers[1].close()
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(workers, sums):
+def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(sums):
     Path("mine.py").write_text(
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
         "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
     check, texts = Verifier("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
     expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
-    assert in_parallel(check, texts, [""] * 99, workers=workers) == expected
-    assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) == workers
+    assert in_parallel(check, texts, [""] * 99, workers=4) == expected
+    assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) == 4
     check.close()
 
 
 # ------------------------------------------------------------------------------- in training
 
-def test_parts_are_logged_weighed_and_shown(judged, capsys):
-    records = judged("def reward(response, answer, problem):\n"
-                     "    return {'right': response == answer, 'short': len(response) < 3,"
-                     " 'row': problem['largest'] / 4}\n", "--steps 2 --reward_weights 1 0.5 -2")
-    for record in records:
-        parts = record["reward_parts"]
-        assert list(parts) == ["right", "short", "row"] and record["pass_rate"] == parts["right"]
-        expected = parts["right"] + 0.5 * parts["short"] - 2 * parts["row"]
-        assert record["reward"] == pytest.approx(expected, abs=1e-5)
-        assert record["verifier_errors"] == 0
-    shown = r"(?m)^batch .*reward \S+  \(right \S+  short \S+  row \S+\)  pass"
-    assert len(re.findall(shown, capsys.readouterr().out)) == 2
-
-
-def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(judged, monkeypatch):
-    """One part that is equal for all answers of a group, one that differs: what reaches them."""
+def test_gdpo_gets_the_parts_apart_and_their_weights(judged, monkeypatch):
     seen = []
 
     def noted(parts, part_weights, group_size):
@@ -231,14 +215,10 @@ def test_gdpo_takes_the_parts_apart_and_group_advantages_do_not(judged, monkeypa
     monkeypatch.setitem(advantages.ADVANTAGES, "gdpo", row)
     source = ("def reward(response, answer):\n"
               "    return {'right': response == answer, 'length': len(response)}\n")
-    weights = "--verifier mine.py:reward exact --reward_weights 1 0.1 0 "
-    apart, = judged(source, weights + "--advantage gdpo")
+    judged(source, "--verifier mine.py:reward exact --reward_weights 1 0.1 0 --advantage gdpo")
     parts, part_weights, group_size = seen[-1]               # the others are the start's trials
-    calls = len(seen)
     assert parts.shape == (16, 3) and part_weights == [1.0, 0.1, 0.0] and group_size == 4
     assert torch.equal(parts[:, 0], parts[:, 2]) and parts[:, 1].max() > 1
-    summed, = judged(source, weights, folder="other")
-    assert len(seen) == calls and apart["reward"] == summed["reward"]
 
 
 def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, killed, capfd):
@@ -306,50 +286,6 @@ def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
 
 # ----------------------------------------------------------- functions of a whole batch, as TRL's
 
-# from TRL's documentation, "Using a custom reward function": columns by name, None for other rows
-TRLS = """
-import re
-
-def reward(completions, answer, **kwargs):
-    matches = [re.search(r"(\\d+)", completion) for completion in completions]
-    contents = [match.group(1) if match else "" for match in matches]
-    return [1.0 if c == gt else 0.0 for c, gt in zip(contents, answer)]
-
-def small(prompts, completions, largest, **kwargs):
-    return [float(len(c)) if n < 3 else None for c, n in zip(completions, largest)]
-
-def odd(prompts, completions, largest, **kwargs):
-    return [0.5 if n >= 3 else None for n in largest]
-"""
-
-
-def numbers(values):
-    return torch.tensor([math.nan if x is None else x for x in values])
-
-
-def same(a, b):
-    return torch.equal(a.nan_to_num(nan=-9), b.nan_to_num(nan=-9))
-
-
-def test_a_trl_function_works_unchanged(task, sums):
-    names, weights = ["reward", "small", "odd"], [1, 0.1, 0.2]
-    judge = task(TRLS, *names, reward_weights=weights)
-    problems = [p for p in judge.train for _ in range(2)]
-    texts = [text for p in judge.train for text in (p.answer + ".", "no")]
-    largest = {row["prompt"]: row["largest"] for row in sums}
-    parts = judge.judge(texts, problems)
-    assert judge.part_names == names and parts[:, 0].tolist() == [1, 0] * len(judge.train)
-    module = {}
-    exec(TRLS, module)                                       # as GRPOTrainer calls them
-    columns = dict(prompts=[p.prompt for p in problems], completions=texts,
-                   largest=[largest[p.prompt] for p in problems], completion_ids=None,
-                   answer=[p.answer for p in problems], trainer_state=None)
-    theirs = torch.stack([numbers(module[name](**columns)) for name in names], -1)
-    assert same(parts, theirs) and parts.isnan().any(0).tolist() == [False, True, True]
-    nansum = (theirs * torch.tensor(weights)).nansum(1)      # TRL's sum
-    torch.testing.assert_close(judge.total(parts), nansum)
-
-
 def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged, capsys):
     records = judged(
         "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
@@ -362,6 +298,7 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
     for (prompts, completions, ids, columns), record in zip(calls, records, strict=True):
         assert len(prompts) == len(completions) == len(ids) == 16
         assert set(columns) == {"answer", "largest"}
+        assert columns["largest"] == [int(max(prompt[0], prompt[2])) for prompt in prompts]
         assert all(len(set(prompts[i:i + 4])) == 1 for i in range(0, 16, 4))
         assert all(len(c) <= len(x) <= 4 for c, x in zip(completions, ids))
         right = sum(c[:1] == a for c, a in zip(completions, columns["answer"])) / 16
@@ -433,17 +370,14 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 
 
-def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_flags(task, monkeypatch):
+def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_usual_one(task, monkeypatch):
     monkeypatch.setattr(tasks, "ANSWER_LIMIT", 0.3)
-    source = ("import time\ndef reward(completions):\n    time.sleep(0.6)\n"
-              "    return [1] * len(completions)\n"
-              "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
-              "    return 1.0\n")
-    began, judge = time.monotonic(), task(source, "reward", "one", time_limit=None)
+    judge = task("import time\ndef reward(completions):\n    time.sleep(0.6)\n"
+                 "    return [1] * len(completions)\n"
+                 "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
+                 "    return 1.0\n", "reward", "one", time_limit=None)
     assert judge.judge(["x"], judge.train[:1]).tolist() == [[1, 0]]
-    assert time.monotonic() - began > 0.6 and judge.verifier_errors == {"timeout": 1}
-    patient = task(source, "one", time_limit=5.0)
-    assert patient.judge(["x"], patient.train[:1]).tolist() == [[1]]
+    assert judge.verifier_errors == {"timeout": 1}
 
 
 @pytest.mark.parametrize("source, whole", [
@@ -500,10 +434,10 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
 def test_completion_ids_are_the_sampled_tokens_with_a_tools_output():
     rows = [  # tokens, which of them are loss tokens, whether it was cut off, how many it is given
         ([4, 5, 6, 7], [1, 1, 1, 1], True, 4), ([4, 9, 9, 7], [1, 0, 0, 1], False, 4),
-        ([4, 15, 16, 16], [1, 1, 0, 0], False, 2), ([15, 16, 16, 16], [1, 0, 0, 0], False, 1),
+        ([4, 15, 16, 16], [1, 1, 0, 0], False, 2),
         ([4, 5, 9, 9], [1, 1, 0, 0], True, 4)]               # cut off by the tool's output
     ids, mask, cut = (torch.tensor(column) for column in [*zip(*rows)][:3])
-    rollout = Rollout(ids, mask.bool(), ids, mask.bool(), ids.float(), cut, [""] * 5, 1)
+    rollout = Rollout(ids, mask.bool(), ids, mask.bool(), ids.float(), cut, [""] * 4, 1)
     assert rollout.token_lists() == [tokens[:n] for tokens, _, _, n in rows]
 
 
@@ -559,22 +493,17 @@ FACTORIES = {"get_soft_overlong_punishment": "(max_completion_len=6, soft_punish
 
 @pytest.mark.skipif(not trl_rewards, reason="pip install trl==1.16.0")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, monkeypatch):
+def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, calls):
     """From the command line, `--verifier FILE.py:FUNCTION`; what it returns is what it returns when
     called directly with what was sampled: its own tokens, messages, and the column."""
     assert name in FACTORIES or not name.startswith("get_")
     made = name + FACTORIES.get(name, "")
     Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n")
     Path("recorder.py").write_text(RECORDER)
-    calls, judge = [], Task.judge
-
-    def noted(*inputs):
-        calls.append((inputs[2], judge(*inputs)))
-        return calls[-1][1]
-    monkeypatch.setattr(Task, "judge", noted)
+    seen = calls(Task, "judge")
     record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")
-    (problems, parts), = calls
+    ((_, _, problems, _), _, parts), = seen
     rollout, = sys.modules["verifier_recorder"].ROLLOUTS
     function = eval(f"trl_rewards.{made}")
     asked = [p for p in problems for _ in range(4)]
@@ -587,9 +516,10 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
             completions=[[{"role": "assistant", "content": text}] for text in rollout.texts],
             prompts=[[system, {"role": "user", "content": p.prompt}] for p in asked],
             solution=[p.answer for p in asked])
-    given = numbers(function(**columns))
+    given = torch.tensor([torch.nan if x is None else x for x in function(**columns)])
     want = with_group_mean(given, 4)
-    assert same(parts[:, 0], given) and record["reward"] == pytest.approx(want.mean().item())
+    torch.testing.assert_close(parts[:, 0], given, rtol=0, atol=0, equal_nan=True)
+    assert record["reward"] == pytest.approx(want.mean().item())
     mean = given.nanmean().nan_to_num().item()
     assert record["reward_parts"]["reward"] == pytest.approx(mean)
     assert name == "reasoning_accuracy_reward" or len(set(want.tolist())) > 1

@@ -54,6 +54,11 @@ def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong)
     assert not maths.errors
 
 
+def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
+    check = Verifier("exact")
+    assert [check(r, "42 ") for r in (" 42\n", "4 2", "42.")] == [1, 0, 0]
+
+
 def test_a_users_function_may_give_any_finite_number(own, capfd):
     """It prints to stderr and reads nothing."""
     check = own("import sys\nprint('loading')\n\ndef check(response, answer):\n"

@@ -34,6 +34,9 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
     said = capsys.readouterr().out
     assert "pass@1 0.000 [0.000, 0.842], greedy 0.000, mean reward " in said
     assert "any 0.250)" in said
+    parts = first["reward_parts"]
+    assert [*parts] == ["some", "any"] and first["verifier_errors"] == 0
+    assert first["reward"] == pytest.approx(parts["some"] + 2 * parts["any"])
     assert first["pass_at_1"][0] == 0 and first["held_out_reward"][0] > 0
     assert first["held_out_parts"]["any"] == .25
 
