@@ -3,7 +3,7 @@
     python -m pytest tests/model/test_families.py -m "slow or not slow"     # two minutes
 
 Each family gets a tiny model with random weights, saved and loaded as a checkpoint. Either
-sampling, the quick and the plain log-probs (and their gradient) equal the model's own logits for
+sampling, the log-probs of every path (and their gradient) equal the model's own logits for
 one unpadded sequence at a time, with prompts of unequal length that begin alike, at temperature
 1.3; or loading refuses it in one line that says why.
 """
@@ -52,6 +52,7 @@ DENSE = {
     "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "ctrl": GPT2 | dict(dff=48),
     "xglm": dict(d_model=32, num_layers=3, attention_heads=4, ffn_dim=48),
     "falcon": dict(ffn_hidden_size=48, num_kv_heads=2, new_decoder_architecture=True),
+    "llama, eager": {}, "gemma, eager": {}, "gpt2, eager": GPT2,
     "llama, yarn": dict(rope_parameters=dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
                                              original_max_position_embeddings=64)),
 }
@@ -121,7 +122,8 @@ REFUSED = {
 }
 EQUAL = DENSE | HEADS | DISTANCES | MIXTURES | STATES
 QUICK = ("gemma2", "granite", "cohere", "mpt", "gpt_neo", "lfm2", "mamba", "llama4_text",
-         "phi3, longrope")  # one of each kind in the default tests
+         "phi3, longrope", "gpt2", "opt", "bloom", "falcon, alibi", "gemma3_text",
+         "llama, eager")  # one of each kind in the default tests
 
 
 def families(names):
@@ -155,8 +157,11 @@ def loaded(flags):
 
 
 @families(EQUAL)
-def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp_path):
+def test_sampling_and_all_paths_of_scoring_equal_the_models_own_logits(name, tmp_path, monkeypatch):
+    """Packed, in two forwards, plain: what cannot be packed must not be."""
     model = loaded(checkpoint(name, tmp_path))
+    if "eager" in name:
+        model.set_attn_implementation("eager")
     generator = torch.Generator().manual_seed(1)
     tokens = lambda n: torch.randint(0, 15, (n,), generator=generator).tolist()
     alike = tokens(18)
@@ -168,8 +173,10 @@ def test_sampling_and_both_ways_of_scoring_equal_the_models_own_logits(name, tmp
         weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
         wanted = gradient(model, (own * weights).sum())
         assert (drawn.sampler_logp - own).abs().max() < 1e-3
-        for score in (fast.response_logp, plain.response_logp):
-            logp = score(model, drawn, TEMPERATURE).logp
+        for module, most in (fast, fast.MAX_PACKED), (fast, 0), (plain, 0):
+            with monkeypatch.context() as patch:
+                patch.setattr(fast, "MAX_PACKED", most)
+                logp = module.response_logp(model, drawn, TEMPERATURE).logp
             assert (logp - own).abs().max() < 2e-5
             found = gradient(model, (logp * weights).sum())
             assert (found - wanted).norm() < 1e-4 * wanted.norm()

@@ -9,16 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import models
 import rollout as plain
-from models import gradient, own_logp, own_scores
+from models import gradient, own_scores
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.caches import has_plain_cache
-from plumbing.speed.fast import (distinct, groups_per_row, packed_hidden, response_logp,
-                                 shared_hidden)
+from plumbing.speed.fast import distinct, groups_per_row, response_logp
 from plumbing.speed.rollouts import FastRollout
-from rollout import left_pad
 from test_rollout import PROMPTS, every_model, make, rolled
 
 SHOTS = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))     # 25 tokens, of all prompts
@@ -94,46 +90,9 @@ def test_a_common_prefix_computed_once_changes_no_token(kind, monkeypatch):
     assert torch.equal(batch.response_ids, slow.response_ids)
 
 
-FAMILIES = {
-    **dict.fromkeys("""llama qwen2 gemma granite cohere stablelm olmo2 gpt_neox gpt2 bloom
-        gemma3_text""".split(), {}),
-    **dict.fromkeys(["phi3", "starcoder2", "mixtral"], dict(sliding_window=None)),
-    "opt": dict(ffn_dim=48, word_embed_proj_dim=32), "falcon": dict(alibi=True)}
-NOT_PACKED = ("gpt2", "opt", "bloom", "falcon", "gemma3_text")
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_all_paths_give_the_hidden_states_of_one_unpadded_sequence_in_every_family(
-        family, attention):
-    """Positions by rotation, by learned vectors, by ALiBi; sliding windows; experts: what cannot be
-    packed must not be."""
-    shape = dict(vocab_size=64, bos_token_id=1, head_dim=None)
-    model = models.make(family, **shape | FAMILIES[family])
-    try:
-        model.set_attn_implementation(attention)
-    except ValueError as error:
-        pytest.skip(str(error)[:60])
-    generator = torch.Generator().manual_seed(0)
-    tokens = lambda *shape: torch.randint(1, 64, shape, generator=generator)
-    common, answers = tokens(17).tolist(), tokens(12, 5)
-    prompts = [common + tokens(n).tolist() for n in (2, 6, 3, 5)]
-    able = has_plain_cache(model.config)
-    assert able == (family != "gemma3_text")
-    with torch.no_grad():
-        alone = [torch.tensor([[*prompts[i // 3], *answer]])
-                 for i, answer in enumerate(answers.tolist())]
-        want = torch.stack([model.base_model(input_ids=ids).last_hidden_state[0, -6:-1]
-                            for ids in alone])                                      # [B, T, D]
-        for prefix in {0, 17 * able}:
-            rollout = FastRollout(*left_pad(prompts, 0, "cpu"), answers, answers > 0, None, None,
-                                  None, 3, prefix=prefix)
-            groups = groups_per_row(model.config, rollout)
-            assert groups == (0 if family in NOT_PACKED else 4)
-            paths = [plain.response_hidden(model, rollout), shared_hidden(model, rollout)]
-            paths += [packed_hidden(model, rollout, k) for k in (1, 2, 4) if groups]
-            for path in paths:
-                assert torch.allclose(path, want, atol=1e-5 * want.abs().max())
+def test_what_can_be_packed_is():
+    """That what cannot be packed is not: tests/model/test_families.py."""
+    assert groups_per_row(make().config, FastRollout.of(rolled(make()))) == len(PROMPTS)
 
 
 def test_distinct_keeps_what_a_group_holds_once():
@@ -150,17 +109,9 @@ def test_distinct_keeps_what_a_group_holds_once():
     assert [distinct(part.rows(0, n))[0].group_size for n in (1, 2)] == [1, 2]
 
 
-@torch.no_grad()
-def test_micro_batches_of_a_rollout():
-    model = make()
-    rollout = rolled(model, G=4)
-    want = own_logp(model, rollout)
-    for size in (1, 2, 4, 8):                                # parts of a group, and whole groups
-        parts = [response_logp(model, rollout.rows(i, min(i + size, 12))).logp
-                 for i in range(0, 12, size)]
-        assert torch.allclose(torch.cat(parts), want, atol=1e-5)
+def test_rows_do_not_cut_through_groups():
     with pytest.raises(ValueError, match="cut through groups"):
-        rollout.rows(2, 6)
+        rolled(make(), G=4).rows(2, 6)
 
 
 @every_model
