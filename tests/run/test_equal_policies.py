@@ -14,7 +14,7 @@ import pytest
 import train
 from features.mismatch import bounds_of
 from features.sampler_format import format_of
-from plumbing.run.arguments import flags, parse
+from plumbing.run.arguments import parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from tiny_run import TINY, metrics, slow
 
@@ -89,19 +89,8 @@ def check(records, args):
     assert len(records) == 2 and [line for record in records for line in apart(record, args)] == []
 
 
-def by_section():
-    """{flag: its section in --help}"""
-    section, found = None, {}
-    for f in flags():
-        section = f.metadata.get("section", section)
-        found[f.name] = section
-    return found
-
-
-SECTION = by_section()
-FIRST = [flag for flag in EFFECTS if SECTION.get(flag) == "the sampler and the routers"]
-FIRST += ["dynamic_sampling", "beta", "micro_batch_size", "plain", "bf16", "num_generations",
-          "teacher_model_name_or_path"]
+FIRST = """old_logp sampler dynamic_sampling beta micro_batch_size plain bf16 num_generations
+    teacher_model_name_or_path""".split()
 # A run that goes on needs one with the same flags; a dry run writes no metrics.
 NOTHING = ("resume", "dry_run")
 

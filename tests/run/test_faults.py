@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import shutil
+import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -33,16 +35,24 @@ def spoil(then, which, how=lambda loss: loss * NAN):
     lambda loss: loss * NAN, lambda loss: loss * float("inf"),
     lambda loss: loss.detach() * 0 + NAN + loss * 0],
     ids=["nan gradient", "infinite gradient", "nan loss"])
-def test_update_that_is_not_finite_is_skipped_and_counted(
+def test_update_that_is_not_finite_is_skipped_and_counted_and_moves_no_schedule(
         how, run, then, capsys):
-    weights = []
-    then(train, "update", lambda stats, args, learner, mini: weights.append(
-        torch.cat([p.detach().flatten() for p in learner.policy.parameters()])))
-    spoil(then, {3}, how)                                    # the first mini-batch of batch 2
-    records = run("--steps 3 --warmup_steps 0 --lr_scheduler_type constant_with_warmup")
-    assert torch.equal(weights[1], weights[2]) and not torch.equal(weights[2], weights[3])
+    """Four updates with a warm-up of three. The first is spoilt: torch has nothing to warn of."""
+    weights, rates = [], []
+
+    def seen(learner):
+        weights.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
+        rates.append(learner.optimizer.param_groups[0]["lr"])
+    then(train, "make_learner", lambda learner, *_: seen(learner))
+    then(train, "update", lambda stats, args, learner, mini: seen(learner))
+    spoil(then, {1}, how)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        records = run("--steps 2 --learning_rate 0.3 --warmup_steps 3 --algorithm grpo --beta 0.1")
+    moved = [not torch.equal(one, other) for one, other in pairwise(weights)]
+    assert moved == [False, True, True, True] and rates[:4] == pytest.approx([0.1, 0.1, 0.2, 0.3])
     assert all(w.isfinite().all() for w in weights)
-    assert [record["skipped"] for record in records] == [0, 1, 0]
+    assert [record["skipped"] for record in records] == [1, 0]
     assert capsys.readouterr().out.count("1 bad update(s) skipped") == 1
 
 

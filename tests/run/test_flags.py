@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import sys
-import textwrap
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import models
 import train
 from plumbing.model import cold_start
 from plumbing.run.arguments import flags
-from tiny_run import SMALL, TINY, TINY_MODEL, TRAIN, jsonl, python, read_json
+from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
@@ -332,6 +331,7 @@ def observed(patch, flags, name):
 
 
 def test_every_flag_has_an_entry():
+    """--shard, which needs two processes: tests/parallel/test_distributed.py."""
     assert {f.name for f in flags()} == {*EFFECTS, "shard"}
 
 
@@ -346,28 +346,3 @@ def test_a_flag_has_an_effect(flag, run):
     seen = [look(run(both if value is None else f"{both} --{flag} {value}"), what)
             for value in (one, other)]
     assert seen[0] != seen[1], f"--{flag} {one} and {other}: {seen[0]} both times"
-
-
-@pytest.mark.slow
-def test_shard_has_an_effect(home):
-    """With two processes: what trains is another kind of module."""
-    script = home / "kind.py"
-    script.write_text(textwrap.dedent(f"""
-        import sys
-        sys.path.insert(0, {str(Path(TRAIN).parent)!r})
-        import train
-        from plumbing.parallel import processes
-        wrap = processes.wrap
-        def telling(*args):
-            scorer = wrap(*args)
-            # one write: print would make several, which those of the other process can part
-            sys.stdout.write(f"kind {{type(scorer).__name__}}\\n")
-            return scorer
-        processes.wrap = telling
-        train.main()
-    """))
-    kinds = []
-    for more in ([], ["--shard"]):
-        done = python(script, *TINY, *ONE.split(), *more, cwd=home, processes=2)
-        kinds.append({line for line in done.stdout.splitlines() if line.startswith("kind ")})
-    assert kinds == [{"kind DistributedDataParallel"}, {"kind FSDPActor"}]

@@ -16,18 +16,13 @@ from tiny_run import differences
 @pytest.fixture
 def gpu(then):
     """gpu(): from now on runs try the longest. Gives a list, to which each adds the shapes of the
-    rollout that it tried, and its random numbers, weights and gradients before and after."""
-    def state(learner):
-        weights = {name: p.detach().clone() for name, p in learner.actor.named_parameters()}
-        return torch.get_rng_state(), weights, [p.grad for p in learner.actor.parameters()]
-
+    rollout that it tried, and the gradients that it left."""
     def start():
         seen = []
 
         def made(learner, settings, task, *rest):
-            before = state(learner)
             memory.try_longest(learner, task)
-            seen.append((before, state(learner)))
+            seen.append([p.grad for p in learner.actor.parameters()])
         then(train, "make_learner", made)
         then(memory, "longest", lambda rollout, *_: seen.append(
             (tuple(rollout.prompt_ids.shape), tuple(rollout.response_ids.shape))))
@@ -44,11 +39,10 @@ def test_trying_the_longest_changes_no_bit(flags, run, gpu):
     run(f"--steps 2 {flags}", folder="plain")
     tried = gpu()
     run(f"--steps 2 {flags}", folder="tried")
-    shapes, (before, after) = tried
+    shapes, gradients = tried
     rows = 2 if "--micro_batch_size" in flags else 8
     assert shapes == ((rows // 4 or 1, 4), (rows, 5))
-    assert torch.equal(before[0], after[0]) and after[2] == before[2] == [None] * len(before[2])
-    assert all(torch.equal(weight, after[1][name]) for name, weight in before[1].items())
+    assert gradients == [None] * len(gradients)
     assert differences("plain", "tried", 2) == []
 
 

@@ -112,26 +112,6 @@ def test_two_runs_are_compared_under_one_setting(run, wrong):
 
 # ------------------------------------------------------------------ a checkpoint that no run made
 
-def test_two_checkpoints_and_their_difference(checkpoints, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    eval.main(["passk", "--model_name_or_path", *checkpoints,
-               *"--n 4 --k 1 4 --problems 6 --device cpu".split()])
-    report = read_json("runs/passk.json")
-    printed = capsys.readouterr().out
-    assert report["n"] == 4 and len(report["checkpoints"]) == 2
-    for one in report["checkpoints"]:
-        assert one["problems"] == 6
-        for key in ("pass@1", "pass@4", "truncated"):
-            mean, low, high = one[key]
-            assert low <= mean <= high
-    before, after = report["checkpoints"]
-    for key in ("pass@1", "pass@4", "reward", "mean_length"):
-        gain = pytest.approx(after[key][0] - before[key][0])
-        assert report["difference"][key][0] == gain
-    assert "default settings, not those of a run; given here: --device cpu" in printed
-    assert "pass@4" in printed and "after minus before" in printed
-
-
 def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, monkeypatch, capsys):
     """pass@1 is 0 where the verifier gives partial credit alone."""
     monkeypatch.chdir(tmp_path)
@@ -142,15 +122,23 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
                                "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
     more = ("--dataset_name train.jsonl --test_dataset_name sums.jsonl --verifier mine.py:reward "
             "--max_completion_length 4 --max_prompt_length 16")
-    report = passk(f"{' '.join(checkpoints)} {more}")
+    eval.main(["passk", "--model_name_or_path", *checkpoints, *more.split(),
+               *"--n 4 --k 1 4 --problems 9 --device cpu".split()])
+    report = read_json("runs/passk.json")
     printed = capsys.readouterr().out
+    assert "default settings, not those of a run; given here: --dataset_name" in printed
     assert "1 of 10 prompts left out; " in printed and "has 60 tokens" in printed
+    assert "pass@4" in printed and "after minus before" in printed
     before, after = report["checkpoints"]
     for one in (before, after):
         assert one["problems"] == 8 and one["reward_parts"]["any"] == 2
         assert one["reward"][0] == pytest.approx(sum(one["reward_parts"].values()))
-    gain = after["reward"][0] - before["reward"][0]
-    assert report["difference"]["reward"][0] == pytest.approx(gain, abs=1e-9) != 0
+        for key in ("pass@1", "pass@4", "truncated", "reward", "mean_length"):
+            mean, low, high = one[key]
+            assert low is None or low <= mean <= high
+            gain = pytest.approx(after[key][0] - before[key][0], abs=1e-9)
+            assert key == "truncated" or report["difference"][key][0] == gain
+    assert report["n"] == 4 and report["difference"]["reward"][0] != 0
     report = passk(f"{checkpoints[0]} {checkpoints[0]} {more}")
     assert report["difference"]["reward"] == [0, None, None]
     q = 1 - .025 ** (1 / 8)                                  # of eight problems none differs

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.models.opt import modeling_opt
 
 import models
 import moe
@@ -23,7 +22,7 @@ from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
 from plumbing.run.arguments import ALGORITHMS, flags
 from rollout import sample
-from tiny_run import TINY, TRAIN, differences, metrics, python, read_json, slow
+from tiny_run import TINY, differences, metrics, read_json
 
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
     variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
@@ -35,17 +34,11 @@ def weights(run, step=1):
     return load_file(f"{run}/checkpoints/step_{step}/model.safetensors")
 
 
-# ------------------------------------------------------------------------------- the real script
+# ------------------------------------------------------------------------------- the script
 
-@pytest.mark.parametrize("start", ["main", slow("script")])
-def test_script_from_prompt_to_summary(start, workplace, capfd):
-    argv = [*TINY, *"--steps 2 --eval_samples 2 --eval_prompts 8".split()]
-    if start == "script":
-        done = python(TRAIN, *argv)
-        said, err = done.stdout, done.stderr
-    else:
-        train.main(argv)
-        said, err = capfd.readouterr()
+def test_script_from_prompt_to_summary(workplace, capfd):
+    train.main([*TINY, *"--steps 2 --eval_samples 2 --eval_prompts 8".split()])
+    said, err = capfd.readouterr()
     out = said.splitlines()
     assert "runs/gspo/metrics.jsonl" in said and "clip range [1 - 0.0003, 1 + 0.0004]" in said
     assert sum(line.startswith("batch ") for line in out) == 2
@@ -138,39 +131,13 @@ def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run, m
     assert fast["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
 
 
-def counted_layers(monkeypatch, layer):
-    """Counts the forwards of a decoder layer while gradients are on; backward's own included."""
-    calls, forward = [0], layer.forward
-
-    def counting(self, *args, **kwargs):
-        calls[0] += torch.is_grad_enabled()
-        return forward(self, *args, **kwargs)
-    monkeypatch.setattr(layer, "forward", counting)
-    return calls
-
-
-def test_gradient_checkpointing_computes_every_layer_again_in_a_run(run, monkeypatch):
-    calls = counted_layers(monkeypatch, moe.Layer)
-    kept = run("--steps 2 --plain")
-    assert calls == [4], "two batches of two updates, one layer"
-    again = run("--steps 2 --plain --gradient_checkpointing", folder="again")
-    assert calls == [4 + 8]
-    for a, b in zip(kept, again):
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
-
-
-def test_gradient_checkpointing_keeps_dropout_off(monkeypatch):
-    policy = models.make("opt", hidden_size=32, ffn_dim=48, word_embed_proj_dim=32, dropout=0.5,
+def test_gradient_checkpointing_keeps_dropout_off():
+    """That it computes the layers again: test_flags.py; that it changes no run: test_pairs.py."""
+    policy = models.make("opt", ffn_dim=48, word_embed_proj_dim=32, dropout=0.5,
                          attention_dropout=0.5)
     part = sample(policy, builtin_tokenizer(), ["1+2=", "3+4+5="], 2, 6)
-    calls, grads = counted_layers(monkeypatch, modeling_opt.OPTAttention), []
-    for words, count in (([], 2), (["--gradient_checkpointing"], 4)):
-        policy.zero_grad()
-        calls[0] = 0
-        Actor(policy, train.parse(["--plain", *words]))(part).logp.sum().backward()
-        assert calls == [count]
-        grads.append(torch.cat([p.grad.flatten() for p in policy.parameters()
-                                if p.grad is not None]))
+    grads = [models.gradient(policy, Actor(policy, train.parse(words))(part).logp.sum())
+             for words in ([], ["--gradient_checkpointing"])]
     assert torch.allclose(*grads, rtol=1e-4, atol=1e-6)
 
 
@@ -200,13 +167,6 @@ def test_samples_are_real_responses(run):
         terms = [int(c) for c in sampled["prompt"] if c.isdigit()]
         right = ",".join(str(sum(terms[:i + 1]) % 10) for i in range(len(terms))) + "."
         assert sampled["reward"] == float(sampled["response"] == right)
-
-
-def test_a_run_repeats_bit_for_bit(whole, run):
-    run("--steps 4")
-    assert differences(whole(), "run", 4) == []
-    other, = run("--model_name_or_path run/checkpoints/step_4 --seed 1", folder="other")
-    assert other != metrics("run")[0]
 
 
 def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(run, monkeypatch):
