@@ -68,21 +68,16 @@ def byte_tokenizer(text=("a\nb a\nb max(1,2)=2\nmax(3,1)=3\n the the then 12 12 
 
 # ----------------------------------------------------------- what a fast path is compared with
 
-def own_logits(model, rollout, i, temperature=1.0):
-    """(logits of the tokens of response i [t, V], these tokens [t]), without padding or cache."""
-    q = i // rollout.group_size
-    prompt = rollout.prompt_ids[q][rollout.prompt_mask[q]]                          # [p]
-    answer = rollout.response_ids[i][rollout.mask[i]]                               # [t]
-    logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
-    return logits[len(prompt) - 1:-1] / temperature, answer
-
-
 def own_scores(model, rollout, temperature=1.0):
-    """(log-probs, entropies) of all responses, each computed alone: [B, T], 0 outside the mask."""
+    """(log-probs, entropies) of all responses, each computed alone, without padding or cache:
+    [B, T], 0 outside the mask."""
     chosen, entropies = [], []
     for i, mask in enumerate(rollout.mask):
-        logits, answer = own_logits(model, rollout, i, temperature)
-        logp = logits.log_softmax(-1)                                               # [t, V]
+        q = i // rollout.group_size
+        prompt = rollout.prompt_ids[q][rollout.prompt_mask[q]]                      # [p]
+        answer = rollout.response_ids[i][mask]                                      # [t]
+        logits = model(input_ids=torch.cat([prompt, answer])[None], use_cache=False).logits[0]
+        logp = (logits[len(prompt) - 1:-1] / temperature).log_softmax(-1)           # [t, V]
         pad = lambda x: torch.nn.functional.pad(x, (0, len(mask) - len(x)))
         chosen.append(pad(logp.gather(-1, answer[:, None])[:, 0]))
         entropies.append(pad(-(logp.exp() * logp).sum(-1)))

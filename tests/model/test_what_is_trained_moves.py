@@ -4,7 +4,7 @@ python -m pytest tests/model/test_what_is_trained_moves.py
 A step of 1e-6, the default for a checkpoint, is far below what bfloat16 can show of a weight: a way
 of holding weights that loses it trains nothing, without an error. So for every way, from the
 command line: after the first optimizer steps nearly all entries that had a gradient have changed;
-and with given gradients 64 steps add up to those of float32.
+and with given gradients 64 steps add up to those of float32. Shards: tests/parallel.
 """
 
 from pathlib import Path
@@ -19,7 +19,6 @@ from plumbing.model.actor import Actor, trained_policy
 from features.lora import add_adapters
 from features.lora import named_adapters
 from plumbing.run.arguments import parse
-from tiny_run import TRAIN, python
 from train import make_optimizer
 
 WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
@@ -110,23 +109,3 @@ def test_sixty_four_steps_add_up_to_those_of_float32(way, flags):
     plain = argv.replace("--bf16 true", "").replace("--optim adamw_torch", "")
     for here, there in zip(moved_in_64_steps(argv), moved_in_64_steps(plain), strict=True):
         assert there.norm() > 0 and (here - there).norm() < 0.01 * there.norm()
-
-
-@pytest.mark.slow
-def test_shards_move_as_one_process_does(flags, run):
-    """Two processes with --shard: the first steps change as much, and 64 steps end where one
-    process's end."""
-    argv = f"{flags('float32')} --sampler_dtype float32 --max_completion_length 6"
-    before, ends = before_training(arguments(argv)), []
-    for steps in (1, 32):
-        run(f"{argv} --steps {steps}", folder=f"one{steps}")
-        words = [*tiny_run.flags(*argv.split()), "--steps", str(steps)]
-        python(TRAIN, *words, "--output_dir", f"two{steps}", "--shard", processes=2)
-        ends += [in_file(Path(f"{name}{steps}/checkpoints/step_{steps}"), before)
-                 for name in ("one", "two")]
-    for name, start in before.items():
-        one, two, one_far, two_far = (end[name] - start for end in ends)
-        seen = one != 0
-        assert not seen.any() or (two != 0)[seen].float().mean() > 0.9, name
-        far = one_far.abs().sum()
-        assert abs(two_far.abs().sum() - far) <= 0.01 * far, name

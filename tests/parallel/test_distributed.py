@@ -138,11 +138,12 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
     assert differences(home / whole, home / run, 5) == []
 
 
-def test_ddp_is_freed_before_the_process_group(home):
+@pytest.mark.parametrize("how, kind", [
+    ("ddp", "DistributedDataParallel"), ("fsdp2", "FSDPActor")])
+def test_the_kind_of_module_that_trains_is_freed_before_the_process_group(how, kind, home):
     """Freed after the group, it now and then hangs its process: see processes.stop."""
     counting = changed(home, """
         import gc
-        from torch.nn.parallel import DistributedDataParallel
         from plumbing.parallel import processes
         stop, wrap, wrapped = processes.stop, processes.wrap, []
         def counting(*args):
@@ -150,15 +151,15 @@ def test_ddp_is_freed_before_the_process_group(home):
             wrapped.append(type(scorer).__name__)
             return scorer
         def checked():
-            alive = sum(type(each) is DistributedDataParallel for each in gc.get_objects())
+            alive = sum(type(each).__name__ in wrapped for each in gc.get_objects())
             with open(f"alive-{os.environ['RANK']}", "w") as file:
                 file.write(f"{wrapped} {alive}")
             stop()
         processes.stop, processes.wrap = checked, counting""")
-    torchrun(home, f"{RUNS['ppo']} --critic_warmup 0 --steps 1 --output_dir stopping",
+    torchrun(home, f"{RUNS['ppo']} --critic_warmup 0 --steps 1{SHARD[how]} --output_dir {how}",
              script=counting)
     for rank in (0, 1):
-        assert (home / f"alive-{rank}").read_text() == "['DistributedDataParallel'] 0"
+        assert (home / f"alive-{rank}").read_text() == f"['{kind}'] 0"
 
 
 def test_bad_argument_is_one_line_per_process(home):
