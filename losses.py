@@ -241,7 +241,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
-    ratio = spread(RATIOS[row.ratio](shifted, old_logp, mask), mask)             # [B, T]
+    ratio = RATIOS[choose("ratio", row.ratio, RATIOS)](shifted, old_logp, mask)
+    ratio = spread(ratio, mask)                                                  # [B, T]
     terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
         raise ValueError(f"clip {row.clip!r}: token_surrogate must return three values for every "

@@ -7,6 +7,7 @@ these words cannot say. The ValueError names the flag and says what would be all
 
 import difflib
 import math
+import traceback
 from dataclasses import MISSING
 from importlib.util import find_spec
 from pathlib import Path
@@ -186,6 +187,16 @@ def rescales(settings, reads):
         divided and not shaped)
 
 
+def told(error):
+    """The words of an error; of one that no check has raised also its kind, and the line of this
+    program that it comes from."""
+    if isinstance(error, ValueError):
+        return str(error)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__)
+           if "site-packages" not in frame.filename][-1]
+    return f"{Path(own.filename).name} line {own.lineno}: {type(error).__name__}: {error}"
+
+
 def check_advantage(settings):
     """Compute the advantages of three groups: a row of ADVANTAGES may not fit its function, and a
     function may not expect a group of equal rewards."""
@@ -200,9 +211,8 @@ def check_advantage(settings):
             settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, **given)
     except Exception as error:                               # whatever an own function raises
-        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
-                         f"(0 and 1 in turn, all 0, all 1): {said}") from error
+                         f"(0 and 1 in turn, all 0, all 1): {told(error)}") from error
     per = ADVANTAGES[settings.advantage].per
     if A.shape != (rewards if per == "response" else zeros).shape:
         refuse(settings, "advantage", f"does not return one number for every {per}: mend its "
@@ -227,8 +237,11 @@ def check_loss(settings):
             router_shift=one if settings.router_shift else None)
             for A, old_logp in ((torch.tensor([1.0, -1.0]), -one), (torch.zeros(2), -1.1 * one)))
         combine_stats([stats])
-    except ValueError as error:
-        raise ValueError(f"--algorithm {settings.algorithm}: {error}") from None
+    except Exception as error:                               # whatever an own row or clip raises
+        raise ValueError(f"--algorithm {settings.algorithm}: {told(error)}") from error
+    if not loss.requires_grad:
+        raise ValueError(f"--algorithm {settings.algorithm}: its loss has no gradient: mend its "
+                         "ratio or its clip in losses.py")
     if not loss.isfinite():
         raise ValueError(f"--algorithm {settings.algorithm}: its loss of two responses is not "
                          "finite: mend its row or its clip in losses.py")

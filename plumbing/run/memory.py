@@ -23,8 +23,9 @@ def out_of_memory(settings):
               if holds(settings, f.metadata.get("takes_memory", ""))]
     return ("out of GPU memory: lower --micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
-            f"{''.join(taking)}--prompts_per_step (now {settings.prompts_per_step}) or --eval_prompts (now "
-            f"{settings.eval_prompts})" + (f", or add {' or '.join(more)}" if more else ""))
+            f"{''.join(taking)}--prompts_per_step (now {settings.prompts_per_step}) or "
+            f"--eval_prompts (now {settings.eval_prompts})"
+            + (f", or add {' or '.join(more)}" if more else ""))
 
 
 def try_longest(learner, task):

@@ -34,6 +34,21 @@ def test_a_clip_that_returns_the_wrong_shape(returned, before, monkeypatch):
             "token") in before("--algorithm gspo")
 
 
+@pytest.mark.parametrize("ratio, high, words", [
+    ("tokn", 0.2, "ratio 'tokn' is unknown; known: none, token, "),
+    ("token", None, "TypeError: '<' not supported"),
+    (lambda logp, old_logp: logp - old_logp, 0.2, "losses.py line"),
+    (lambda logp, old_logp, mask: (logp - old_logp).detach(), 0.2, "its loss has no gradient")])
+def test_a_row_or_a_ratio_that_does_not_fit(ratio, high, words, before, monkeypatch):
+    if callable(ratio):
+        monkeypatch.setitem(losses.RATIOS, "own", ratio)
+        ratio = "own"
+    row = losses.Objective(ratio, "min", 0.2, high, "sequence-mean")
+    monkeypatch.setitem(losses.OBJECTIVES, "gspo", row)
+    said = before("--algorithm gspo")
+    assert "--algorithm gspo: " in said and words in said
+
+
 def test_a_statistic_without_an_entry_of_what_it_is_averaged_over(before, monkeypatch):
     stats = losses.ratio_stats
     monkeypatch.setattr(losses, "ratio_stats",
