@@ -140,10 +140,11 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
 
 @pytest.mark.parametrize("how, kind", [
     ("ddp", "DistributedDataParallel"), ("fsdp2", "FSDPActor")])
-def test_the_kind_of_module_that_trains_is_freed_before_the_process_group(how, kind, home):
+def test_the_kind_of_module_that_trains_and_ddp_is_freed_before_the_process_group(how, kind, home):
     """Freed after the group, it now and then hangs its process: see processes.stop."""
     counting = changed(home, """
         import gc
+        from torch.nn.parallel import DistributedDataParallel
         from plumbing.parallel import processes
         stop, wrap, wrapped = processes.stop, processes.wrap, []
         def counting(*args):
@@ -151,7 +152,7 @@ def test_the_kind_of_module_that_trains_is_freed_before_the_process_group(how, k
             wrapped.append(type(scorer).__name__)
             return scorer
         def checked():
-            alive = sum(type(each).__name__ in wrapped for each in gc.get_objects())
+            alive = sum(type(each) is DistributedDataParallel for each in gc.get_objects())
             with open(f"alive-{os.environ['RANK']}", "w") as file:
                 file.write(f"{wrapped} {alive}")
             stop()
