@@ -103,9 +103,8 @@ def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run():
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert tuple(panels) == pictures.CURVES
     first, second = panels["reward"].get_lines()
-    assert first.get_xdata().tolist() == [0, 1, 2, 3]
-    assert first.get_ydata().tolist() == [0, .25, .5, .75]
-    assert second.get_ydata().tolist() == [0] and second.get_marker() == "o"
+    assert first.get_xydata().tolist() == [[0, 0], [1, .25], [2, .5], [3, .75]]
+    assert second.get_xydata().tolist() == [[0, 0]] and second.get_marker() == "o"
     assert panels["grad_norm"].get_yscale() == "log" and panels["reward"].get_yscale() == "linear"
     assert not any(len(line.get_ydata()) for line in panels["entropy"].get_lines())
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run", "other"]

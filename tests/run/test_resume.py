@@ -141,7 +141,6 @@ def test_a_finished_run_goes_on_for_more_steps(run, whole, capsys):
     run(f"{more} --steps 4 --max_completion_length 5 --resume")      # the task's own
     assert differences(whole(*more.split()), "run", 4) == []
     assert "from batch 3 on" not in capsys.readouterr().out, "the rate does not follow --steps"
-    assert "steps was 4, now 3" in run.refused("--steps 3 --resume --output_dir run")
     other = run.refused("--steps 5 --lr_scheduler_type cosine --resume --output_dir run")
     assert "lr_scheduler_type was 'constant_with_warmup', now 'cosine'" in other
 

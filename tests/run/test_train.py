@@ -37,21 +37,16 @@ def weights(run, step=1):
 # ------------------------------------------------------------------------------- the script
 
 def test_script_from_prompt_to_summary(workplace, capfd):
+    """The lines at its end: test_screen.py."""
     train.main([*TINY, *"--steps 2 --eval_samples 2 --eval_prompts 8".split()])
     said, err = capfd.readouterr()
     out = said.splitlines()
     assert "runs/gspo/metrics.jsonl" in said and "clip range [1 - 0.0003, 1 + 0.0004]" in said
     assert sum(line.startswith("batch ") for line in out) == 2
-    score = r"held-out pass@1 [\d.]+ \[[\d.]+, [\d.]+\], greedy [\d.]+"
-    assert re.search(f"^before: {score}", said, re.M)
-    assert re.search("^after:  held-out pass@1 ", said, re.M)
-    assert sum(line.startswith("prompt ") for line in out) == 1          # a transcript
-    assert not any(line.lstrip().startswith("python ") for line in out)  # no command to try next
     assert err == ""                                         # no bar, no warnings
 
     summary = read_json("runs/gspo/summary.json")
     assert summary["steps"] == 2 and summary["seconds"] > 0
-    assert 0 <= summary["pass_at_1_before"] <= 1 and 0 <= summary["pass_at_1_after"] <= 1
     config = read_json("runs/gspo/config.json")
     resolved = config["arguments"]
     assert resolved.keys() == {f.name for f in flags()}
@@ -102,12 +97,6 @@ def test_tokens_per_second_leaves_out_evaluations(run, first):
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
     assert "pass_at_1" in record
     assert record["tokens_per_second"] == pytest.approx(16 * record["length"] / seconds)
-
-
-# Each flag alone: test_flags.py; more of them together: test_pairs.py.
-def test_the_distance_to_the_reference_grows_from_0(run):
-    first, second = run("--steps 2 --beta 0.1 --entropy_coef 0.01 --router_aux_loss_coef 0.01")
-    assert first["kl"] == 0 < second["kl"]
 
 
 @pytest.mark.parametrize("more", [
