@@ -567,6 +567,11 @@ def make_parser():
                     description="Train a tiny MoE or a pretrained model with GSPO or a related "
                                 "algorithm.")
     left = {f.name: f for f in flags()}
+    owned = [f.name for owner in (Core, *FLAGS) for f in fields(owner)]
+    for name, f in left.items():
+        if owned.count(name) > 1 or "help" not in f.metadata:
+            raise ValueError(f"the flag --{name} of a feature has the name of another one, or is "
+                             "not made by features.feature.flag")
     section = parser.add_argument_group("the ten most important flags")
     for name in FIRST:
         add_flag(section, left.pop(name))

@@ -17,7 +17,7 @@ import torch
 from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
 from features import FEATURES
 from features.feature import refuse
-from losses import OBJECTIVES, combine_stats, policy_loss
+from losses import OBJECTIVES, choose, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
 
 
@@ -51,7 +51,8 @@ def check_values(settings, flags):
             refuse(settings, f.name, f"is not above {limits['above']}")
         if value > limits.get("at_most", value):
             refuse(settings, f.name, f"is not between 0 and {limits['at_most']}")
-    cap = OBJECTIVES[settings.objective].kind.widest
+    where = f"--algorithm {settings.algorithm}: objective"
+    cap = OBJECTIVES[choose(where, settings.objective, OBJECTIVES)].kind.widest
     for name in ("epsilon", "epsilon_high"):
         value = getattr(settings, name)
         if value is not None and not 0 < value < cap:

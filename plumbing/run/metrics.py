@@ -133,6 +133,8 @@ def batch_record(settings, step, task, batch, mini, new, updates, of_features=()
     more = {}
     for metrics in of_features:
         more |= metrics(batch, mini, new)
+    if tensors := [name for name, x in more.items() if isinstance(x, torch.Tensor)]:
+        raise ValueError(f"metric {tensors[0]} of a feature is a tensor: return its .item()")
     flips = None
     own = own_routes(mini, new)
     if all(own) and mini.rollout.mask.any():

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, make_dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,8 @@ import pytest
 import train
 from features import FEATURES
 from features.feature import HOOKS, Feature, Features, flag
+from features.mismatch import Mismatch
+from plumbing.run import arguments
 from plumbing.run.arguments import Core, Settings
 from tiny_run import TINY, chance, differences, flags, program, python
 
@@ -180,6 +182,20 @@ def test_a_state_that_no_feature_claims_is_refused():
     words = "the checkpoint has the state of Gone, which this run does not have"
     with pytest.raises(ValueError, match=words):
         Features().load_state_dict({"Gone": {"x": 1}})
+
+
+def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatch):
+    taken = make_dataclass("Flags", [("steps", int, flag(1, "taken"))])
+    preset = arguments.ALGORITHMS | {"gspo": {"objective": "gpso"}}
+    for given, owner, name, wrong, words in (
+            ("", arguments, "FLAGS", [taken], "--steps of a feature has the name"),
+            ("--algorithm gspo", arguments, "ALGORITHMS", preset,
+             "--algorithm gspo: objective 'gpso' is unknown; known: "),
+            ("--mismatch token_mask --steps 1", Mismatch, "metrics",
+             lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, wrong)
+            assert words in run.refused(given)
 
 
 def test_a_condition_may_name_a_flag_that_is_not_there():
