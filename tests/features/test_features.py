@@ -191,7 +191,7 @@ def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatc
             ("", arguments, "FLAGS", [taken], "--steps of a feature has the name"),
             ("--algorithm gspo", arguments, "ALGORITHMS", preset,
              "--algorithm gspo: objective 'gpso' is unknown; known: "),
-            ("--mismatch token_mask --steps 1", Mismatch, "metrics",
+            ("--mismatch token_truncate --steps 1", Mismatch, "metrics",
              lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten")):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, wrong)
