@@ -3,8 +3,8 @@ random numbers give the same weights after two rollout batches.
 python -m pytest tests/concepts/test_gspo_and_train.py
 
 Both sides are used from outside: train.main with a dataset, a verifier and a sampler of the test's
-own, and gspo.train. The page has 12 mini-batches of 4 rows in micro-batches of 3; train.py takes a
-mini-batch at once.
+own, and gspo.train. The page has six mini-batches of two groups in micro-batches of 3; train.py
+takes a mini-batch at once.
 """
 
 import math
@@ -22,7 +22,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from rollout import draw
 from tiny_run import chance, metrics, read_json
 
-Q, G, T, MINI = 6, 4, 8, 6                       # T: of tiny_run.chance
+Q, G, T, MINI = 6, 4, 8, 3                       # T: of tiny_run.chance
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3,
              MAX_NEW_TOKENS=T)
 FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G}
@@ -130,7 +130,7 @@ def test_the_comparison_sees_a_planted_difference(page):
 
     def equally(logp, old_logp, advantages, mask):
         value, count = loss(logp, old_logp, advantages, mask)
-        return value * (1.5 if len(mask) == 1 else 1), count
+        return value * (1.5 if len(mask) == 2 else 1), count
     plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally),
               dict(EPSILON=1e-2)] if page.uses == 1 else [dict(NUM_ITERATIONS=3)]
     assert min(page(**plant) for plant in plants) > 1e-3
