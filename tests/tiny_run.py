@@ -2,9 +2,11 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,14 @@ def program(place, cold_start):
     (place / "runs").mkdir()
     (place / "runs/cold_start").symlink_to(cold_start.parent)
     return place
+
+
+def documented(title):
+    """(the text of a section of CONTRIBUTING.md, its blocks of code)."""
+    page = (ROOT / ".github/CONTRIBUTING.md").read_text()
+    section = page.split(f"## {title}\n")[1].split("\n## ")[0]
+    blocks = re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.M)
+    return section, [textwrap.dedent(block).strip() for block in blocks if block.strip()]
 
 
 def jsonl(path, rows):

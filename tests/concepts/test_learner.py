@@ -3,11 +3,9 @@ clip, statistic and advantage, tried on a copy of the code from the command line
 python -m pytest -m "slow or not slow" tests/concepts/test_learner.py
 """
 
-import re
-
 import pytest
 
-from tiny_run import ROOT, TINY, metrics, program, python
+from tiny_run import TINY, documented, metrics, program, python
 
 pytestmark = pytest.mark.slow
 
@@ -89,22 +87,12 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
 
 # ----------------------------------------------------------------------------------- an advantage
 
-def documented():
-    """What CONTRIBUTING.md has a reader write for an advantage: a function, its row and the words
-    of its command."""
-    page = (ROOT / ".github/CONTRIBUTING.md").read_text()
-    section = page.split("## An advantage, for example\n")[1].split("\n## ")[0]
-    blocks = ["\n".join(line[4:] for line in block.splitlines())
-              for block in re.findall(r"(?:^    .*\n)+", section, re.M)]
-    function, row, command = blocks
-    return function, row, command.split()[1:]
-
-
 FADING = """def fading(rewards, group_size, scale, mask):
     share = 0.99 ** mask.cumsum(-1) * mask
     return group_advantages(rewards, group_size, scale)[:, None] * share
-""", '"fading": Advantage(fading, "token", ("rewards", "group_size", "scale", "mask")),', (
-    "train.py --advantage fading --algorithm gspo_token".split())
+
+"fading": Advantage(fading, "token", ("rewards", "group_size", "scale", "mask")),""", (
+    "python train.py --advantage fading --algorithm gspo_token")
 
 
 def with_advantage(code, function, row):
@@ -118,8 +106,9 @@ def with_advantage(code, function, row):
 
 def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):
     code = copied(tmp_path, cold_start)
-    for function, row, command in (documented(), FADING):
-        with_advantage(code, function, row)
+    for lines, line in (documented("An advantage, for example")[1], FADING):
+        with_advantage(code, *lines.split("\n\n"))
+        _, *command = line.split()
         name = command[command.index("--advantage") + 1]
         flags = [*TINY, "--steps", "2", "--warmup_steps", "0", "--output_dir", f"runs/{name}"]
         python(*command, *flags, cwd=code)

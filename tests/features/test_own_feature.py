@@ -7,30 +7,21 @@ import re
 
 import pytest
 
-from tiny_run import ROOT, TINY, metrics, program, python
+from tiny_run import TINY, documented, metrics, program, python
 
 
-def documented():
-    """(name of the file, its text, the two lines, the words of the command)."""
-    section = (ROOT / ".github/CONTRIBUTING.md").read_text().split("## A feature, for example\n")[1]
-    section = section.split("\n## ")[0]
-    name, = re.findall(r"One file, `(\S+)`", section)
-    blocks = re.findall(r"(?:^(?:    .*)?\n)+", section, re.M)
-    blocks = ["\n".join(line[4:] for line in block.strip("\n").splitlines())
-              for block in blocks if block.strip()]
-    text, lines, command = blocks
-    return name, text + "\n", lines.splitlines(), command.split()[1:]
+SECTION, (TEXT, LINES, COMMAND) = documented("A feature, for example")
 
 
 @pytest.fixture
 def call(cold_start, tmp_path):
     """call(*words) runs Python in a copy of the program with the feature, in call.home."""
     home = program(tmp_path / "program", cold_start)
-    name, text, lines, _ = documented()
-    assert len(lines) == 2 and len(text.splitlines()) <= 36
-    (home / name).write_text(text)
+    name, = re.findall(r"One file, `(\S+)`", SECTION)
+    assert len(LINES.splitlines()) == 2 and len(TEXT.splitlines()) <= 36
+    (home / name).write_text(TEXT + "\n")
     with open(home / "features/__init__.py", "a") as listed:
-        listed.write("\n".join(["", *lines, ""]))
+        listed.write(f"\n{LINES}\n")
 
     def of(*words):
         return python(*words, cwd=home, code=None)
@@ -40,7 +31,7 @@ def call(cold_start, tmp_path):
 
 @pytest.mark.slow
 def test_a_documented_feature_trains_by_its_file_and_two_lines(call):
-    *_, command = documented()
+    _, *command = COMMAND.split()
     flag, value = command[1:3]
     done = call(*command, *TINY, "--warmup_steps", "0")
     assert done.returncode == 0, done.stderr
