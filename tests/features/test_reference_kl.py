@@ -62,54 +62,26 @@ BETA = 0.5
 MOVES = f"--beta {BETA} --steps 3 --warmup_steps 0 --learning_rate 0.003"
 
 
-def rewards_of_tokens(rewards, inputs):
-    """The reward of every loss token, in float64: a list of numbers per response."""
-    gap = inputs["old_logp"].double() - inputs["ref_logp"].double()                 # [B, T]
-    return [penalized(reward, BETA, d[m].tolist())
-            for reward, d, m in zip(rewards.tolist(), gap, inputs["mask"])]
-
-
-def test_an_advantage_per_response_reads_the_sum_over_the_tokens(calls, run):
-    estimated = calls(train, "estimate_advantages")
-    records = run(f"{MOVES} --use_kl_in_reward")
-    for (_, rewards, *_), inputs, found in estimated:
-        sums = torch.tensor([sum(row) for row in rewards_of_tokens(rewards, inputs)]).double()
-        groups = sums.view(-1, 4)
-        std = groups.std(-1, unbiased=False, keepdim=True)
-        # where all rewards are equal, rounding decides: the first batch, whose KL is 0
-        clear = (std > 1e-4).expand(groups.shape).flatten()
-        want = ((groups - groups.mean(-1, keepdim=True)) / (std + 1e-6)).flatten()
-        torch.testing.assert_close(found.double()[clear], want[clear], atol=2e-3, rtol=2e-3)
-    assert clear.sum() > rewards.view(-1, 4).std(-1).gt(0).sum() * 4, "equal rewards, and a signal"
-    assert all("kl_loss" not in record for record in records) and records[-1]["kl"] > 0
-    assert [record["reward"] for record in records] == [
-        pytest.approx(args[1].mean().item()) for args, *_ in estimated], "without the KL"
-
-
-def test_gae_and_the_critics_targets_read_it_per_token(calls, run):
+@pytest.mark.parametrize("line", [
+    "--use_kl_in_reward", "--algorithm reinforce_plus_plus",             # it needs no flag
+    "--use_kl_in_reward --algorithm ppo --lam 0.8 --steps_per_generation 1"])
+def test_advantages_and_the_critics_targets_read_rewards_less_the_kl(line, calls, run):
+    """What each row of ADVANTAGES makes of it: tests/concepts/test_advantages.py."""
     estimated, targets = calls(train, "estimate_advantages"), calls(critic, "value_loss")
-    run(f"{MOVES} --use_kl_in_reward --algorithm ppo --lam 0.8 --steps_per_generation 1")
-    for ((_, rewards, *_), inputs, found), (target, *_) in zip(estimated, targets, strict=True):
-        V = [values[m].tolist() for values, m in zip(inputs["values"], inputs["mask"])]
-        rows = [reference.gae(row, values, 0.8)
-                for row, values in zip(rewards_of_tokens(rewards, inputs), V)]
-        advantages, returns = (sum(lists, []) for lists in zip(*rows))
-        assert found[inputs["mask"]].tolist() == pytest.approx(advantages, abs=1e-5)
+    records = run(f"{MOVES} {line}")
+    for ((_, rewards, *_), inputs, _), record in zip(estimated, records, strict=True):
+        mask = inputs["mask"]
+        gap = (inputs["old_logp"].double() - inputs["ref_logp"].double())[mask]     # [tokens]
+        assert inputs["kl"][mask].tolist() == pytest.approx(gap.tolist(), abs=1e-6)
+        assert inputs["beta"] == BETA and "kl_loss" not in record
+        assert record["reward"] == pytest.approx(rewards.mean().item()), "without the KL"
+    assert records[-1]["kl"] > 0 and len(targets) == 3 * ("ppo" in line)
+    for ((_, rewards, *_), inputs, _), (target, *_) in zip(estimated, targets):
+        rows = zip(rewards.tolist(), inputs["kl"], inputs["values"], inputs["mask"])
+        returns = [reference.gae(penalized(reward, BETA, kl[m].tolist()), V[m].tolist(), 0.8)[1]
+                   for reward, kl, V, m in rows]
         seen = target[2][target[3]].tolist()                 # its groups come in another order
-        assert sorted(seen) == pytest.approx(sorted(returns), abs=1e-5)
-    assert len(estimated) == 3 and inputs["kl"].abs().max() > 1e-3
-
-
-def test_reinforce_plus_plus_subtracts_it_without_the_flag(calls, run):
-    """The returns-to-go of the rewards per token, whitened."""
-    estimated = calls(train, "estimate_advantages")
-    records = run(f"{MOVES} --algorithm reinforce_plus_plus")
-    assert all("kl_loss" not in record for record in records) and records[-1]["kl"] > 0
-    for (_, rewards, *_), inputs, found in estimated:
-        rows = rewards_of_tokens(rewards, inputs)
-        returns = torch.tensor([sum(row[k:]) for row in rows for k in range(len(row))]).double()
-        want = (returns - returns.mean()) / returns.std(unbiased=False)                 # [tokens]
-        torch.testing.assert_close(found[inputs["mask"]].double(), want, atol=1e-4, rtol=1e-4)
+        assert sorted(seen) == pytest.approx(sorted(sum(returns, [])), abs=1e-5)
 
 
 def test_equal_weights_of_rewards_matter_beside_the_kl(refused):
