@@ -17,7 +17,7 @@ from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import load_task
 from plumbing.data.verifiers import Verifier, in_parallel
-from tiny_run import jsonl, metrics
+from tiny_run import jsonl, metrics, slow
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 
@@ -284,7 +284,7 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
     assert not (tmp_path / "trap").exists()
 
 
-@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [97, slow(1)])
 def test_math_verify_survives(every, tmp_path):
     """Four at a time, as a run judges them: an answer that is cut off costs a second and a new
     worker."""

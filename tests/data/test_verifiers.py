@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from plumbing.data.verifiers import Verifier
+from tiny_run import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,10 +83,6 @@ def test_a_verifier_that_crashes_gives_0_is_counted_and_goes_on(own, body):
     check = own(UNLESS_RIGHT + body)
     assert [check(r, "right") for r in ("right", "wrong", "right")] == [1.0, 0.0, 1.0]
     assert check.errors == {"crash": 1}
-
-
-def slow(body):
-    return pytest.param(body, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("body", [

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import models
 import train
-from tiny_run import chance
+from tiny_run import chance, slow
 
 PATHS = ["", "--micro_batch_size 4", "--micro_batch_size 8", "--micro_batch_size 12",
          "--micro_batch_size 2", "--gradient_checkpointing", "--plain", "--beta 0.1",
@@ -35,7 +35,7 @@ def by_shape(linear):
 
 
 @pytest.mark.parametrize("path", [
-    path if path in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in PATHS])
+    path if path in QUICK else slow(path) for path in PATHS])
 def test_the_first_ratio_is_1_whatever_the_kernel_makes_of_the_shape(path, run, first,
                                                                      monkeypatch):
     """On a dense model; about a third of the groups have equal rewards."""

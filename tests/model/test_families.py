@@ -19,6 +19,7 @@ from plumbing.model.actor import trained_policy
 from plumbing.model.policy import load_policy
 from plumbing.run.arguments import parse
 from plumbing.speed import fast
+from tiny_run import slow
 
 TOKENIZER = builtin_tokenizer()
 TEMPERATURE, G, T = 1.3, 3, 8
@@ -128,7 +129,7 @@ QUICK = ("gemma2", "granite", "cohere", "mpt", "gpt_neo", "lfm2", "mamba", "llam
 
 def families(names):
     return pytest.mark.parametrize("name", [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names])
+        name if name in QUICK else slow(name) for name in names])
 
 
 def checkpoint(name, folder):

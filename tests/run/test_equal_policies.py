@@ -118,8 +118,8 @@ ROUTED = "--routing_replay rollout --sampler_dtype int3 --beta 0.1"
 
 @pytest.mark.parametrize("more", [
     "--plain --algorithm grpo", "--micro_batch_size 2", "--algorithm rspo",
-    "--dynamic_sampling", "--gradient_checkpointing",
-    "--self_distillation answer --distillation_coef 1 --algorithm grpo"])
+    *map(slow, ["--dynamic_sampling", "--gradient_checkpointing",
+                "--self_distillation answer --distillation_coef 1 --algorithm grpo"])])
 def test_routing_replay_with_a_rounded_sampler(more, workplace):
     """The sampler chooses other experts than the policy, in every response."""
     flags = [*TINY, *f"{ROUTED} {more} {STILL}".split()]

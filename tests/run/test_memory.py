@@ -10,7 +10,7 @@ import train
 from plumbing.model.actor import Actor
 from plumbing.run import memory
 from plumbing.run.arguments import Settings
-from tiny_run import differences
+from tiny_run import differences, slow
 
 
 @pytest.fixture
@@ -31,8 +31,9 @@ def gpu(then):
 
 
 @pytest.mark.parametrize("flags", [
-    "", "--plain", "--algorithm ppo", "--algorithm rspo", "--entropy_coef 0.01", "--bf16 true",
-    "--gradient_checkpointing", "--routing_replay old", "--micro_batch_size 2", "--use_peft"])
+    "", "--plain", "--algorithm ppo", "--micro_batch_size 2", "--use_peft",
+    *map(slow, ["--algorithm rspo", "--entropy_coef 0.01", "--bf16 true",
+                "--gradient_checkpointing", "--routing_replay old"])])
 def test_trying_the_longest_changes_no_bit(flags, run, gpu):
     if "--use_peft" in flags:
         pytest.importorskip("peft")

@@ -262,24 +262,28 @@ def test_a_bad_line_costs_no_other(bad, finished, run, capsys):
         assert file.read_bytes() == data
 
 
-@pytest.mark.parametrize("file, old, new, words", [
+OTHER = [                                                    # file, what it held, holds, the line
     ("rows.jsonl", '"answer": "5"', '"answer": "6"', "training data"),
     ("rows.jsonl", "1+4=", "4+9=", "training data"),
     ("rows.jsonl", '"largest": 3', '"largest": 7', "training data"),
     ("test.jsonl", '"8"', '"7"', "held-out data"),
-    ("template", "{prompt}", "0{prompt}", "prompt template")])
-def test_other_data_than_before_the_stop_are_refused(file, old, new, words, own, run):
+    ("template", "{prompt}", "0{prompt}", "prompt template")]
+
+
+def test_other_data_than_before_the_stop_are_refused(own, run):
     jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "largest": 9}])
     Path("template").write_text("{prompt}")
     line = (f"{own} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
             "--prompt_template @template")
     run(f"{line} --steps 2")
-    text = Path(file).read_text()
-    assert old in text
-    Path(file).write_text(text.replace(old, new))
-    err = run.refused(f"{line} --steps 3 {RESUME}")
-    assert f"the {words} are not those that run/checkpoints/step_2 was made with" in err
-    Path(file).write_text(text)
+    for file, old, new, words in OTHER:
+        text = Path(file).read_text()
+        assert old in text
+        Path(file).write_text(text.replace(old, new))
+        err = run.refused(f"{line} --steps 3 {RESUME}")
+        words = f"the {words} are not those that run/checkpoints/step_2 was made with"
+        assert words in err, (file, new)
+        Path(file).write_text(text)
     assert len(run(f"{line} --steps 3 --resume")) == 3
 
 
