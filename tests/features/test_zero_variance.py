@@ -3,38 +3,32 @@
 python -m pytest tests/features/test_zero_variance.py"""
 
 import math
+from statistics import pstdev
 
 import pytest
 from safetensors.torch import load_file
 
 import train
 from plumbing.run.arguments import parse
+from reference import G, L_MAX, mean, weight
 from tiny_run import state, unequal
 from tools import export
 
 BETA = 0.3
-LONGEST = 7                      # --max_completion_length, for --reduction constant
 KEPT = "--zero_variance_filter --lr_scheduler_type constant_with_warmup --warmup_steps 0 "
-LINE = f"{KEPT}--algorithm grpo --learning_rate 0.005 --max_completion_length {LONGEST} "
+LINE = f"{KEPT}--algorithm grpo --learning_rate 0.005 --max_completion_length {L_MAX} "
 
 
-def loops(rewards, gaps, reduction, beta):
+def loops(rewards, gaps, reduction):
     """(loss, KL's part of it) of a mini-batch whose new policy is still the old one, in float64.
-    rewards: lists of G numbers, a list per prompt; gaps: likewise, of lists of log π - log π_ref of
-    the tokens."""
-    everyone = sum(map(len, rewards))
-    live = [q for q, group in enumerate(rewards) if max(group) > min(group)]
-    tokens = sum(len(gap) for q in live for gap in gaps[q])
+    gaps: of each response the log π - log π_ref of its tokens, none where the group is left out."""
+    lengths = [len(gap) for gap in gaps]
     loss = kl = 0.0
-    for q in live:
-        mean = sum(rewards[q]) / len(rewards[q])
-        std = math.sqrt(sum((r - mean) ** 2 for r in rewards[q]) / len(rewards[q]))
-        for r, gap in zip(rewards[q], gaps[q]):
-            weight = {"sequence-mean": 1 / (everyone * len(gap)), "token-mean": 1 / tokens,
-                      "group-token-mean": 1 / (len(rewards) * sum(map(len, gaps[q]))),
-                      "constant": 1 / (everyone * LONGEST), "sequence-sum": 1 / everyone}[reduction]
-            loss -= weight * len(gap) * (r - mean) / (std + 1e-6)
-            kl += beta * sum(weight * (math.exp(-d) - 1 + d) for d in gap)
+    for i, gap in enumerate(gaps):
+        group = rewards[i // G * G:][:G]
+        share = weight(lengths, i, reduction)
+        loss -= share * len(gap) * (rewards[i] - mean(group)) / (pstdev(group) + 1e-6)
+        kl += BETA * share * sum(math.exp(-d) - 1 + d for d in gap)
     return loss + kl, kl
 
 
@@ -56,13 +50,11 @@ def test_loss_and_kl_are_those_of_the_other_groups(reduction, plain, run, judge,
         assert record["dead_groups"] == 0.5 and record["discarded_groups"] == 0
         assert record["reward"] == pytest.approx((1 + 2.5 / 4) / 2)
         assert record["length"] == pytest.approx(rollout.mask.sum(-1).float().mean().item())
-        rewards = mini.rewards.view(4, 4).tolist()
         gaps = [gap[mask].double().tolist() for gap, mask
                 in zip(mini.old_logp - mini.more["ref_logp"], mini.rollout.mask)]
-        gaps = [gaps[4 * q:4 * q + 4] for q in range(4)]
-        for group, rows in zip(rewards, gaps):
-            assert all(rows) if max(group) > min(group) else not any(rows)
-        loss, kl = loops(rewards, gaps, reduction, BETA)
+        assert [bool(gap) for gap in gaps] == [mini.rewards[i // G * G:][:G].std() > 0
+                                               for i in range(4 * G)]
+        loss, kl = loops(mini.rewards.tolist(), gaps, reduction)
         assert stats["loss"] == pytest.approx(loss, rel=1e-4, abs=1e-6)
         assert stats["kl_loss"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
     assert stats["kl_loss"] > 1e-4, "the policy has moved"
