@@ -9,19 +9,6 @@ import pytest
 HERE = Path(__file__).parent
 USUAL = "not slow and not checkpoint"                        # pyproject.toml's -m
 
-# What to do when a test fails, by the file of the test.
-REMEDIES = {
-    "test_readme.py": "correct the document that says otherwise",
-    "test_documents.py": "correct the document, or its table, that the code contradicts",
-    "test_reading.py": "correct docs/reading.md or the patch in docs/exercises/ by hand: "
-                       "git apply --reject shows where it no longer fits",
-    "test_evidence.py": "`python experiments/run.py` writes results/numbers.json from the runs, "
-                        "`python experiments/fill.py` the pages",
-    "test_notebook.py": "`python notebooks/make_gspo.py` writes gspo.ipynb from gspo.py",
-    "test_house.py": "imports must point downwards: see .github/CONTRIBUTING.md",
-    "test_exact.py": "the sampler is no longer exact; if this is intended, correct the test",
-}
-
 
 def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if HERE in item.path.parents]
@@ -31,12 +18,3 @@ def pytest_collection_modifyitems(config, items):
     if not named and config.option.markexpr == USUAL:
         config.hook.pytest_deselected(items=ours)
         items[:] = [item for item in items if HERE not in item.path.parents]
-
-
-def pytest_terminal_summary(terminalreporter):
-    failed = {report.nodeid.split("::")[0].split("/")[-1]
-              for report in terminalreporter.stats.get("failed", ())
-              if "tests/house/" in report.nodeid}
-    for name in sorted(failed):
-        remedy = REMEDIES.get(name, "compares documents with the code")
-        terminalreporter.write_line(f"{name}: {remedy}")

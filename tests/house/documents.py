@@ -10,6 +10,8 @@ README = DOCUMENTS["README.md"]
 FOLDERS = ("features", "plumbing", "tools")
 PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in
            sorted([*ROOT.glob("*.py"), *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))])}
+ABOVE = {str(file.relative_to(ROOT)): file.read_text() for x in ("experiments", "benchmarks")
+         for file in sorted((ROOT / x).rglob("*.py"))}
 COMMAND = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
 # code between ``` and ```, code that is indented, a paragraph
 BLOCK = re.compile(r"^```.*\n((?s:.*?))^```$|((?:^(?: {4}.*)?\n)+)|((?:^(?!```).+\n?)+)", re.M)

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from documents import COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
+from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
 from features.trackers import Trackers
 from losses import OBJECTIVES
 from plumbing.parallel import devices
@@ -15,8 +15,7 @@ from tools import commands
 from tools.trl import trl_loss
 
 CONTRIBUTING = DOCUMENTS[".github/CONTRIBUTING.md"]
-ABOVE = [file for folder in ("experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
-CODE = PROGRAM | {str(file.relative_to(ROOT)): file.read_text() for file in ABOVE}
+CODE = PROGRAM | ABOVE
 every_document = pytest.mark.parametrize("name", DOCUMENTS)
 
 # Flags of other programs (torchrun, git, pip, docker, nsjail, tensorboard, sha256sum), and what

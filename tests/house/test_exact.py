@@ -1,5 +1,5 @@
-"""What is exact in this implementation and need not be in another.
-python -m pytest tests/house/test_exact.py"""
+"""What is exact in this implementation and need not be in another: correct the test if it is meant
+to change. python -m pytest tests/house/test_exact.py"""
 
 import torch
 

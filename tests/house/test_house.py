@@ -13,23 +13,20 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from documents import DOCUMENTS, PROGRAM, ROOT
+from documents import ABOVE, DOCUMENTS, PROGRAM
 
 CONCEPTS = "ratios advantages losses routes moe rollout".split()     # each imports those before it
 TOP = ["train", "eval"]
-ROOMS = {"data", "engines", "model", "parallel", "run", "speed"}
 dotted = lambda file: file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
 SOURCES = {dotted(file): text for file, text in PROGRAM.items()
            if "/" in file or dotted(file) in CONCEPTS + TOP}
-ABOVE = {dotted(str(file.relative_to(ROOT))): file.read_text()
-         for folder in ("experiments", "benchmarks")
-         for file in sorted((ROOT / folder).rglob("*.py"))}
+OTHERS = {dotted(file): text for file, text in ABOVE.items()}
 every_module = pytest.mark.parametrize("module", SOURCES)
 
 
 @functools.cache
 def tree(module):
-    return ast.parse((SOURCES | ABOVE)[module])
+    return ast.parse((SOURCES | OTHERS)[module])
 
 
 @functools.cache
@@ -85,11 +82,6 @@ def test_a_module_imports_nothing_late_and_a_name_from_the_file_that_defines_it(
             assert {*names} <= defined(name), f"{module} has {names} from {name}, not its own"
 
 
-def test_plumbing_is_sorted_into_rooms():
-    assert {file.parent.name for file in (ROOT / "plumbing").glob("*/*.py")} == ROOMS
-    assert not list((ROOT / "plumbing").glob("*.py"))
-
-
 def room(module):
     """The folder of a file; a file at the root stands for itself."""
     return module.rsplit(".", 1)[0] if "." in module else module
@@ -117,7 +109,7 @@ def test_contributing_says_which_way_imports_point():
         in_run = module.startswith("plumbing.run.")
         word = "plumbing.run" if in_run else module.split(".")[0]
         return next((at for at, names in enumerate(order.values()) if word in names), None)
-    for module in SOURCES | ABOVE:
+    for module in SOURCES | OTHERS:
         for name in [name for name, *_ in imports(module) if name]:     # None: of the same folder
             there = place(name)
             assert there is None or place(module) <= there, f"{module} imports {name}"

@@ -1,5 +1,9 @@
 """docs/reading.md is true: its twelve steps are walked, its exercises solved.
-python -m pytest tests/house/test_reading.py"""
+python -m pytest tests/house/test_reading.py
+
+What fails here is corrected by hand, in the page or in the patch in docs/exercises/:
+`git apply --reject` shows where a patch no longer fits.
+"""
 
 import math
 import re
@@ -12,7 +16,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT
-from tiny_run import SMALL, TINY, metrics, python, read_json
+from tiny_run import read_json
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/reading.md"]
@@ -137,29 +141,6 @@ def test_exercise_3_a_sampler(tmp_path):
     assert torch.allclose(drawn.bincount(minlength=4) / n, p.softmax(-1), atol=0.01)
     third = draw(p.expand(n, 4)[::3], uniform[::3])
     assert torch.equal(drawn[::3], third), "whatever rows are drawn beside it"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number, flags", [
-    (1, "--algorithm gspo_gate"), (3, "--plain"),
-    (2, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
-        "--verifier reverse.py:reward --max_completion_length 6")])
-def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
-    code = solved(tmp_path, number)
-    (code / "runs").mkdir()
-    (code / "runs/cold_start").symlink_to(cold_start.parent)
-    tiny = SMALL if "--model_name_or_path" in flags else TINY
-    commands = [["train.py", *tiny, "--steps", "1", *flags.split(), "--output_dir", "run"]]
-    if number == 2:
-        policy = ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"]
-        commands = [["reverse.py"], policy, *commands]
-    for command in commands:
-        python(*command, cwd=code)
-    record, = metrics(code / "run")
-    assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0
-    assert 0 <= record["reward"] <= 1
-    if number == 1:
-        assert record["clip_low"] == record["clip_high"] == 0 < record["grad_norm"]
 
 
 # ------------------------------------------------------------------------------ the concept files
