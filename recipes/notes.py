@@ -6,6 +6,7 @@
 Your own rows would come from a table.
 """
 
+import argparse
 import itertools
 import json
 import random
@@ -39,5 +40,7 @@ def reward(response, answer):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     Path("data").mkdir(exist_ok=True)
     Path("data/notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    print("data/notes.jsonl")

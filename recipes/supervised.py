@@ -20,6 +20,7 @@ from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import kind_of
 from plumbing.run.arguments import parse
 from plumbing.run.errors import errors_in_one_line
+from plumbing.run.folder import checked_name
 
 
 def rows(settings, task, tokenizer):
@@ -36,8 +37,13 @@ def rows(settings, task, tokenizer):
 def main(argv):
     with errors_in_one_line(argv):
         settings = parse(argv)
+        if not (settings.output_dir and settings.dataset_name):
+            raise ValueError("a few supervised steps need --output_dir, a folder for the "
+                             "checkpoint, and --dataset_name")
+        checked_name(settings)                               # no run is written over
         task = tasks.of_run(settings)
         policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)))
+        policy.requires_grad_()                              # merged adapters come frozen
         task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length)
         options = TrainingArguments(
             settings.output_dir, max_steps=settings.steps, seed=settings.seed,

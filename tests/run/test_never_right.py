@@ -25,7 +25,7 @@ def test_what_helps_stands_on_the_page_that_the_note_names():
     assert f"## {section.replace('-', ' ').capitalize()}\n" in (ROOT / page).read_text()
 
 
-def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start):
+def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start, capsys):
     """Prompts with their template, the answer and what ends a response in the loss, alone."""
     from recipes import supervised
     settings = parse((own + "--verifier exact --prompt_template 0+{prompt} --stop ,").split())
@@ -36,6 +36,12 @@ def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start):
         assert tokenizer.decode(row["input_ids"]) == f"0+{problem.prompt}{problem.answer},"
         assert tokenizer.decode(labels) == f"{problem.answer},"
         assert row["input_ids"][-len(labels):] == labels
+    Path("run").mkdir()
+    Path("run/kept").touch()
+    for words, more in (("need --output_dir", ""), ("run is not empty", "--output_dir run")):
+        with pytest.raises(SystemExit):
+            supervised.main(f"{own} {more}".split())
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.checkpoint

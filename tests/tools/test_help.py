@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("", "experiments/", "benchmarks/", "tools/", "tests/")
+FOLDERS = ("", "experiments/", "benchmarks/", "tools/", "tests/", "recipes/")
 NO_FLAGS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "rollout.py",
             "pair_runs.py")
 SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
