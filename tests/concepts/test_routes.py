@@ -7,22 +7,15 @@ float64.
 import math
 import re
 import runpy
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
-from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 import models
-import rollout as plain
 from plumbing.model.actor import checkpoint_activations
-from plumbing.speed import fast
 from plumbing.speed.rollouts import cat_routes
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
                     replay_routes, router_shift, routers_of)
-from test_rollout import rolled
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, num_hidden_layers=3, num_experts=E, num_experts_per_tok=K,
@@ -217,62 +210,6 @@ def test_recorded_logits_carry_their_gradient():
     assert gradients[0].abs().sum() > 0 and torch.allclose(*gradients)
 
 
-# ---------------------------------------------------------------------- micro-batches and prompts
-
-ROLLOUT = rolled(make(), G=2, T=5)               # three prompts, responses of 1 to 5 tokens
-
-
-def logp_of(model, part, share):
-    """response_logp, the fast way (with a row per response, as under replay) or the plain one."""
-    way = fast.response_logp if share else plain.response_logp
-    return way(model, replace(part, attached={"routes": None}) if share else part).logp
-
-
-def scored(model, part, share, *chunks):
-    """Log-probs and routes of a rollout, recorded in chunks of whole prompts as train.py does."""
-    logps, routes = [], []
-    for start, stop in chunks or [(0, 6)]:
-        with torch.no_grad(), record_routes(model) as recorded:
-            logps.append(logp_of(model, part.rows(start, stop), share))
-        routes.append(recorded)
-    return torch.cat(logps), cat_routes(routes)
-
-
-both_ways = pytest.mark.parametrize("share", [True, False])
-
-
-@pytest.mark.parametrize("family", ["TinyMoE", "Mixtral", "DeepSeek-V3"])
-@both_ways
-def test_chunks_join_and_mini_batches_replay_their_rows(family, share):
-    model, part = make(family), ROLLOUT
-    logp, routes = scored(model, part, share, (0, 2), (2, 6))
-    whole_logp, whole = scored(model, part, share)
-    assert torch.allclose(logp, whole_logp, atol=1e-5)
-    for ours, theirs in zip(routes.passes, whole.passes, strict=True):
-        assert torch.equal(ours.indices, theirs.indices)
-        assert torch.allclose(ours.logits, theirs.logits, atol=1e-5)
-    moved(model)
-    for prompts in (slice(1, 3), slice(0, 1)):              # cut otherwise than the chunks
-        rows = slice(2 * prompts.start, 2 * prompts.stop)
-        index = [prompts, rows] if share else [rows]
-        with replay_routes(model, routes.rows(index)):
-            _, used = scored(model, part, share, (rows.start, rows.stop))
-        for forced, old, index in zip(used.passes, routes.passes, index, strict=True):
-            assert torch.equal(forced.indices, old.indices[:, index])
-
-
-@pytest.mark.parametrize("family", ["TinyMoE", "Qwen3-MoE", "Mixtral"])
-@both_ways
-def test_under_replay_every_log_prob_on_unchanged_weights_is_exactly_the_old_one(family, share):
-    model, part = make(family), ROLLOUT
-    old_logp, routes = scored(model, part, share)
-    with replay_routes(model, routes):
-        logp = logp_of(model, part, share)
-    assert torch.equal(logp[part.mask], old_logp[part.mask])
-    logp[part.mask].sum().backward()
-    assert any(p.grad is not None and p.grad.any() for p in model.parameters())
-
-
 def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     model = make()
     chunks = [record(model, **batch(*shape, padded=False))[0] for shape in ((2, 9), (3, 6))]
@@ -287,27 +224,13 @@ def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     assert torch.equal(used.indices[0][first], free.indices[0][first])
 
 
-def test_two_forwards_are_replayed_in_order_with_a_cache():
-    model, ids = make(), batch(padded=False)["input_ids"]
-
-    def run():
-        cache = DynamicCache(config=model.config)
-        return [model(input_ids=part, past_key_values=cache, use_cache=True).logits
-                for part in (ids[:, :4], ids[:, 4:])]
-    with torch.no_grad(), record_routes(model) as routes:
-        before = run()
-    assert [p.indices.shape[2] for p in routes.passes] == [4, 5]
-    with torch.no_grad(), replay_routes(model, routes):
-        assert all(torch.equal(a, b) for a, b in zip(before, run()))
-
-
 # --------------------------------------------------------------------------------------- measures
 
 MASK = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 0]])
 
 
-def random_routes(seed, B=2):
-    logits = torch.randn(3, B, 4, E, generator=torch.Generator().manual_seed(seed))
+def random_routes(seed):
+    logits = torch.randn(3, 2, 4, E, generator=torch.Generator().manual_seed(seed))
     return logits.topk(K, -1).indices, logits
 
 
@@ -345,39 +268,21 @@ def balance(logits, mask, indices, **options):
     return load_balancing_loss(logits, mask, expert_share(indices, mask, E), **options)
 
 
-@pytest.mark.parametrize("family", ["TinyMoE", "DeepSeek-V3"])
-def test_load_balancing_loss_counts_the_recorded_experts_and_equals_a_loop(family):
-    """DeepSeek-V3 chooses by groups and with a bias, and its scores are normalized sigmoids."""
-    routes, _ = record(make(family), **batch())
-    mask, sigmoid = batch()["attention_mask"], family in SIGMOIDS
-    guessed = routes.logits.softmax(-1).topk(K).indices.sort().values
-    assert sigmoid == (guessed != routes.indices.sort().values).any()
+@pytest.mark.parametrize("sigmoid", [False, True])
+def test_load_balancing_loss_counts_the_recorded_experts_and_equals_a_loop(sigmoid):
+    """The experts were chosen by other logits, as DeepSeek-V3 chooses by groups and with a bias."""
+    (recorded, _), (_, routed) = random_routes(0), random_routes(1)
     total, score = 0.0, (lambda x: 1 / (1 + math.exp(-x))) if sigmoid else math.exp
-    for logits, indices in zip(routes.logits.double(), routes.indices):
-        chosen = indices[mask.bool()].flatten().tolist()
-        scores = [[score(x) for x in row] for row in logits[mask.bool()].tolist()]
+    for logits, indices in zip(routed.double(), recorded):
+        chosen = indices[MASK.bool()].flatten().tolist()
+        scores = [[score(x) for x in row] for row in logits[MASK.bool()].tolist()]
         for e in range(E):
             mean = sum(row[e] / sum(row) for row in scores) / len(scores)
-            total += E * chosen.count(e) / len(chosen) * mean / len(routes.logits)
-    ours = balance(routes.logits, mask, routes.indices, sigmoid=sigmoid).item()
-    assert ours == pytest.approx(total, rel=1e-5)
-    theirs = [load_balancing_loss_func((logits.flatten(0, 1),), E, K, mask) / K
-              for logits in routes.logits]
-    assert sigmoid or ours == pytest.approx((sum(theirs) / len(theirs)).item(), rel=1e-5)
+            total += E * chosen.count(e) / len(chosen) * mean / len(routed)
+    found = balance(routed, MASK, recorded, sigmoid=sigmoid).item()
+    assert found == pytest.approx(total, rel=1e-5)
     equal = torch.eye(E)[None, None]                                    # each expert once
     assert balance(50 * equal, torch.ones(1, E), equal.argmax(-1, keepdim=True)).item() == 1
-
-
-def test_parts_of_a_mini_batch_add_up_to_its_load_balancing_loss_and_gradient():
-    indices, logits = random_routes(0, B=4)
-    mask = torch.cat([MASK, torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]])])
-    whole = balance(logits.requires_grad_(), mask, indices)
-    share, tokens = expert_share(indices, mask, E), mask.sum()
-    parts = sum(load_balancing_loss(logits[:, rows], mask[rows], share, tokens)
-                for rows in (slice(0, 1), slice(1, 3), slice(3, 4)))
-    assert parts.item() == pytest.approx(whole.item(), rel=1e-6)
-    of_whole, of_parts = (torch.autograd.grad(loss, logits)[0] for loss in (whole, parts))
-    assert torch.allclose(of_parts, of_whole, atol=1e-7)
 
 
 # -------------------------------------------------------------------------------------- bad input
@@ -395,12 +300,10 @@ def times(n):
 
 
 UNFIT = {  # what became of the routes, how many forwards replay them, what the line says
-    "fewer rows": (both(lambda x: x[:, :3]), 1, "(4, 9, 2, 6) here, (3, 9, 2, 6) recorded"),
-    "fewer places": (both(lambda x: x[:, :, :8]), 1, "(4, 9, 2, 6) here, (4, 8, 2, 6) recorded"),
-    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1, "(9, 4, 2, 6) recorded"),
+    "rows and places swapped": (both(lambda x: x.transpose(1, 2)), 1,
+                                "(4, 9, 2, 6) here, (9, 4, 2, 6) recorded"),
     "fewer experts per token": (altered(lambda x: x[..., :1]), 1, "(4, 9, 1, 6) recorded"),
     "more experts": (altered(logits=lambda x: torch.cat([x, x], -1)), 1, "(4, 9, 2, 12) recorded"),
-    "fewer layers": (both(lambda x: x[:2]), 1, "3 routers, but [2] are recorded"),
     "no routes": (times(0), 1, "3 routers, but [] are recorded"),
     "not all used": (times(2), 1, "1 of 2 forwards"),
     "never used": (times(1), 0, "0 of 1 forwards"),
@@ -469,9 +372,7 @@ def test_reading_several_forwards_as_one_is_refused():
 
 
 def test_the_worked_example_shows_flips_and_that_replay_forces_the_old_experts(capsys):
-    runpy.run_path(str(Path(__file__).parents[2] / "routes.py"), run_name="__main__")
-    said = capsys.readouterr().out
-    rates = re.search(r"flip rate per layer (.*); with the old routes replayed (.*)\n", said)
-    new, forced = ([int(x) for x in re.findall(r"(\d+)%", part)] for part in rates.groups())
-    marks = [line.count("^") for line in said.splitlines() if line.strip().startswith("flipped")]
-    assert new == [round(100 * n / 26) for n in marks] and sum(marks) > 2 and forced == [0, 0]
+    runpy.run_module("routes", run_name="__main__")
+    said = re.search(r"flip rate per layer +(\d+)%, (\d+)%; with .* replayed 0%, 0%\n",
+                     capsys.readouterr().out)
+    assert all(int(rate) > 0 for rate in said.groups())

@@ -18,12 +18,12 @@ from features.routing_replay import RecordedRoutes, RecordingSampler, attach, ro
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.run import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import concat, response_routes
+from plumbing.speed.rollouts import cat_routes, concat, response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes
 from test_rollout import uniforms
-from test_routes import E, K, make, moved, scored
+from test_routes import E, K, make, moved
 from tiny_run import read_json
 from train import forced
 
@@ -139,14 +139,26 @@ def rolled(model, width=0):
     return replace(found, prefix=width)                      # so short, the sampler does not use it
 
 
+def recorded(model, part, way, *chunks):
+    """The routes of a rollout, in chunks of whole prompts as train.py scores it; each response has
+    a row, as under replay."""
+    found = []
+    for start, stop in chunks:
+        with torch.no_grad(), record_routes(model) as routes:
+            WAYS[way][1](model, replace(part.rows(start, stop), attached={"routes": None}))
+        found.append(routes)
+    return cat_routes(found)
+
+
 @pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
 def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(width):
     model = make()
     part = rolled(model, width)
-    routes = scored(model, part, True, (0, 4), (4, 6))[1]
+    routes = recorded(model, part, "fast", (0, 4), (4, 6))
     shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
     assert shapes == [(2, width)] * bool(width) + [(3, 4), (6, 4)]
-    ours, theirs = (response_routes(r, part) for r in (routes, scored(model, part, False)[1]))
+    plain = recorded(model, part, "plain", (0, 2), (2, 6))
+    ours, theirs = (response_routes(r, part) for r in (routes, plain))
     assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
     assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
@@ -164,7 +176,7 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
 
 
 def test_the_memory_of_routes_is_counted():
-    routes = scored(make(), rolled(make()), False)[1]        # 6 rows of 8 tokens in 3 layers
+    routes = recorded(make(), rolled(make()), "plain", (0, 6))          # 6 rows, 8 tokens, 3 layers
     assert route_bytes(routes) == 3 * 6 * 8 * (K * 8 + E * 4)
 
 
