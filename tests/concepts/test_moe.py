@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig,
-                          StaticCache)
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, StaticCache
 
 import models
 import train
@@ -121,17 +120,6 @@ def test_a_cache_is_made_when_asked_for_and_the_head_can_be_limited():
     assert torch.equal(tiny.get_output_embeddings()(hidden), logits)
 
 
-def test_gradients_flow_through_a_cached_prompt():
-    tiny, gradients = make(), []
-    for parts in ([IDS], [IDS[:, :5], IDS[:, 5:]]):
-        tiny.zero_grad()
-        cache = DynamicCache(config=tiny.config)
-        logits = [tiny(part, past_key_values=cache, use_cache=True).logits for part in parts]
-        torch.cat(logits, 1).log_softmax(-1)[..., 3].sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in tiny.parameters()]))
-    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
-
-
 def test_gradient_checkpointing_changes_nothing():
     tiny, results = make(), []
     for on in (False, True):
@@ -146,17 +134,6 @@ def test_gradient_checkpointing_changes_nothing():
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(gradients, others))
     with pytest.raises(ValueError, match="past_key_values"):
         tiny(IDS, past_key_values=DynamicCache(config=tiny.config))
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@torch.no_grad()
-def test_bfloat16_and_autocast_run():
-    tiny = make()
-    exact = tiny(IDS, MASK).logits.softmax(-1)
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = tiny(IDS, MASK).logits.float().softmax(-1)
-    rounded = tiny.to(torch.bfloat16)(IDS, MASK).logits.float().softmax(-1)
-    assert max(apart(cast, exact), apart(rounded, exact)) < 0.05
 
 
 def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
@@ -176,18 +153,14 @@ def test_all_experts_at_once_are_the_chosen_ones_one_by_one():
 
 @pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True, pad_token_id=0)], ids=str)
 @torch.no_grad()
-def test_transformers_reads_our_checkpoint_and_generates(tmp_path, changes):
+def test_transformers_reads_our_checkpoint(tmp_path, changes):
     tiny = make(**changes)
     tiny.save_pretrained(tmp_path)
     config = read_json(tmp_path / "config.json")
     assert config["architectures"] == ["Qwen3MoeForCausalLM"]
-    assert AutoConfig.from_pretrained(tmp_path).model_type == "qwen3_moe"
     assert not list(tmp_path.glob("*.bin"))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert apart(theirs(input_ids=IDS, attention_mask=MASK).logits, tiny(IDS, MASK).logits) < 1e-5
-    generated = theirs.generate(input_ids=IDS[:1], max_new_tokens=3, do_sample=False)
-    for t in range(IDS.shape[1], generated.shape[1]):
-        assert generated[0, t] == tiny(generated[:, :t], logits_to_keep=1).logits.argmax()
 
 
 @pytest.mark.parametrize("changes", [{}, dict(tie_word_embeddings=True)], ids=str)
@@ -252,9 +225,6 @@ BAD = {
     "an expert misshapen": (edited(lambda w: w.update({EXPERT: torch.ones(5, 32)})),
                             "some experts' weights are missing"),
     "left over": (edited(lambda w: w.update({"model.layers.7.x": torch.ones(5)})), "layers.7.x"),
-    "fewer layers in config": (reconfigured(num_hidden_layers=2), "model.layers.2"),
-    "more layers in config": (reconfigured(num_hidden_layers=4), "model.layers.3"),
-    "more experts in config": (reconfigured(num_experts=8, num_local_experts=8), "mlp"),
     "another architecture": (reconfigured(model_type="mixtral"), "model.layers.0"),
     "RoPE scaling": (reconfigured(rope_parameters=LINEAR), "'linear'"),
     "sliding window": (reconfigured(use_sliding_window=True, sliding_window=4),
