@@ -15,7 +15,6 @@ from plumbing.run.metrics import batch_record, policy_metrics
 from routes import Pass
 from tiny_run import read_json
 
-SHORT = "--mask_truncated_completions --max_completion_length 3 --warmup_steps 0"
 ADDED = "discarded_groups route_bytes_per_token".split()     # count the added prompt, its memory
 
 
@@ -36,7 +35,9 @@ def test_perplexities_are_means_over_the_responses_with_loss_tokens():
 
 
 def test_updates_without_loss_tokens_are_not_averaged_over(run):
-    half = [r for r in run(f"{SHORT} --steps 8") if r["empty_minibatches"] == 1]
+    records = run("--mask_truncated_completions --max_completion_length 3 --warmup_steps 0 "
+                  "--steps 8")
+    half = [record for record in records if record["empty_minibatches"] == 1]
     assert half
     for record in half:
         norms = [one["grad_norm"] for one in record["minibatches"]]
