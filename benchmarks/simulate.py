@@ -1,6 +1,6 @@
 """Peak memory of an update on a GPU that is not there (tests/gpu/pretend_device.py; needs g++).
 
-    python benchmarks/simulate.py FLAGS OF TRAIN.PY      # one run, whatever its model's weights
+    python benchmarks/simulate.py FLAGS OF TRAIN.PY      # one run of a model of shapes.py
     python benchmarks/simulate.py                        # docs/speed.md's: results/simulated.json
 
 A run's figure is that of its update: prompts of --max_prompt_length tokens, answers of
@@ -38,7 +38,7 @@ WAYS = {"bfloat16": "--bf16 true", "float32": "--bf16 false",
 def shape_of(name):
     """The shape of a model whose name begins with one of SHAPES. Raises ValueError for another."""
     for start, shape in SHAPES.items():
-        if name.startswith(start):
+        if name and name.startswith(start):
             return shape
     raise ValueError(f"--model_name_or_path {name}: not among {', '.join(SHAPES)}; add its shape "
                      "to SHAPES of benchmarks/shapes.py")
@@ -104,4 +104,7 @@ def main(argv):
 if __name__ == "__main__":
     if {"-h", "--help"} & {*sys.argv[1:]}:
         sys.exit(print(__doc__))
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"simulate.py: {error}")

@@ -472,6 +472,8 @@ def main(argv=None):
         if name not in QUESTIONS:
             parser.error(f"no question is called {name}; known: {', '.join(QUESTIONS)}")
         question = QUESTIONS[name]
+        if options.only and options.only.partition("@")[0] not in question.arms:
+            parser.error(f"{name} has no arm {options.only}; it has {', '.join(question.arms)}")
         print(forecast(name, question, read(name, options.folder)), flush=True)
         if options.names and not options.judge:
             make_all(name, question, options)

@@ -62,7 +62,7 @@ def panels(rows=1, columns=2, height=3.4, width=8.0, **options):
 def save(figure, file):
     """Write a figure as PNG and create its folder if needed."""
     Path(file).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file)
+    figure.savefig(file, format=None if Path(file).suffix else "png")    # and no other name
     pyplot().close(figure)
 
 

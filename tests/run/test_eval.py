@@ -76,7 +76,8 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
 @pytest.mark.slow
 @pytest.mark.parametrize("line, code, said", [
     ("learning --judge", 0, "REFUTED"),                      # others: tests/house/test_evidence.py
-    ("no_such", 2, "no question is called no_such; known: identity")])
+    ("no_such", 2, "no question is called no_such; known: identity"),
+    ("reuse --only grop", 2, "reuse has no arm grop; it has GRPO, ")])
 def test_claims_are_judged_by_the_table_of_questions(line, code, said, capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", *line.split()])
@@ -113,7 +114,7 @@ def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run():
 def test_a_dashboard_of_two_runs_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
     runs = [write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r'),
             write_run(tmp_path / "short", 1)]
-    file = tmp_path / "both.png"
+    file = tmp_path / "both"
     eval.main(["dashboard", *runs, "--output", str(file)])
     assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 20_000
     assert "skipped 2 line(s) that are incomplete or not metrics: 4, 5" in capsys.readouterr().err
