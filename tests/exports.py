@@ -49,6 +49,13 @@ def our_loss(args, batch):
     return loss - args.entropy_coef * entropy
 
 
+def trl_config(text, **more):
+    """The GRPOConfig that an export prints, with more fields."""
+    from trl import GRPOConfig
+    make = SimpleNamespace(GRPOConfig=lambda **fields: GRPOConfig(**fields | more))
+    return eval(text, {"trl": make})
+
+
 def gradient(loss, batch):
     return torch.autograd.grad(loss, batch.logp, retain_graph=True)[0]
 

@@ -6,7 +6,6 @@ made of a GRPOConfig and a forward pass that returns our log-probs. TRL has no r
 dapo_paper, gspo_token, rspo or sequence_is here.
 """
 
-import ast
 import os
 from collections import defaultdict
 from types import SimpleNamespace
@@ -14,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exports import B, SIZES, T, assert_same, drawn, gap, gradient, mini_batch, our_loss
+from exports import (B, SIZES, T, assert_same, drawn, gap, gradient, mini_batch, our_loss,
+                     trl_config)
 from losses import high_entropy_mask
 from plumbing.run.arguments import parse
 
@@ -24,7 +24,6 @@ pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip instal
 from trl.experimental.gmpo.gmpo_trainer import GMPOTrainer  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: E402
 from tools import export  # noqa: E402
-from trl import GRPOConfig  # noqa: E402
 
 SINGLE = SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x,
                          pad_across_processes=lambda x, dim, pad_index: x,
@@ -92,10 +91,7 @@ def printed(capsys, tmp_path, task_once):
         if text.startswith("# no equivalent"):
             assert text.count("\n") == 1
             return text, None
-        call = ast.parse(text).body[0].value
-        assert ast.unparse(call.func) == "trl.GRPOConfig"
-        fields = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
-        return text, GRPOConfig(**fields | dict(output_dir=str(tmp_path), use_cpu=True) | more)
+        return text, trl_config(text, output_dir=str(tmp_path), use_cpu=True, **more)
     return of
 
 

@@ -17,11 +17,6 @@ def weights(name, *ratios):
     return [pictures.weight(name, A, ratio).tolist() for A in (1.0, -1.0)]
 
 
-def test_ppo_removes_the_gradient_at_two_of_its_four_corners():
-    good, bad = weights("ppo", 0.5, 1.5)
-    assert good == pytest.approx([0.5, 0.0]) and bad == pytest.approx([0.0, 1.5])
-
-
 @pytest.mark.parametrize("name", [name for name, row in OBJECTIVES.items()
                                   if row.source and row.ratio != "log-shifted"])
 def test_every_member_weighs_an_unmoved_token_the_same(name):

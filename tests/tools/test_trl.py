@@ -3,17 +3,14 @@ python -m pytest tests/tools/test_trl.py"""
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import train
+from exports import trl_config
 from models import saved
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import parse
@@ -53,19 +50,12 @@ def printed(capsys):
     return export_of
 
 
-def config_of(text, **more):
-    """The GRPOConfig that is printed."""
-    from trl import GRPOConfig
-    make = SimpleNamespace(GRPOConfig=lambda **fields: GRPOConfig(**fields | more))
-    return eval(text, {"trl": make})
-
-
 def trainer_of(text, rows, reward=lambda completions, **columns: [0.0]):
     """TRL's trainer of these settings."""
     from datasets import Dataset
     from trl import GRPOTrainer
     tokenizer = AutoTokenizer.from_pretrained("model", padding_side="left")
-    return GRPOTrainer("model", reward, config_of(text, disable_tqdm=True),
+    return GRPOTrainer("model", reward, trl_config(text, disable_tqdm=True),
                        Dataset.from_list(rows), processing_class=tokenizer)
 
 
@@ -125,26 +115,6 @@ def test_weight_decay_of_biases_and_norms_is_said_to_differ(decay, work, printed
     assert (type(theirs), one["lr"], one["betas"]) == (torch.optim.AdamW, 0.01, (0.9, 0.95))
 
 
-@pytest.mark.slow
-def test_what_is_printed_runs_as_a_script(work, printed):
-    """The text itself, in a process of its own: its only name is trl."""
-    text = printed(WORK)
-    Path("run.py").write_text(
-        "import trl\nfrom datasets import Dataset\n"
-        f"config = {text[text.index('trl.GRPOConfig('):]}\n"
-        "rows = Dataset.from_list([{'prompt': f'{i}+1'} for i in range(8)])\n"
-        "def reward(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
-        "trainer = trl.GRPOTrainer('model', reward, config, rows)\n"
-        "trainer.train()\ntrainer.save_model()\n")
-    environment = os.environ | {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "run.py"], env=environment, capture_output=True,
-                          text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    before = load_file("model/model.safetensors")
-    after = load_file("runs/trl-gspo/model.safetensors")
-    assert any(not torch.equal(before[name], after[name]) for name in before)
-
-
 @pytest.mark.parametrize("line, rows, accumulated", [
     ("", 128, 1), ("--micro_batch_size 48", 32, 4), ("--micro_batch_size 8", 8, 16),
     ("--micro_batch_size 1024", 128, 1)])
@@ -190,20 +160,13 @@ def test_what_trl_has_is_in_its_config_and_what_it_lacks_is_named(line, printed,
     text = printed(OWN_DATA + line)
     assert [words for words in SAYS[line] if words not in text] == []
     if not text.startswith("# no equivalent"):
-        config_of(text, output_dir=str(tmp_path), use_cpu=True)
+        trl_config(text, output_dir=str(tmp_path), use_cpu=True)
         assert OWN_DATA.strip() in text, "what is left to the user"
 
 
 @pytest.mark.parametrize("program", ["trl", "verl"])
 def test_a_flag_that_is_gone_says_what_to_type(program, refused):
     assert f"python tools/export.py {program}" in refused(f"--print_{program}_config --beta 0.1")
-
-
-@pytest.mark.slow
-def test_the_script_of_the_exports():
-    done = subprocess.run([sys.executable, ROOT / "tools/export.py", "trl", "--epsilon", "-1"],
-                          capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("export.py: --epsilon")
 
 
 def test_the_command_line_of_the_exports(refused):
@@ -224,7 +187,7 @@ def test_vllm_is_in_the_config_of_a_run_with_vllm_alone(line, share, mode, print
     monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     text = printed(f"--device cpu --sampler vllm {line}")
     assert "# not in trl.GRPOConfig" not in text and "pip install trl[vllm], and a GPU" in text
-    found = config_of(text, output_dir=str(tmp_path))
+    found = trl_config(text, output_dir=str(tmp_path))
     assert found.use_vllm and found.vllm_mode == "colocate"
     assert found.vllm_gpu_memory_utilization == share
     assert found.vllm_importance_sampling_correction == (mode is not None)
