@@ -104,15 +104,6 @@ def test_a_verdict_needs_enough_starts_and_an_interval_that_clears_the_bound(
     assert intervals.decide(values, *ranges, **more) == verdict
 
 
-def test_a_verdict_of_several_is_that_of_the_weakest():
-    held, refuted = intervals.Verdict("held", .01), intervals.Verdict("refuted", .02)
-    assert intervals.all_of([held, intervals.Verdict("held", .03)]).p == .03
-    assert intervals.all_of([held, refuted]) == "refuted"
-    assert intervals.all_of([held, refuted]).p == .04
-    wide = intervals.decide(WIDE, (0, 1))
-    assert intervals.all_of([held, wide]) == "undecided (8 starts)"
-
-
 def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bound():
     values = [.10, .31, .12, .10, -.11, .12, .10, .21]
     decide, beyond = intervals.decide, intervals.p_beyond
@@ -127,13 +118,6 @@ def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bou
 def test_holms_p_counts_all_rows_that_have_one():
     assert intervals.holm([.01, None, .04, .03]) == pytest.approx([.03, None, .06, .06])
     assert intervals.holm([.5, .9]) == [1, 1] and intervals.holm([]) == []
-
-
-def test_ranks_have_intervals_under_resampled_starts():
-    starts = range(8)
-    found = intervals.ranks({"a": dict.fromkeys(starts, .5), "c": dict.fromkeys(starts, .1),
-                             "b": {s: .5 + (.1 if s % 2 else -.1) for s in starts}})
-    assert found["a"][1:] == (1, 2) == found["b"][1:] and found["c"] == (3, 3, 3)
 
 
 # ------------------------------------------------------------------------------------- the runner
@@ -186,18 +170,6 @@ def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
     assert verdict == found["ahead"]["verdict"] == "not finished: 11 of 20 runs"
     assert found["ahead"]["mean"] is None and run.judged(ASKED, {})[1] == "not run"
     assert run.judged(ASKED, index(CHOSEN))[1] == "not finished: 12 of 20 runs"
-
-
-def test_a_member_made_elsewhere_has_no_rank():
-    ends = {"A": .5, "B": .6, "C": .7}
-    league = replace(ASKED, arms=dict.fromkeys(ends, ""), further={}, starts=STARTS)
-    lines = [made(arm, cell, seed, ends[arm], pass_rates=[.95], batch_samples=[256])
-             | {"machine": "z" if arm == "C" else "a"}
-             for arm, cell, seed in product(ends, league.cells, (0, 1, *STARTS))]
-    rows = run.league_table(league, index(lines))
-    ranks = [(row["member"], row["rank"] and row["rank"][0]) for row in rows]
-    assert ranks == [("C", None), ("B", 1), ("A", 2)]
-    assert [row["near"] for row in rows] == [False, True, False] and rows[1]["samples"] == 256
 
 
 def test_a_refused_start_is_recorded_and_the_next_takes_its_place():
