@@ -2,7 +2,7 @@
 
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k of one checkpoint, or compare two
     python eval.py ask DIR 'PROMPT' [--answer A]          responses to a prompt of your own
-    python eval.py claims [NAME …] [--judge]              the verdicts on the papers' claims
+    python eval.py claims [NAME …]                        the verdicts on the papers' claims
     python eval.py dashboard runs/gspo [runs/grpo …]      the curves of a run or several, as a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
@@ -241,7 +241,7 @@ def show(title, scores, sign=""):
 
 def claims(words):
     script = Path(__file__).parent / "experiments/run.py"
-    raise SystemExit(subprocess.run([sys.executable, script, *words]).returncode)
+    raise SystemExit(subprocess.run([sys.executable, script, "--judge", *words]).returncode)
 
 
 def dashboard(asked):
