@@ -26,7 +26,11 @@ def base_sampler(settings, policy, tokenizer, task):
     kind = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         kind = load_class(settings.sampler)
-    sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature, task.stop)
+    try:
+        sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature,
+                       task.stop)
+    except TypeError as error:                               # of a class of the user's own
+        raise ValueError(f"--sampler {settings.sampler}: {error}") from error
     for feature in settings.features:
         sampler = feature.base_sampler(settings, sampler)
     return sampler
