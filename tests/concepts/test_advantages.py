@@ -113,6 +113,34 @@ def test_maxrl_is_bounded_by_the_group_and_a_group_of_zeros_gives_zero():
     assert got.tolist() == pytest.approx([3, -1, -1, -1, 0, 0, 0, 0])
 
 
+@pytest.mark.parametrize("scale, true", [
+    ("mean", lambda p: sum(p * (1 - p) ** k for k in range(1, 6))),
+    ("none", lambda p: p * (1 - p) * 5 / 6)])
+def test_maxrl_is_the_gradient_of_the_log_pass_rate(scale, true):
+    """log p = -Σ_k (1 - p)^k / k (2602.02710): enumerated over all groups of G = 6 responses with
+    0/1 rewards, (r - mean)/mean has the gradient of this series up to k = G - 1, where r - mean has
+    that of p, its first term, alone."""
+    p, expected = 0.3, 0.0
+    for right in range(7):
+        chance = math.comb(6, right) * p ** right * (1 - p) ** (6 - right)
+        rewards = (torch.arange(6) < right).double()
+        scores = torch.where(rewards > 0, 1 - p, -p)                    # d log π / d logit
+        expected += chance * (group_advantages(rewards, 6, scale=scale) * scores).mean().item()
+    assert expected == pytest.approx(true(p))
+
+
+def test_leave_one_out_is_an_unbiased_baseline():
+    """Two arms, the policy's gradient enumerated over all groups of 2 responses: the true one."""
+    p, reward = torch.tensor([0.3, 0.7]).double(), torch.tensor([1.0, 0.25]).double()
+    true = p[0] * p[1] * (reward[0] - reward[1])                        # d E[r] / d logit of arm 0
+    estimate = 0.0
+    for pair in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        A = leave_one_out(reward[list(pair)], 2)
+        slope = sum(a * (float(arm == 0) - p[0]) for a, arm in zip(A, pair)) / 2
+        estimate += p[pair[0]] * p[pair[1]] * slope
+    assert estimate.item() == pytest.approx(true.item(), abs=1e-12)
+
+
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gdpo_equals_a_loop(unbiased):
     """As TRL's multi_objective_aggregation="normalize_then_sum" (its unbiased std) and the paper.

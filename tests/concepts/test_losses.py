@@ -11,7 +11,8 @@ import torch
 
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
                     mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
-from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses)
+from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses,
+                       weight)
 
 REDUCTIONS = ["sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"]
 DUAL = ["ppo", "grpo", "dr_grpo", "dapo", "dapo_paper"]                # dual_clip is for these
@@ -247,6 +248,43 @@ def test_gspo_is_gspo_token_under_equal_advantages():
         token = ours("gspo_token", batch._replace(A=A))
         assert token.loss == pytest.approx(gspo.loss) and token.stats == gspo.stats
         torch.testing.assert_close(token.gradient, gspo.gradient, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in PAPERS if PAPERS[n].reduction in REDUCTIONS[:2]
+                                  and n != "sequence_is"])
+def test_at_ratio_1_the_family_has_one_gradient(name):
+    batch = ragged()._replace(logp=ragged().old_logp, shift=torch.ones(16, 10).double())
+    of_the_reduction = {"sequence-mean": "grpo", "token-mean": "dapo"}[PAPERS[name].reduction]
+    gradients = [ours(n, batch).gradient for n in (name, of_the_reduction)]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=0)
+
+
+INTELLECT, MINI = dict(dual_clip=1.6), dict(epsilon_high=0.27, mismatch=True)
+ICE = dict(epsilon=0.5, epsilon_high=4.0)
+# name, options, and the weight that another paper gives w·A·∇log π of a token: how they call it
+OTHERS = {
+    # the cap before the minimum instead of after it: the same for a clip range below it
+    "INTELLECT-2's delta": ("grpo", INTELLECT, "sequence-mean", lambda w, a, rho:
+                            w <= (1.2 if a > 0 else 1.6) and (a > 0 or w >= 0.8)),
+    # MiniRL 2512.01374: PPO's mask of one side, summed over tokens
+    "MiniRL": ("grpo", MINI, "sequence-sum", lambda w, a, rho:
+               rho * (w <= 1.27 if a > 0 else w >= 0.8)),
+    "IcePop": ("rollout_is", ICE, "token-mean", lambda w, a, rho: 0.5 < w < 5),
+}
+
+
+@pytest.mark.parametrize("paper", OTHERS)
+def test_what_other_papers_call_otherwise_is_an_objective_with_options(paper):
+    name, options, reduction, kept = OTHERS[paper]
+    batch = ragged()
+    lengths = batch.mask.sum(-1).tolist()
+    expected = torch.zeros(batch.mask.shape).double()
+    for i, t in batch.mask.nonzero().tolist():
+        w, a = math.exp(batch.logp[i, t] - batch.old_logp[i, t]), batch.A[i].item()
+        share = kept(w, a, batch.mismatch[i, t].item()) * weight(lengths, i, reduction)
+        expected[i, t] = -share * w * a
+    got = ours(name, batch, reduction=reduction, **options)
+    torch.testing.assert_close(got.gradient, expected, rtol=1e-6, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------- KL

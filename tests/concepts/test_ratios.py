@@ -85,6 +85,14 @@ def test_a_ratio_too_large_for_float32_stays_finite_with_a_finite_gradient(ratio
     assert value.isfinite().all() and slopes.isfinite().all()
 
 
+def test_bfloat16_cannot_hold_the_clip_range():
+    logp, old_logp, _, mask, *_ = ragged(dtype=torch.float32, absurd=[0.0])
+    true = sequence_log_ratio(logp, old_logp, mask)
+    coarse = sequence_log_ratio(logp.bfloat16().float(), old_logp.bfloat16().float(), mask)
+    assert (coarse - true).abs().max() > 4e-4                           # rounding alone leaves it
+    assert torch.tensor([1 - 3e-4, 1 + 4e-4]).bfloat16().tolist() == [1.0, 1.0]
+
+
 def test_the_demo_shows_the_papers_example_and_the_identity(capsys):
     """Two tokens among 512 move s to 0.9994641: outside GSPO's clip range, from 0.9997 on."""
     runpy.run_module("ratios", run_name="__main__")

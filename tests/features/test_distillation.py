@@ -1,5 +1,6 @@
-"""On-policy distillation: the advantage against a loop, its loss against TRL; teachers
-and hints from the command line. python -m pytest -m "" tests/features/test_distillation.py"""
+"""On-policy distillation: the advantage against a loop and an expectation, its loss against TRL;
+teachers and hints from the command line.
+python -m pytest -m "" tests/features/test_distillation.py"""
 
 import copy
 import json
@@ -73,6 +74,24 @@ def test_the_distillation_of_sdpo_equals_trls():
     gradients = [torch.autograd.grad(x, student, retain_graph=True)[0] for x in (ours, theirs)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
     assert ours.item() == pytest.approx(theirs.item())
+
+
+def test_its_gradient_is_that_of_the_kl_to_the_teacher():
+    """Enumerated over 5 tokens: E_{y ~ π}[gradient of the loss with Â = log π_T - log π] =
+    ∇ KL(π || π_T)."""
+    g = torch.Generator().manual_seed(3)
+    logits, other = (torch.randn(5, generator=g, dtype=torch.float64) for _ in range(2))
+    logits.requires_grad_()
+    log_pi, log_teacher = logits.log_softmax(-1), other.log_softmax(-1)
+    true, = torch.autograd.grad((log_pi.exp() * (log_pi - log_teacher)).sum(), logits)
+    expected = torch.zeros(5, dtype=torch.float64)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for y in range(5):
+        logp = logits.log_softmax(-1)[y].view(1, 1)
+        A = distillation(log_teacher[y].view(1, 1), logp, mask)
+        loss, _ = policy_loss("grpo", logp, logp.detach(), A, mask)
+        expected += log_pi[y].exp().item() * torch.autograd.grad(loss, logits)[0]
+    torch.testing.assert_close(expected, true, rtol=1e-6, atol=1e-9)
 
 
 # ------------------------------------------------------------------------- from the command line

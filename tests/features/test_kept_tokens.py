@@ -1,5 +1,5 @@
 """Sampling with top-p and top-k, and log-probs renormalized over the tokens that were kept.
-References: transformers' own logits warpers, a float64 loop.
+References: transformers' own logits warpers, an enumerated expectation, a float64 loop.
 python -m pytest tests/features/test_kept_tokens.py
 """
 
@@ -14,6 +14,7 @@ from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsW
 
 import models
 from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, only
+from losses import policy_loss
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines import stale
 from plumbing.speed import fast
@@ -82,6 +83,31 @@ def test_entropies_are_those_of_the_kept_tokens():
         p = {k: x / sum(mass.values()) for k, x in mass.items()}
         assert chosen == pytest.approx(math.log(p[kept[row, 0].item()]))
         assert entropy == pytest.approx(-sum(x * math.log(x) for x in p.values()))
+
+
+@pytest.mark.parametrize("renormalized", [True, False])
+def test_the_gradient_is_that_of_the_expected_reward_under_the_truncated_policy(renormalized):
+    """Enumerated over the kept tokens of π_old: E[w·A·∇log π] with both renormalized is the
+    gradient of Σ π_K(y) A(y). Scored over the whole vocabulary instead, it is not."""
+    old, reward = draw(8, seed=2), draw(8, seed=3)
+    kept = kept_tokens(old[None], 0.8, 0)
+    logits = (old + 0.3 * draw(8, seed=4)).requires_grad_()
+
+    def log_p(x):
+        return only(x[None], kept).log_softmax(-1)[0]
+    tokens = sorted(set(kept[0].tolist()))
+    assert 1 < len(tokens) < 8
+    expected = (log_p(logits).exp()[tokens] * reward[tokens]).sum()
+    true, = torch.autograd.grad(expected, logits)
+    found = 0
+    for y in tokens:
+        new = (log_p(logits) if renormalized else logits.log_softmax(-1))[y]
+        loss, _ = policy_loss("grpo", new.view(1, 1), log_p(old)[y].view(1, 1), reward[y].view(1),
+                              torch.ones(1, 1).bool(), epsilon=0.999, epsilon_high=0.999)
+        found = found + log_p(old)[y].exp() * torch.autograd.grad(-loss, logits)[0]
+    if renormalized:
+        torch.testing.assert_close(found, true, rtol=1e-9, atol=1e-12)
+    assert renormalized or not torch.allclose(found, true, rtol=0.05)
 
 
 # ------------------------------------------------------------------------------- the command line

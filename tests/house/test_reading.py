@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from documents import DOCUMENTS, PROGRAM, README, ROOT
-from tiny_run import read_json
+from tiny_run import SMALL, TINY, metrics, python, read_json
 from trace_batch import trace
 
 PAGE = DOCUMENTS["docs/reading.md"]
@@ -162,3 +162,26 @@ def test_a_concept_file_says_which_file_to_read_next():
 def test_every_concept_file_runs_a_worked_example(name, capsys):
     runpy.run_path(str(ROOT / name), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) > 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number, flags", [
+    (1, "--algorithm gspo_gate"), (3, "--plain"),
+    (2, "--model_name_or_path policy/checkpoints/step_1 --dataset_name reverse.jsonl "
+        "--verifier reverse.py:reward --max_completion_length 6")])
+def test_the_solved_exercises_train(number, flags, cold_start, tmp_path):
+    code = solved(tmp_path, number)
+    (code / "runs").mkdir()
+    (code / "runs/cold_start").symlink_to(cold_start.parent)
+    tiny = SMALL if "--model_name_or_path" in flags else TINY
+    commands = [["train.py", *tiny, "--steps", "1", *flags.split(), "--output_dir", "run"]]
+    if number == 2:
+        policy = ["train.py", *TINY, "--steps", "1", "--output_dir", "policy"]
+        commands = [["reverse.py"], policy, *commands]
+    for command in commands:
+        python(*command, cwd=code)
+    record, = metrics(code / "run")
+    assert record["equivalence_error"] < 1e-5 and record["verifier_errors"] == 0
+    assert 0 <= record["reward"] <= 1
+    if number == 1:
+        assert record["clip_low"] == record["clip_high"] == 0 < record["grad_norm"]
