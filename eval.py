@@ -22,7 +22,6 @@ if __name__ == "__main__":
 
 import json
 import math
-import signal
 import subprocess
 from pathlib import Path
 
@@ -264,13 +263,13 @@ COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard
 def main(argv=None):
     from tools import commands                           # here: training does not need tools/
     try:
-        command, asked = commands.read(sys.argv[1:] if argv is None else argv, __doc__)
-        COMMANDS[command](asked)
+        with commands.until_the_reader_leaves():
+            command, asked = commands.read(sys.argv[1:] if argv is None else argv, __doc__)
+            COMMANDS[command](asked)
     except (ValueError, OSError) as error:
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
     main()

@@ -40,6 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 import intervals                                                                     # noqa: E402
 import pictures                                                                      # noqa: E402
 from questions import FIRST, QUESTIONS                                               # noqa: E402
+from tools.commands import until_the_reader_leaves                                    # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -513,5 +514,5 @@ def make_all(name, question, options):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
-    main()
+    with until_the_reader_leaves():
+        main()

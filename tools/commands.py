@@ -3,7 +3,9 @@
 Nothing here imports transformers, so that --help and error messages appear immediately.
 """
 
+import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from plumbing.run.arguments import (Parser, Settings, as_words, config_of, flags, flags_of,
@@ -17,6 +19,18 @@ COMMANDS = {
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",
     "view": "Show which tokens the clip removes, for one run or two side by side: an HTML file.",
 }
+
+
+@contextmanager
+def until_the_reader_leaves():
+    """What the block prints may be cut off, as by `| head`: the script then ends without a
+    traceback."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())   # Python flushes at its end
+        raise SystemExit(1) from None
 
 
 def read(argv, description):

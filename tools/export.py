@@ -7,7 +7,6 @@ Comments say what the program does otherwise under these settings, and what is l
 it has no equivalent, one comment says what it lacks.
 """
 
-import signal
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from plumbing.data.task import Task
 from plumbing.data.tasks import from_arguments
 from plumbing.run.arguments import as_words, parse
 from tools import trl, verl
+from tools.commands import until_the_reader_leaves
 
 PROGRAMS = {"trl": trl, "verl": verl}
 
@@ -99,5 +99,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)    # `| head` ends it
-    main()
+    with until_the_reader_leaves():
+        main()

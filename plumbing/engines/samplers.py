@@ -29,7 +29,9 @@ def base_sampler(settings, policy, tokenizer, task):
     try:
         sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature,
                        task.stop)
-    except TypeError as error:                               # of a class of the user's own
+    except TypeError as error:
+        if ":" not in (settings.sampler or ""):              # no class of the user's own
+            raise
         raise ValueError(f"--sampler {settings.sampler}: {error}") from error
     for feature in settings.features:
         sampler = feature.base_sampler(settings, sampler)

@@ -40,7 +40,6 @@ def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeyp
     for name in ("run", "Popen", "check_output"):
         monkeypatch.setattr(subprocess, name, nothing)
     monkeypatch.setattr("torch.Tensor.backward", nothing)
-    monkeypatch.setattr("signal.signal", lambda *words: None)
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     out = capsys.readouterr().out
