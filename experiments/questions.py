@@ -83,6 +83,7 @@ class Question:
     seconds: float = 10              # guessed core-seconds of a run
     notes: str = ""                  # what the rules need in words
     measure: str = ""                # of measures.py, where a run is not one of train.py
+    script: str = "train"            # the module whose main(flags) makes a run
 
     @property
     def plan(self):
@@ -568,7 +569,8 @@ COUNTING = Question(
         the best of three rates by two choosing starts and eight fresh ones: 50 runs of 14 minutes.
         Before any run of it counted it was cut to what can be paid: six batches and one rate, that
         of the SmolLM2 command, so it does not say which arm is best at its best rate. Starts are
-        made one after the other, all arms of each.""")
+        made one after the other, all arms of each. Seed 103 was begun on one machine and not
+        finished there: it is made again as a whole.""")
 
 # -------------------------------------------------------------------------------- PPO, fairly
 
@@ -628,10 +630,73 @@ LEAGUE_EDGE = Question(
     notes="""The league's GRPO had half the published clip range (0.1, 0.1), chosen on four starts,
         and RLOO's best rate was the largest tried.""")
 
+# ------------------------------------------------------- routing replay and length (November 2026)
+
+REPLAYS = {"R2": f"{GRPO} --routing_replay old", "R3": f"{GRPO} --routing_replay rollout",
+           "no replay": GRPO}
+ROUNDED = {f"{bits} mb{m}": f"--sampler_dtype {bits} --steps_per_generation {m}"
+           for bits in ("bfloat16", "int4") for m in (2, 4, 16)}
+REPLAY = Question(
+    claim="With two mini-batches replaying the trainer's routes (R2) is better, with four or more "
+          "the sampler's (R3)",
+    source="2512.01374, as ms-swift's documentation tables it",
+    reported="two mini-batches: R2; four or more: R3", regime=f"{TINY}, 10 rollout batches",
+    flags=f"--steps 10 {EVAL}", arms=REPLAYS, cells=rates(2e-4, 4e-4, 8e-4, groups=ROUNDED),
+    further=rates(1e-4, 16e-4, groups=ROUNDED), choose=range(800, 802), choices=2,
+    starts=range(804, 812), rate_of={"no replay": "R2"}, seconds=12,
+    parts=tuple(Part(", ".join(f"{word} {group}" for group in ROUNDED), starts, arms)
+                for word, starts, arms in (("all", range(800, 802), ("R2", "R3")),
+                                           ("edge", range(800, 802), ("R2", "R3")),
+                                           ("best", range(804, 812), ()))),
+    rules=each("{0} mb2: R2 is ahead of R3", "R2@best {0} mb2 - R3@best {0} mb2",
+               ("bfloat16", "int4"), nothing=EQUAL)
+          | each("{0} mb{1}: R3 is ahead of R2", "R3@best {0} mb{1} - R2@best {0} mb{1}",
+                 ("bfloat16", "int4"), (4, 16), nothing=EQUAL)
+          | each("{0}: {1} is ahead of no replay", "{1}@best {0} - no replay@best {0}", ROUNDED,
+                 ("R2", "R3"), **BESIDE),
+    decided_by=("bfloat16 mb2: R2 is ahead of R3", "bfloat16 mb4: R3 is ahead of R2",
+                "bfloat16 mb16: R3 is ahead of R2"),
+    notes="""GRPO; old log-probs are recomputed by the trainer. R2 and R3 each have their own rate
+        for every sampler format and number of mini-batches (mb), chosen on seeds 800 and 801 and
+        extended once; no replay runs at R2's rate. Written before the first run.""")
+
+LUSPO_RANGE = "--epsilon 2e-3 --epsilon_high 2.5e-3"
+LENGTH_RATES = (2e-4, 4e-4, 8e-4)
+LENGTH = Question(
+    claim="Where right answers may be short or long, GSPO's 1/|y| shortens responses and LUSPO's "
+          "weights do not",
+    source="LUSPO 2602.05261", reported="GSPO's responses become shorter, LUSPO's do not (curves)",
+    regime="1 M parameters, 4 layers, right answers of about 11 or 30 tokens, 60 rollout batches",
+    flags=f"--steps 60 --min_terms 4 --max_terms 6 --prompts_per_step 16 --cold_start_steps 800 "
+          f"{EVAL}",
+    arms={"GSPO": "--algorithm gspo", "LUSPO": "--algorithm luspo",
+          "GSPO, LUSPO's range": f"--algorithm gspo {LUSPO_RANGE}",
+          "Dr. GRPO": "--algorithm dr_grpo"},
+    cells=rates(*LENGTH_RATES), choose=range(820, 822), choices=2, starts=range(824, 832),
+    parts=(Part("all", range(820, 822)), Part("best", range(824, 832))), seconds=40,
+    script="length",
+    rules={"LUSPO ends longer than GSPO with its range": Rule(
+               "LUSPO@best:length - GSPO, LUSPO's range@best:length", nothing=1),
+           "GSPO ends shorter than it began": Rule(
+               "GSPO@best:length - GSPO@best:first_length", held=(-inf, 0), refuted=(0, inf),
+               nothing=1),
+           **each("{0} ends longer than it began", "{0}@best:length - {0}@best:first_length",
+                  ("LUSPO", "GSPO, LUSPO's range", "Dr. GRPO"), rule=Reported),
+           **each("{0}: pass@1 against GSPO", "{0}@best - GSPO@best",
+                  ("LUSPO", "GSPO, LUSPO's range", "Dr. GRPO"), nothing=EQUAL)},
+    decided_by=("LUSPO ends longer than GSPO with its range", "GSPO ends shorter than it began"),
+    notes="""experiments/length.py: an answer may be short (2 characters a term) or verbose (6), and
+        the warm-up's teacher writes each half of the time. Length: tokens per response, mean over
+        the last ten batches; first: of batch 1, which the untrained policy samples. Each variant at
+        its best of three rates by held-out pass@1 on seeds 820 and 821. LUSPO and GSPO with LUSPO's
+        range differ only in the factor |y|. Equal: within one token. Written before the first
+        run.""")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
     "sampler": SAMPLER, "dose": DOSE, "lags": LAGS, "sixteen": SIXTEEN, "learning": LEARNING,
     "steps": STEPS, "league": LEAGUE, "credit": CREDIT, "distilled": DISTILLED,
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
-    "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE}
+    "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
+    "replay": REPLAY, "length": LENGTH}

@@ -32,6 +32,7 @@ import subprocess
 import sys
 import time
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,9 +183,9 @@ def make(name, question, arm, cell, seed):
         from measures import MEASURES
         found = rounded(MEASURES[question.measure](seed))
         return line | dict(figures=found, seconds=time.process_time() - began) | circumstances()
-    import train
+    script = import_module(question.script)
     folder = Path("runs/questions") / f"{os.getpid()}"
-    code, printed = quietly(train.main, [*words.split(), "--output_dir", str(folder),
+    code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder),
                                          "--overwrite_output_dir"])
     spent = dict(seconds=round(time.process_time() - began, 2)) | circumstances()
     if code == 2 and "cold start" in printed:
@@ -217,6 +218,8 @@ def figures(records, summary, asked):
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
         **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "collapsed": collapsed(each("pass_rate")),
+        "first_length": records[0]["length"],
+        "length": intervals.mean(r["length"] for r in records[-10:]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
         "batch_samples": [(asked["prompts_per_step"] + r["discarded_groups"])
