@@ -33,7 +33,7 @@ from plumbing.data import tasks
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import base_sampler
-from plumbing.run.screen import say, with_limits
+from session.screen import say, with_limits
 from plumbing.parallel.processes import gather, gathered, share
 
 ROWS = 256      # responses that are sampled at a time

@@ -14,7 +14,7 @@ Where each name of gspo.py is found here, in the order of its sections:
     Characters                   plumbing/data/running_sum.py: builtin_tokenizer()
     tiny_policy                  plumbing/model/cold_start.py: tiny_config()
     cold_start                   plumbing/model/cold_start.py: cold_start()
-    make_schedule                make_schedule()
+    make_schedule                session/learner.py: make_schedule()
     Rollout                      rollout.py: Rollout
     sample                       sample(), which collect() calls
     response_logp                learner.response_logp(); of a whole batch: learner.score()
@@ -33,14 +33,13 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
-from plumbing.run.arguments import BITSANDBYTES, first_word, parse
+from session.arguments import first_word, parse
 
 if __name__ == "__main__":
     first_word(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -48,20 +47,17 @@ from transformers.utils import logging
 
 from advantages import estimate_advantages
 from eval import held_out
-from features.feature import Features
 from losses import combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
-from plumbing.data.stream import PromptStream
-from plumbing.engines.samplers import make_sampler
-from plumbing.model.actor import Run, make_scorer, trained_policy
+from plumbing.model.actor import trained_policy
 from plumbing.parallel import processes
-from plumbing.run import checkpoints, dry_run, folder as run, memory, screen
-from plumbing.run.errors import errors_in_one_line
-from plumbing.run.metrics import Recorder
+from session import checkpoints, dry_run, folder as run, memory, screen
+from session.errors import errors_in_one_line
+from session.learner import forced, make_learner
+from session.metrics import Recorder
 from plumbing.speed import equal_groups
-from plumbing.speed.rollouts import join_scores
 from rollout import Rollout, Scores, rows_of
-from routes import Pass, replay_routes, router_shift
+from routes import Pass, router_shift
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -193,13 +189,6 @@ def update(settings, learner, mini):
     return optimizer_step(learner, stats, settings.max_grad_norm)
 
 
-def forced(policy, rollout):
-    """`with forced(policy, rollout):` the routers take the experts that the rollout carries
-    (features/routing_replay.py); if it carries none, they choose by themselves."""
-    routes = rollout.attached.get("routes")
-    return replay_routes(policy, routes.of_forwards(policy, rollout)) if routes else nullcontext()
-
-
 def optimizer_step(learner, stats, max_grad_norm):
     """Clip the gradient's norm and change the weights, unless loss or gradient are not finite.
     Returns the statistics of the mini-batch as numbers."""
@@ -284,122 +273,6 @@ class Batch:
                        **tensors)
 
     group_size = property(lambda self: self.rollout.group_size)
-
-
-# ------------------------------------------------------------------------ what is trained, and how
-
-@dataclass
-class Learner:
-    """What is trained and what trains it, made once per run."""
-
-    settings: object
-    actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
-    tokenizer: object
-    sampler: object              # sampler.sample(prompts, G) -> Rollout
-    judge: object                # Task.judge: responses -> the rewards in parts [B, K]
-    response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
-    optimizer: torch.optim.Optimizer
-    schedule: object
-    stream: PromptStream         # which prompts come next
-    features: Features = Features()  # what the flags of features/ add
-    scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
-    world: int = 1               # how many processes share the work
-
-    @property
-    def policy(self):
-        """π_θ, a causal LM of transformers or moe.TinyMoE."""
-        return self.actor.policy
-
-    @torch.no_grad()
-    def score(self, rollout, entropy=False, scorer=None):
-        """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
-        another than the policy's."""
-        # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
-        alike = self.settings.micro_batch_size or self.settings.half
-        other = scorer or self.actor
-        record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
-        chunks = []
-        for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
-            part = rollout.rows(start, stop)
-            with forced(other.policy, part):
-                scores = (scorer or self.response_logp)(
-                    part, temperature=self.settings.temperature, entropy=entropy,
-                    record=record)
-            chunks.append(replace(scores, hidden=None))
-        chunks = self.gather(chunks)
-        return chunks[0] if len(chunks) == 1 else join_scores(chunks)
-
-    def micro_batches(self, rollout, size=None):
-        """(start, stop) of the rows of each forward pass in this process's share of a rollout.
-        size: rows per pass; None: as in an update."""
-        size = size or self.rows_per_pass()
-        B = len(rollout.mask)
-        own = processes.share(B) if self.world > 1 else slice(0, B)
-        return [(start, min(start + size, own.stop)) for start in range(own.start, own.stop, size)]
-
-    def rows_per_pass(self):
-        """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
-        may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
-        settings = self.settings
-        G = settings.num_generations
-        rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
-        size = settings.micro_batch_size or rows
-        while settings.half and size > G and rows % size:
-            size -= G
-        return size
-
-    def gather(self, parts):
-        """The parts of all processes, in their order, as one list."""
-        return sum(processes.gather(parts), []) if self.world > 1 else parts
-
-
-def make_learner(settings, task, policy, tokenizer, device):
-    """The Learner of a run: everything that is fixed before the first batch."""
-    more = any(feature.needs_actor for feature in settings.features)
-    actor = make_scorer(settings, policy, more).to(device)
-    run = Run(settings, task, tokenizer, device, actor)
-    features = Features(feature(run) for feature in settings.features)
-    judge = processes.divided(task.judge) if processes.world() > 1 else task.judge
-    sampler = make_sampler(settings, actor, tokenizer, task, features.hooks["sampler"])
-    stream = PromptStream(task.sizes, settings.seed)
-    for own in features.hooks["stream"]:
-        stream = own(stream)
-    wrapped = processes.wrap(actor, settings.shard)
-    optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
-    return Learner(
-        settings, actor, tokenizer, sampler, judge=judge, response_logp=wrapped,
-        optimizer=optimizer, schedule=make_schedule(settings, optimizer, features.head_start),
-        stream=stream, features=features, world=processes.world(),
-        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
-
-
-def make_optimizer(settings, actor):
-    parameters = [p for p in actor.parameters() if p.requires_grad]
-    options = dict(lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
-    if settings.optim in ("adamw_torch", "adamw_torch_fused"):
-        return torch.optim.AdamW(parameters, fused=settings.optim == "adamw_torch_fused", **options)
-    from bitsandbytes import optim
-    return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
-
-
-def make_schedule(settings, optimizer, head_start=0):
-    """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
-    schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
-    count. head_start: rollout batches at the peak rate before all that."""
-    n = settings.warmup_steps
-    head = head_start * settings.updates_per_batch
-    steps = settings.steps * settings.updates_per_batch - head
-
-    def share(step):
-        step -= head
-        if step < 0:
-            return 1.0
-        if step < n:
-            return (step + 1) / n
-        progress = min(1.0, (step - n) / max(1, steps - n))
-        return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2,
-                "constant_with_warmup": 1.0}[settings.lr_scheduler_type]
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
 # -------------------------------------------------------------------------------------- the script

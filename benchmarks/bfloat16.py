@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 import rollout as plain  # noqa: E402
 from losses import OBJECTIVES, policy_loss  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from plumbing.speed.fast import sample  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
 from timing import command_line, publish, table  # noqa: E402

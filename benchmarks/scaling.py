@@ -19,7 +19,7 @@ from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rollout  # noqa: E402
 from plumbing.data import running_sum, tasks  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from timing import command_line, in_turns, publish, quotients, timed, write_json  # noqa: E402
 from versus_trl import NEVER, Ours, forced_task, make_model  # noqa: E402
 

@@ -23,7 +23,7 @@ from features.lora import add_adapters  # noqa: E402
 from losses import policy_loss  # noqa: E402
 from plumbing.model.actor import make_scorer  # noqa: E402
 from plumbing.model.halves import halve_matrices  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from shapes import SHAPES, random_model, random_rollout  # noqa: E402
 from timing import RESULTS, publish, table  # noqa: E402
 

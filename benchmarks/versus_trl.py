@@ -47,7 +47,7 @@ from plumbing.data.task import Task  # noqa: E402
 from plumbing.speed import equal_groups  # noqa: E402
 from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from plumbing.data.running_sum import longest_answer, running_sum                    # noqa: E402
-from plumbing.run.arguments import parse                                             # noqa: E402
-from plumbing.run.errors import errors_in_one_line                                   # noqa: E402
+from session.arguments import parse                                             # noqa: E402
+from session.errors import errors_in_one_line                                   # noqa: E402
 from train import run_script                                                         # noqa: E402
 
 

@@ -35,7 +35,8 @@ from moe import TinyMoE                                                         
 from plumbing.data import running_sum, tasks                                         # noqa: E402
 from plumbing.model import cold_start                                                # noqa: E402
 from plumbing.model.policy import load_policy                                        # noqa: E402
-from plumbing.run.arguments import parse                                             # noqa: E402
+from session.arguments import parse                                             # noqa: E402
+from session.learner import forced, make_learner                                      # noqa: E402
 from plumbing.speed.fast import response_logp, sample                                # noqa: E402
 from ratios import perplexity, sequence_ratio                                        # noqa: E402
 
@@ -60,7 +61,7 @@ class Lab:
         self.start()
 
     def start(self):
-        self.learner = train.make_learner(self.args, self.task, self.policy, self.tokenizer, CPU)
+        self.learner = make_learner(self.args, self.task, self.policy, self.tokenizer, CPU)
 
     def twin(self, *flags):
         """A copy of policy, optimizer and schedule, with some flags changed."""
@@ -229,7 +230,7 @@ def flips(seed, quick=False):
             lab.update(replace(mini, rollout=mini.rollout.without("routes")))
         mask = mini.rollout.mask                                                     # [B, T]
         new = lab.score(mini.rollout.without("routes"), routes=True)
-        with torch.no_grad(), train.forced(lab.policy, mini.rollout):
+        with torch.no_grad(), forced(lab.policy, mini.rollout):
             replay = response_logp(lab.policy, mini.rollout, lab.args.temperature, entropy=False)
         native += (new.logp - mini.old_logp)[mask].var(unbiased=False).item()
         replayed += (replay.logp - mini.old_logp)[mask].var(unbiased=False).item()

@@ -24,7 +24,7 @@ from itertools import product
 from math import inf
 
 from losses import OBJECTIVES
-from plumbing.run.arguments import ALGORITHMS
+from session.arguments import ALGORITHMS
 
 EQUAL = .03                         # pass@1: a difference within ± this counts as none
 EVAL = "--eval_prompts 128 --eval_samples 4"                 # a standard error of 0.01 to 0.02

@@ -5,8 +5,8 @@ and the new log-prob of a token come from the same part of the model.
     rollout   (R3, 2510.11370) those that the sampler's routers chose
 
 The routes travel with the rollout, in attached["routes"], and are cut and joined with it; whoever
-scores such a rollout forces them (train.forced). Only the choice is forced: gates and their
-gradient are the current policy's.
+scores such a rollout forces them (session/learner.py: forced). Only the choice is forced: gates
+and their gradient are the current policy's.
 """
 
 from dataclasses import dataclass, replace

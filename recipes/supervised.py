@@ -18,9 +18,9 @@ from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from plumbing.data import tasks
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import kind_of
-from plumbing.run.arguments import parse
-from plumbing.run.errors import errors_in_one_line
-from plumbing.run.folder import checked_name
+from session.arguments import parse
+from session.errors import errors_in_one_line
+from session.folder import checked_name
 
 
 def rows(settings, task, tokenizer):

@@ -167,7 +167,7 @@ class Killed(BaseException):
 @pytest.fixture
 def killed(run):
     """killed(3, "--steps 4") is a run that the power leaves just after the metrics of batch 3."""
-    from plumbing.run import checkpoints
+    from session import checkpoints
 
     def start(step, line, **options):
         append = checkpoints.append

@@ -9,7 +9,7 @@ import torch
 import reference
 from features.mismatch import mismatch_correction
 from losses import kl_penalty, policy_loss, token_weights
-from plumbing.run.arguments import ALGORITHMS, parse
+from session.arguments import ALGORITHMS, parse
 from reference import L_MAX
 
 B, T, G = 12, 10, 4

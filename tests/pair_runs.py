@@ -17,6 +17,7 @@ from unittest.mock import patch
 import torch
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+import session.learner  # noqa: E402
 import train  # noqa: E402
 from plumbing.data import running_sum
 from plumbing.data import tasks  # noqa: E402
@@ -50,7 +51,7 @@ def run(folder, flags):
             for p in learner.response_logp.parameters()]))
         return stats
     with (patch.object(train, "update", watched), patch.object(tasks, "running_sum", sums),
-          patch.object(train, "make_optimizer", descent),
+          patch.object(session.learner, "make_optimizer", descent),
           patch.object(cold_start, "MUST_PASS", 0.0), redirect_stdout(out), redirect_stderr(out)):
         try:
             train.main([*flags, "--output_dir", str(folder)])

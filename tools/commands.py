@@ -8,9 +8,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from plumbing.run.arguments import (Parser, Settings, as_words, config_of, flags, flags_of,
+from session.arguments import (Parser, Settings, as_words, config_of, flags, flags_of,
                                     given_flags, parse, underscored)
-from plumbing.run.checks import check_conditions
+from session.checks import check_conditions
 
 COMMANDS = {
     "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",

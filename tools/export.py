@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from features.feature import Feature
 from plumbing.data.task import Task
 from plumbing.data.tasks import from_arguments
-from plumbing.run.arguments import as_words, parse
+from session.arguments import as_words, parse
 from tools import trl, verl
 from tools.commands import until_the_reader_leaves
 

@@ -9,7 +9,7 @@ import re
 import shlex
 
 from losses import OBJECTIVES
-from plumbing.run.arguments import BITSANDBYTES
+from session.arguments import BITSANDBYTES
 
 NAME = "verl 0.9.1"
 ELSEWHERE = "not in verl's configuration, for your own train.parquet, test.parquet and reward.py"

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
-from plumbing.run.arguments import ALGORITHMS
+from session.arguments import ALGORITHMS
 from tools.dashboard import read_metrics
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js")  # in tools/viewer/

@@ -16,7 +16,7 @@ import torch
 from exports import (B, SIZES, T, assert_same, drawn, gap, gradient, mini_batch, our_loss,
                      trl_config)
 from losses import high_entropy_mask
-from plumbing.run.arguments import parse
+from session.arguments import parse
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 pytest.importorskip("trl", minversion="1.16", reason="trl is missing: pip install trl==1.16.0 to "

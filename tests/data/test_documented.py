@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import eval
+import session.learner
 import train
 from plumbing.data.tasks import from_arguments
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -240,7 +241,8 @@ def test_an_optimizer_of_ones_own(workplace, monkeypatch):
     """SGD goes on after a --resume with its momentum; the routers, which it does not get, stay
     frozen."""
     section("An optimizer or a tracker of your own")
-    monkeypatch.setattr(train, "make_optimizer", train.make_optimizer)   # sgd.py replaces it
+    make_optimizer = session.learner.make_optimizer          # sgd.py replaces it
+    monkeypatch.setattr(session.learner, "make_optimizer", make_optimizer)
     flags = [*TINY, "--lr_scheduler_type", "constant_with_warmup", "--learning_rate", "0.1",
              "--output_dir", "sgd"]
     for more in (["--steps", "2"], ["--steps", "3", "--resume"]):

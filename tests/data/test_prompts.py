@@ -11,7 +11,7 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt, shown
 from plumbing.data.tasks import from_arguments
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import jsonl, read_json
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"

@@ -22,7 +22,7 @@ from plumbing.data.stream import PromptStream
 from plumbing.data.task import Task
 from plumbing.data.tasks import from_arguments, load_task, of_run
 from plumbing.model import cold_start as cold
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import flags, jsonl, metrics, read_json
 
 ROOT = Path(__file__).resolve().parents[2]

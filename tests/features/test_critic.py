@@ -12,7 +12,7 @@ import reference
 import train
 from advantages import ADVANTAGES, Advantage, gae, whiten
 from features import critic
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tools import export
 
 

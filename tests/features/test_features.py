@@ -19,8 +19,8 @@ import train
 from features import FEATURES
 from features.feature import HOOKS, Feature, Features, flag
 from features.mismatch import Mismatch
-from plumbing.run import arguments
-from plumbing.run.arguments import Core, Settings
+from session import arguments
+from session.arguments import Core, Settings
 from tiny_run import TINY, chance, differences, flags, program, python
 
 ROOT = Path(train.__file__).parent
@@ -199,6 +199,6 @@ def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatc
 
 
 def test_a_condition_may_name_a_flag_that_is_not_there():
-    from plumbing.run.checks import holds
+    from session.checks import holds
     assert not any(holds(SimpleNamespace(steps=1), words) for words in ("gone", "gone=1"))
     assert flag(0.0, "help", needs="gone").metadata["needs"] == "gone"

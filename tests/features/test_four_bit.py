@@ -16,7 +16,7 @@ from features.lora import add_adapters
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import Run
 from plumbing.model.policy import load_policy
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from plumbing.speed import fast
 from rollout import response_logp, sample
 from tiny_run import chance, differences

@@ -25,7 +25,7 @@ from features.lora import add_adapters
 from features.lora import named_adapters
 from features.copies import merged
 from plumbing.model.policy import load_policy
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import chance, differences, flags, read_json
 
 peft = pytest.importorskip("peft")

@@ -10,7 +10,7 @@ import torch
 from features import mismatch
 from features.mismatch import bounds_of, weight_stats
 from losses import mismatch_mask, mismatch_weight
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from reference import ragged
 
 

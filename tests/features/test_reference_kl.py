@@ -15,7 +15,7 @@ from features import critic
 from features.moving import move_towards, pairs_of
 from features.reference_kl import ReferenceKL
 from plumbing.model import checksums
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from reference import G, penalized
 from tiny_run import state
 from tools import export

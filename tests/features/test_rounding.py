@@ -10,7 +10,7 @@ import models
 from features.rounding import Rounding
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import Actor
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from rollout import response_logp, sample
 
 

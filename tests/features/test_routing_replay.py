@@ -16,7 +16,7 @@ import torch
 from features.reference_kl import ReferenceKL
 from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.run import metrics as run_metrics
+from session import metrics as run_metrics
 from plumbing.speed import fast
 from plumbing.speed.rollouts import cat_routes, concat, response_routes
 from rollout import Sampler
@@ -25,7 +25,7 @@ from routes import record_routes
 from test_rollout import uniforms
 from test_routes import E, K, make, moved
 from tiny_run import read_json
-from train import forced
+from session.learner import forced
 
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]

@@ -8,7 +8,7 @@ import torch
 
 import models
 from features.sampler_format import rounded, sampling_copy
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tools import export
 
 

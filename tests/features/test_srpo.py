@@ -15,7 +15,7 @@ from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
 from plumbing.data.tasks import from_arguments, load_task
 from plumbing.model import cold_start as cold
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import TINY, jsonl
 
 

@@ -12,7 +12,7 @@ from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines import stale
 from features.tools import InsertingSampler, Tool, insert
-from plumbing.run.metrics import token_record
+from session.metrics import token_record
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from reference import G, L_MAX, mean, weight
 from tiny_run import state, unequal
 from tools import export

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
 DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in PAGES}
 README = DOCUMENTS["README.md"]
-FOLDERS = ("features", "plumbing", "tools")
+FOLDERS = ("features", "plumbing", "session", "tools")
 PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in
            sorted([*ROOT.glob("*.py"), *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))])}
 ABOVE = {str(file.relative_to(ROOT)): file.read_text() for x in ("experiments", "benchmarks")

@@ -18,12 +18,13 @@ import yaml
 
 import eval
 import models
+import session.learner
 import train
 from documents import COMMANDS, DOCUMENTS, ROOT, pieces
 from make_max_data import make_max_data
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start as supervised
-from plumbing.run import metrics
+from session import metrics
 from tiny_run import TINY, jsonl
 from tools import dashboard, style, view  # noqa: F401  of this folder, not by the links of a test's
 
@@ -76,7 +77,7 @@ def model(tmp_path):
 def batches(workplace, monkeypatch, first):
     """The numbers of the rollout batches that are trained on, in the current folder, which has the
     repository's own within reach."""
-    for name in ("features", "plumbing", "experiments", "recipes", "tests", "tools"):
+    for name in ("features", "plumbing", "session", "experiments", "recipes", "tests", "tools"):
         Path(name).symlink_to(ROOT / name)
     monkeypatch.setattr(supervised, "MUST_PASS", 0.0)
     monkeypatch.setattr(sys, "path", [str(workplace), str(ROOT), *sys.path])
@@ -123,7 +124,7 @@ def run(line, model):
         return eval.main([there(word, model) if "checkpoints/" in word else word for word in flags])
     with pytest.MonkeyPatch.context() as patch:
         trains = "import train" in Path(script).read_text()
-        patch.setattr(train, "make_optimizer", train.make_optimizer)
+        patch.setattr(session.learner, "make_optimizer", session.learner.make_optimizer)
         patch.setattr(sys, "argv", [script, *(shortened(flags, model) if trains else flags)])
         return runpy.run_path(script, run_name="__main__")
 

@@ -10,7 +10,7 @@ from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, 
 from features.trackers import Trackers
 from losses import OBJECTIVES
 from plumbing.parallel import devices
-from plumbing.run.arguments import ALGORITHMS, flags, given_flags, parse
+from session.arguments import ALGORITHMS, flags, given_flags, parse
 from tools import commands
 from tools.trl import trl_loss
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is
 import fill  # noqa: E402
 import intervals  # noqa: E402
 import run  # noqa: E402
-from plumbing.run.arguments import parse  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from questions import QUESTIONS, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]

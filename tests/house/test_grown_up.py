@@ -10,6 +10,7 @@ import pytest
 from documents import PROGRAM
 
 PAGE, GROWN = PROGRAM["gspo.py"], PROGRAM["train.py"]
+LEARNER = PROGRAM["session/learner.py"]
 DOCSTRING = ast.get_docstring(ast.parse(GROWN), clean=False)
 TABLE = re.findall(r"^    (\w+) {2,}(.+)$", DOCSTRING.split("sections:")[1], re.M)
 # The steps of a rollout batch: their names in gspo.py, and in train.py
@@ -58,7 +59,7 @@ def test_the_table_has_every_name_of_gspo_py_in_its_order():
 def test_each_name_is_found_where_the_table_says(name, place):
     file, _, rest = place.rpartition(".py: ")
     there = definitions(PROGRAM[f"{file or 'train'}.py"])
-    learner = definitions(GROWN)["Learner"]
+    learner = definitions(LEARNER)["Learner"]
     fields = {node.target.id for node in learner.body if isinstance(node, ast.AnnAssign)}
     for one in re.findall(r"(\w+)\(\)", rest) or [rest]:
         assert one in there or f"learner.{one}()" in rest and one in fields, f"{name}: no {one}"
@@ -68,7 +69,7 @@ def test_the_loop_is_the_first_thing_on_the_page():
     assert top_level(GROWN)[0] == "train"
 
 
-@pytest.mark.parametrize("source, names", [(PAGE, STEPS.keys()), (GROWN, STEPS.values())],
+@pytest.mark.parametrize("source, names", [(PAGE, STEPS.keys()), (GROWN + LEARNER, STEPS.values())],
                          ids=["gspo.py", "train.py"])
 def test_both_loops_take_the_same_steps_in_the_same_order(source, names):
     order = calls(source, "train")

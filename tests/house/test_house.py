@@ -101,13 +101,13 @@ def test_contributing_says_which_way_imports_point():
     text = DOCUMENTS[".github/CONTRIBUTING.md"].replace("\n", " ")
     chain = text.split("point one way: ")[1].split(". gspo.py")[0].split(" → ")
     order = {"experiments, benchmarks": ("experiments", "benchmarks"), "train.py": ("train",),
-             "eval.py": ("eval",), "tools": ("tools",), "plumbing/run": ("plumbing.run",),
+             "eval.py": ("eval",), "tools": ("tools",), "session": ("session",),
              "features": ("features",), "plumbing": ("plumbing",), "the concept files": CONCEPTS}
     assert chain == [*order, "torch and transformers"]
 
     def place(module):
-        in_run = module.startswith("plumbing.run.")
-        word = "plumbing.run" if in_run else module.split(".")[0]
+        in_run = module.startswith("session.")
+        word = "session" if in_run else module.split(".")[0]
         return next((at for at, names in enumerate(order.values()) if word in names), None)
     for module in SOURCES | OTHERS:
         for name in [name for name, *_ in imports(module) if name]:     # None: of the same folder

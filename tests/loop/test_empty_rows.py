@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from losses import policy_loss
-from plumbing.run import metrics as recorded
-from plumbing.run.metrics import batch_record, policy_metrics
+from session import metrics as recorded
+from session.metrics import batch_record, policy_metrics
 from routes import Pass
 from tiny_run import read_json
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-import train
-from plumbing.run.arguments import parse
+import session.learner
+from session.arguments import parse
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup"])
@@ -15,7 +15,8 @@ def test_the_rate_is_transformers_own_but_for_a_warm_up_from_1_over_n(kind):
     args = parse(f"--steps 5 --steps_per_generation 4 --warmup_steps 6 --lr_scheduler_type {kind} "
                  "--learning_rate 0.5".split())
     ours, theirs = (torch.optim.SGD([torch.zeros(1)], 0.5) for _ in range(2))
-    schedule, reference = train.make_schedule(args, ours), get_scheduler(kind, theirs, 6, 20)
+    schedule = session.learner.make_schedule(args, ours)
+    reference = get_scheduler(kind, theirs, 6, 20)
     for step in range(21):
         want = 0.5 * (step + 1) / 6 if step < 6 else reference.get_last_lr()[0]
         assert schedule.get_last_lr()[0] == pytest.approx(want, abs=1e-9), step

@@ -9,7 +9,7 @@ import train
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.cold_start import scale_residual, tiny_config
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import read_json
 
 

@@ -17,7 +17,7 @@ from models import gradient, own_logp
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import trained_policy
 from plumbing.model.policy import load_policy
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from plumbing.speed import fast
 from tiny_run import slow
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import tiny_run
 from moe import TinyMoE
 from features.lora import add_adapters, named_adapters
-from plumbing.run.arguments import parse
+from session.arguments import parse
 
 WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
         "LoRA in bfloat16": "--use_peft --bf16 true", "not fused": "--optim adamw_torch",

@@ -20,7 +20,7 @@ from features.sampler_format import format_of
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import SUMS, TINY, TRAIN, jsonl, metrics, python
 
 

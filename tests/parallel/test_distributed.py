@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import train
 from plumbing.model import cold_start
-from plumbing.run import checkpoints
+from session import checkpoints
 from tiny_run import TRAIN, differences, jsonl, metrics, python
 
 POLICY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 "

@@ -16,8 +16,8 @@ from features.lengths import Lengths
 from features.srpo import SRPO
 from plumbing.data.running_sum import running_sum
 from plumbing.data.stream import PromptStream
-from plumbing.run.arguments import ALGORITHMS, parse
-from plumbing.run.metrics import rollout_metrics
+from session.arguments import ALGORITHMS, parse
+from session.metrics import rollout_metrics
 from plumbing.speed.rollouts import concat
 from rollout import Rollout
 from train import Batch

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import models
 from plumbing.parallel import processes
-from plumbing.run.arguments import ALGORITHMS, GONE, flags, parse
+from session.arguments import ALGORITHMS, GONE, flags, parse
 from tiny_run import read_json
 
 MODEL = "--model_name_or_path m"

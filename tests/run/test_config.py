@@ -8,7 +8,7 @@ import yaml
 
 import train
 from plumbing.parallel import devices
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import TINY, differences, read_json
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import torch
 
 import train
-from plumbing.run import dry_run
-from plumbing.run.arguments import parse
+from session import dry_run
+from session.arguments import parse
 from tiny_run import SUMS, flags, jsonl, read_json
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 import train
 from features.mismatch import bounds_of
 from features.sampler_format import format_of
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from tiny_run import TINY, metrics, slow
 

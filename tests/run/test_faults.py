@@ -15,8 +15,8 @@ import torch
 
 import train
 from plumbing.model import checksums
-from plumbing.run import checkpoints
-from plumbing.run.metrics import collapse
+from session import checkpoints
+from session.metrics import collapse
 from tiny_run import metrics, read_json
 
 # ------------------------------------------------------------------------------- not finite

@@ -10,7 +10,7 @@ import pytest
 
 import eval
 import train
-from plumbing.run.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, Settings, flags, parse
+from session.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, Settings, flags, parse
 from tools.commands import options
 from tiny_run import SUMS, jsonl, python
 

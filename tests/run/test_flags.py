@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import models
 import train
 from plumbing.model import cold_start
-from plumbing.run.arguments import flags
+from session.arguments import flags
 from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy

@@ -8,8 +8,8 @@ import torch
 
 import train
 from plumbing.model.actor import Actor
-from plumbing.run import memory
-from plumbing.run.arguments import Settings
+from session import memory
+from session.arguments import Settings
 from tiny_run import differences, slow
 
 

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer
 
 import eval
 from plumbing.data import tasks
-from plumbing.run.arguments import parse
-from plumbing.run.metrics import NEVER_RIGHT
+from session.arguments import parse
+from session.metrics import NEVER_RIGHT
 from tiny_run import python
 
 ROOT = Path(__file__).parents[2]

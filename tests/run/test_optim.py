@@ -5,10 +5,10 @@ import shutil
 import pytest
 import torch
 
-import train
+import session.learner
 from plumbing.model import cold_start
-from plumbing.run import checks
-from plumbing.run.arguments import parse
+from session import checks
+from session.arguments import parse
 from tiny_run import differences, state
 
 WIDE = ("--hidden_size 96 --cold_start_steps 1 --steps 3 --save_steps 1 --learning_rate 0.01 "
@@ -46,7 +46,7 @@ def test_every_name_is_its_class_with_the_settings_of_the_run(optim, name, monke
         pytest.importorskip("bitsandbytes")
     monkeypatch.setattr(checks, "kind_of", lambda args: "cuda")
     settings = parse(["--optim", optim, "--learning_rate", "0.3", "--weight_decay", "0.1"])
-    made = train.make_optimizer(settings, torch.nn.Linear(2, 2))
+    made = session.learner.make_optimizer(settings, torch.nn.Linear(2, 2))
     group, = made.param_groups
     assert type(made).__name__ == name
     assert (group["lr"], tuple(group["betas"]), group["weight_decay"]) == (0.3, (0.9, 0.95), 0.1)

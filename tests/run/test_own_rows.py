@@ -7,7 +7,7 @@ import torch
 import losses
 from advantages import ADVANTAGES, Advantage
 from plumbing.model import cold_start
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import TINY
 
 

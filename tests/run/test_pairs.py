@@ -18,7 +18,7 @@ import torch
 
 import models
 import pair_runs
-from plumbing.run.arguments import ALGORITHMS, parse
+from session.arguments import ALGORITHMS, parse
 from tiny_run import TINY, differences, metrics, python, read_json, slow
 
 # Rounding must not decide anything: with seed 0 another expert is chosen in one update of number 71

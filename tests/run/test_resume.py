@@ -18,9 +18,10 @@ import numpy
 import pytest
 import torch
 
+import session.learner
 import train
 from moe import TinyMoE
-from plumbing.run import checkpoints, folder
+from session import checkpoints, folder
 from tiny_run import differences, flags, metrics, read_json, slow, state
 
 
@@ -322,7 +323,7 @@ def failing(first):
 
 
 @pytest.mark.parametrize("owner, name, fault", [
-    (train.Learner, "score", ValueError("bad")), (train, "reward", OSError("gone")),
+    (session.learner.Learner, "score", ValueError("bad")), (train, "reward", OSError("gone")),
     (train, "estimate_advantages", RuntimeError("bug")),
     (train, "update", torch.OutOfMemoryError("no memory"))])
 def test_an_error_after_the_first_batch_saves_it_first(owner, name, fault, run, as_whole, failing,
@@ -355,7 +356,7 @@ def test_an_error_with_ruined_weights_saves_nothing(run, first):
         if Path("ruined/metrics.jsonl").exists():
             next(learner.policy.parameters()).data.fill_(float("nan"))
             raise ValueError("bad")
-    first(train.Learner, "score", ruin)
+    first(session.learner.Learner, "score", ruin)
     run.refused("--steps 2 --output_dir ruined", begun=True)
     assert not Path("ruined/checkpoints").exists()
 
@@ -365,7 +366,7 @@ def test_an_error_with_ruined_weights_saves_nothing(run, first):
     ids=lambda error: type(error).__name__)
 def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, run, failing):
     for step, argv in ((1, flags()), (2, ["--resume", "--output_dir", "runs/gspo"])):
-        failing(step, error, train.Learner, "score")
+        failing(step, error, session.learner.Learner, "score")
         with pytest.raises((SystemExit, type(error))):
             train.main([*argv, "--steps", "2"])
         if step == 1:

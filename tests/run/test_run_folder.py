@@ -16,8 +16,8 @@ import pytest
 import eval as evaluation
 import train
 from plumbing.model import checksums
-from plumbing.run import checkpoints
-from plumbing.run.arguments import flags
+from session import checkpoints
+from session.arguments import flags
 from tiny_run import differences, jsonl, metrics, read_json, slow
 
 RESUME = "--output_dir run --resume"

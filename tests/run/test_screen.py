@@ -13,8 +13,8 @@ import pytest
 
 import eval
 from plumbing.data.datafiles import Problem
-from plumbing.run import metrics as records_of, screen
-from plumbing.run.arguments import parse
+from session import metrics as records_of, screen
+from session.arguments import parse
 from tiny_run import read_json
 
 

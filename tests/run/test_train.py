@@ -20,7 +20,7 @@ from losses import OBJECTIVES
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
-from plumbing.run.arguments import ALGORITHMS, flags
+from session.arguments import ALGORITHMS, flags
 from rollout import sample
 from tiny_run import TINY, differences, metrics, read_json
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing.run.arguments import ALGORITHMS
+from session.arguments import ALGORITHMS
 from tiny_run import python, read_json
 
 HERE = Path(__file__).parents[1]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-import train
+import session.learner
 from exports import trl_config
 from models import saved
 from plumbing.data.tasks import from_arguments
-from plumbing.run.arguments import parse
+from session.arguments import parse
 from tiny_run import jsonl, slow
 from tools import export
 from tools.trl import batch_rows
@@ -104,7 +104,7 @@ def test_weight_decay_of_biases_and_norms_is_said_to_differ(decay, work, printed
     assert (words in text) == (decay > 0)
     trainer = trainer_of(text, [{"prompt": "1+1"}] * 4)
     theirs = trainer.create_optimizer()
-    ours = train.make_optimizer(parse(line.split()), trainer.model)
+    ours = session.learner.make_optimizer(parse(line.split()), trainer.model)
     assert all(group["weight_decay"] == decay for group in ours.param_groups)
     spared = {id(p) for group in theirs.param_groups for p in group["params"]
               if group["weight_decay"] == 0}

@@ -20,12 +20,12 @@ import pytest
 import torch
 import yaml
 
-import train
+import session.learner
 from advantages import at_last_token, estimate_advantages, gae, token_rewards, whiten
 from exports import B, G, T, assert_same, drawn, gap, mini_batch, our_loss
 from losses import OBJECTIVES, kl_penalty
 from features.dynamic_sampling import keep_signal
-from plumbing.run.arguments import ALGORITHMS, parse
+from session.arguments import ALGORITHMS, parse
 from reference import L_MAX
 from tools import export
 from tools.verl import ADVANTAGE, LOSS_MODE
@@ -285,7 +285,7 @@ def test_every_weight_decays_in_verls_optimizer_as_in_ours(verl, printed):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
     config = verl.optimizer.FSDPOptimizerConfig(**own)
     for optimizer in (verl.optimizer.build_optimizer(model.parameters(), config),
-                      train.make_optimizer(parse(line.split()), model)):
+                      session.learner.make_optimizer(parse(line.split()), model)):
         group, = optimizer.param_groups
         assert (group["lr"], tuple(group["betas"])) == (0.01, (0.9, 0.95))
         assert group["weight_decay"] == 0.1 and len(group["params"]) == 4

@@ -18,7 +18,7 @@ import torch
 from eval import main
 from losses import OBJECTIVES, Objective, policy_loss, token_weights, varied
 from tools import view
-from plumbing.run.metrics import token_record
+from session.metrics import token_record
 from rollout import Rollout
 from tiny_run import jsonl, read_json
 

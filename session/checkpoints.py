@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from plumbing.model import checksums
 from plumbing.parallel import processes
-from plumbing.run.arguments import FREE, changed, config_of, flags, spelled
+from session.arguments import FREE, changed, config_of, flags, spelled
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 # Files with a line per rollout batch, and an entry that every line has beside its "step".

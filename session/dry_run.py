@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from plumbing.data.task import shown
-from plumbing.run import memory, screen
-from plumbing.run.metrics import NEVER_RIGHT, rollout_metrics
+from session import memory, screen
+from session.metrics import NEVER_RIGHT, rollout_metrics
 
 EVALUATED = 64      # held-out prompts, at most
 

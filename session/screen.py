@@ -8,8 +8,8 @@ import json
 import shlex
 
 from features import FEATURES
-from plumbing.run import checkpoints
-from plumbing.run.arguments import as_words, code_in
+from session import checkpoints
+from session.arguments import as_words, code_in
 from plumbing.parallel.processes import rank, world
 
 

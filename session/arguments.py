@@ -1,5 +1,5 @@
 """Settings: the flags of train.py. One dataclass field per flag, one row of presets per algorithm.
-plumbing/run/checks.py refuses values and combinations that cannot run.
+session/checks.py refuses values and combinations that cannot run.
 
 The order of precedence is: a flag on the command line, then, with --resume, a flag of the run that
 goes on, then the algorithm's row in PRESETS, then the defaults for the kind of policy (the built-in
@@ -27,9 +27,9 @@ from features import FEATURES
 from features.feature import flag, with_breaks
 from losses import OBJECTIVES, varied
 from plumbing.parallel import devices
-from plumbing.run.checks import (check_choice, check_combinations, check_conditions, check_values,
+from session.checks import (check_choice, check_combinations, check_conditions, check_values,
                                  nearest)
-from plumbing.run.config import read_config, words_of
+from session.config import read_config, words_of
 
 
 # Every row of losses.OBJECTIVES is an algorithm. A preset is an algorithm that also sets flags that

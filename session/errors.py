@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 
 from plumbing.parallel import processes
-from plumbing.run.arguments import parse
-from plumbing.run.memory import out_of_memory
+from session.arguments import parse
+from session.memory import out_of_memory
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import fields
 import torch
 from torch.random import fork_rng
 
-from plumbing.run.checks import holds
+from session.checks import holds
 from rollout import Rollout
 
 

@@ -18,8 +18,8 @@ from filelock import FileLock, Timeout
 
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import not_there
-from plumbing.run.checkpoints import RECORDS, whole, write_text
-from plumbing.run.arguments import OF_A_CALL, as_words, code_in, config_of, flags
+from session.checkpoints import RECORDS, whole, write_text
+from session.arguments import OF_A_CALL, as_words, code_in, config_of, flags
 from plumbing.parallel import processes
 
 LOCK = ".lock"

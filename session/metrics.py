@@ -13,7 +13,7 @@ import torch
 
 from advantages import ADVANTAGES, has_signal
 from losses import STATISTICS
-from plumbing.run import checkpoints
+from session import checkpoints
 from plumbing.parallel import devices, processes
 from ratios import cross_entropy, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift

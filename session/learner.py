@@ -1,0 +1,140 @@
+"""What is trained and what trains it: the policy, its sampler, the optimizer and its schedule.
+
+Everything here is made once per run, before the first rollout batch; train.py calls it.
+"""
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+
+from features.feature import Features
+from plumbing.data.stream import PromptStream
+from plumbing.engines.samplers import make_sampler
+from plumbing.model.actor import Run, make_scorer
+from plumbing.parallel import processes
+from plumbing.speed.rollouts import join_scores
+from routes import replay_routes
+from session.arguments import BITSANDBYTES
+
+
+@dataclass
+class Learner:
+    """What is trained and what trains it, made once per run."""
+
+    settings: object
+    actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
+    tokenizer: object
+    sampler: object              # sampler.sample(prompts, G) -> Rollout
+    judge: object                # Task.judge: responses -> the rewards in parts [B, K]
+    response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
+    optimizer: torch.optim.Optimizer
+    schedule: object
+    stream: PromptStream         # which prompts come next
+    features: Features = Features()  # what the flags of features/ add
+    scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
+    world: int = 1               # how many processes share the work
+
+    @property
+    def policy(self):
+        """π_θ, a causal LM of transformers or moe.TinyMoE."""
+        return self.actor.policy
+
+    @torch.no_grad()
+    def score(self, rollout, entropy=False, scorer=None):
+        """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
+        another than the policy's."""
+        # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
+        alike = self.settings.micro_batch_size or self.settings.half
+        other = scorer or self.actor
+        record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
+        chunks = []
+        for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
+            part = rollout.rows(start, stop)
+            with forced(other.policy, part):
+                scores = (scorer or self.response_logp)(
+                    part, temperature=self.settings.temperature, entropy=entropy,
+                    record=record)
+            chunks.append(replace(scores, hidden=None))
+        chunks = self.gather(chunks)
+        return chunks[0] if len(chunks) == 1 else join_scores(chunks)
+
+    def micro_batches(self, rollout, size=None):
+        """(start, stop) of the rows of each forward pass in this process's share of a rollout.
+        size: rows per pass; None: as in an update."""
+        size = size or self.rows_per_pass()
+        B = len(rollout.mask)
+        own = processes.share(B) if self.world > 1 else slice(0, B)
+        return [(start, min(start + size, own.stop)) for start in range(own.start, own.stop, size)]
+
+    def rows_per_pass(self):
+        """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
+        may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
+        settings = self.settings
+        G = settings.num_generations
+        rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G
+        size = settings.micro_batch_size or rows
+        while settings.half and size > G and rows % size:
+            size -= G
+        return size
+
+    def gather(self, parts):
+        """The parts of all processes, in their order, as one list."""
+        return sum(processes.gather(parts), []) if self.world > 1 else parts
+
+
+def make_learner(settings, task, policy, tokenizer, device):
+    """The Learner of a run: everything that is fixed before the first batch."""
+    more = any(feature.needs_actor for feature in settings.features)
+    actor = make_scorer(settings, policy, more).to(device)
+    run = Run(settings, task, tokenizer, device, actor)
+    features = Features(feature(run) for feature in settings.features)
+    judge = processes.divided(task.judge) if processes.world() > 1 else task.judge
+    sampler = make_sampler(settings, actor, tokenizer, task, features.hooks["sampler"])
+    stream = PromptStream(task.sizes, settings.seed)
+    for own in features.hooks["stream"]:
+        stream = own(stream)
+    wrapped = processes.wrap(actor, settings.shard)
+    optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
+    return Learner(
+        settings, actor, tokenizer, sampler, judge=judge, response_logp=wrapped,
+        optimizer=optimizer, schedule=make_schedule(settings, optimizer, features.head_start),
+        stream=stream, features=features, world=processes.world(),
+        scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
+
+
+def make_optimizer(settings, actor):
+    parameters = [p for p in actor.parameters() if p.requires_grad]
+    options = dict(lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=settings.weight_decay)
+    if settings.optim in ("adamw_torch", "adamw_torch_fused"):
+        return torch.optim.AdamW(parameters, fused=settings.optim == "adamw_torch_fused", **options)
+    from bitsandbytes import optim
+    return getattr(optim, BITSANDBYTES[settings.optim])(parameters, **options)
+
+
+def make_schedule(settings, optimizer, head_start=0):
+    """The learning rate of every optimizer step: --warmup_steps of linear warm-up, then the
+    schedule of --lr_scheduler_type. It moves on with the optimizer: a skipped update does not
+    count. head_start: rollout batches at the peak rate before all that."""
+    n = settings.warmup_steps
+    head = head_start * settings.updates_per_batch
+    steps = settings.steps * settings.updates_per_batch - head
+
+    def share(step):
+        step -= head
+        if step < 0:
+            return 1.0
+        if step < n:
+            return (step + 1) / n
+        progress = min(1.0, (step - n) / max(1, steps - n))
+        return {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2,
+                "constant_with_warmup": 1.0}[settings.lr_scheduler_type]
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+
+
+def forced(policy, rollout):
+    """`with forced(policy, rollout):` the routers take the experts that the rollout carries
+    (features/routing_replay.py); if it carries none, they choose by themselves."""
+    routes = rollout.attached.get("routes")
+    return replay_routes(policy, routes.of_forwards(policy, rollout)) if routes else nullcontext()
