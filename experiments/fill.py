@@ -1,14 +1,16 @@
-"""Writes every measured figure of the pages: text between `<!-- =NAME -->` and `<!-- / -->`.
+"""Writes every measured figure of the pages.
 
     python experiments/fill.py
 
-Names come from experiments/results/numbers.json, which experiments/run.py writes, and from
-`texts` in the results of benchmarks:
+A table of figures stands below a line `<!-- =NAME -->` and an empty line. The figures of a sentence
+are {NAME} in experiments/sentences.py. Names come from experiments/results/numbers.json, which
+experiments/run.py writes, and from `texts` in the results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
     chosen learning: GRPO, mb4      the rate of the chosen cell
     table learning                  the rules of a question with their intervals and verdicts
+    lost dose                       what each variant loses in its settings
     verdicts, league, reuse         three other tables of docs/evidence.md
     uses, uses in short             how often an arm may use a batch
 
@@ -27,8 +29,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
 from questions import EQUAL, FIRST, QUESTIONS, REUSED                               # noqa: E402
+from sentences import SENTENCES                                                     # noqa: E402
 
-MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)
+TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
+NAME = re.compile(r"\{(.+?)\}")
+FIGURE = r"((?:(?!\n\n).){1,400}?)"              # as short as the words around it allow
+OLD_MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)       # of README, until it is moved
 
 
 def pages():
@@ -37,7 +43,7 @@ def pages():
 
 def texts():
     """{name: text} of all that pages can quote."""
-    found = json.loads((ROOT / "experiments/results/numbers.json").read_text())
+    found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
     first, *others = found["league"]
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
     names = {"verdicts": verdicts(found), "league": league(found["league"]),
@@ -53,9 +59,10 @@ def texts():
             names[key] = interval(number, form)
             names[f"mean {key}"] = signed(form.format(number["mean"]))
     names |= {f"table {question}": rules(question, found["numbers"]) for question in QUESTIONS}
+    names |= {f"lost {question}": lost(question, found["numbers"]) for question in ("dose", "lags")}
     names |= {f"chosen {key}": rate(cell) for key, cell in found["chosen"].items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
-        names |= json.loads(file.read_text()).get("texts", {})
+        names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
 
 
@@ -78,8 +85,8 @@ def rate(cell):
 
 
 def table(head, *rows):
-    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
-    return "\n" + "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)]) + "\n"
+    line = lambda cells: "| " + " | ".join(str(x).replace("|", r"\|") for x in cells) + " |"
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows)]) + "\n"
 
 
 def verdicts(found):
@@ -100,8 +107,7 @@ def verdicts(found):
 
 
 def rules(name, numbers):
-    """The rules of a question that have a verdict, in the unit of the first. What arms lose at
-    several doses is a table of its own."""
+    """The rules of a question that have a verdict, in the unit of the first."""
     question = QUESTIONS[name]
     unit = question.rules[(*question.decides, *question.rules)[0]].form
     found = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
@@ -112,13 +118,19 @@ def rules(name, numbers):
     starts = mode(number["starts"] for number in judged.values())
     rows = [(rule, interval(number, unit), in_a_word(number, question.rules[rule].nothing))
             for rule, number in judged.items()]
-    text = table((f"`{name}`, {starts} starts", "mean [95 %]", "verdict"), *rows)
-    lost = {match.groups(): interval(found[match[0]], unit)
-            for match in map(re.compile("lost by (.+) at (.+)").fullmatch, found) if match}
-    doses = dict.fromkeys(dose for _, dose in lost)
-    losses = [(arm, *(lost.get((arm, dose), "–") for dose in doses))
-              for arm in dict.fromkeys(arm for arm, _ in lost)]
-    return text + table(("lost", *doses), *losses) * bool(lost)
+    return table((f"`{name}`, {starts} starts", "mean [95 %]", "verdict"), *rows)
+
+
+def lost(name, numbers):
+    """What each variant loses in each setting, by the rules "lost by VARIANT at SETTING"."""
+    found = {}
+    for key, number in numbers.items():
+        if match := re.fullmatch(f"{name}: lost by (.+) at (.+)", key):
+            found[match.groups()] = interval(number, "{:+.3f}")
+    settings = dict.fromkeys(setting for _, setting in found)
+    rows = [(variant, *(found.get((variant, setting), "–") for setting in settings))
+            for variant in dict.fromkeys(variant for variant, _ in found)]
+    return table(("lost", *settings), *rows)
 
 
 def uses(numbers, sizes=True):
@@ -168,17 +180,56 @@ def league(rows):
     return table(("rank [95 %]", "member, clip range", "rate", "pass@1"), *shown)
 
 
-def fill(text, names):
-    """A page with its marked parts written again. Raises ValueError for an unknown name."""
-    def known(match):
-        if match[1] not in names:
-            raise ValueError(f"<!-- ={match[1]} --> is no name of experiments/fill.py")
-        return f"<!-- ={match[1]} -->{names[match[1]]}<!-- / -->"
-    return MARK.sub(known, text)
+def fill(text, names, sentences=""):
+    """A page with its tables and the figures of its sentences written again.
+
+    Raises ValueError for an unknown name and for a sentence that is not on the page, or twice."""
+    def known(name):
+        if name not in names:
+            raise ValueError(f"{{{name}}} is not a name of experiments/fill.py")
+        return names[name].strip("\n")
+
+    text = OLD_MARK.sub(lambda mark: f"<!-- ={mark[1]} -->{known(mark[1])}<!-- / -->", text)
+    text = TABLE.sub(lambda mark: f"<!-- ={mark[1]} -->\n\n{known(mark[1])}\n", text)
+    for sentence in filter(None, map(" ".join, map(str.split, sentences.split("\n\n")))):
+        found = list(re.finditer(pattern(sentence), text, re.S))
+        if len(found) != 1:
+            raise ValueError(f"experiments/sentences.py: '{sentence}' is on the page {len(found)} "
+                             "times, not once")
+        for i, name in reversed([*enumerate(NAME.findall(sentence), 1)]):
+            start, end = found[0].span(i)
+            if text[start:end].split() != known(name).split():           # else its lines stay
+                text = text[:start] + known(name) + text[end:]
+    return text
+
+
+def pattern(sentence):
+    """The regular expression of whole words of a page, with a group for each figure."""
+    words = re.split(r"\{.+?\}", sentence)
+    parts = (r"\s+".join(map(re.escape, part.split(" "))) for part in words)
+    return rf"(?<!\w){FIGURE.join(parts)}(?!\w)"
+
+
+def filled(page, names):
+    """The text of a page as it should be. Raises ValueError with the page's name."""
+    name = str(page.relative_to(ROOT))
+    try:
+        return fill(page.read_text(encoding="utf-8"), names, SENTENCES.get(name, ""))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    names = texts()
+    try:
+        pages_filled = {page: filled(page, names) for page in pages()}
+    except ValueError as error:
+        print(f"fill.py: {error}", file=sys.stderr)
+        sys.exit(2)
+    for page, text in pages_filled.items():
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    names = texts()
-    for page in pages():
-        page.write_text(fill(page.read_text(), names))
+    main()

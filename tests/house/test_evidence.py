@@ -33,21 +33,38 @@ def test_every_verdict_and_number_is_what_the_rules_say_of_the_runs():
 
 @pytest.mark.parametrize("page", fill.pages(), ids=lambda page: page.name)
 def test_every_figure_of_a_page_is_what_fill_writes(page):
-    text = page.read_text()
-    assert fill.fill(text, fill.texts()) == text, "run python experiments/fill.py"
+    text = page.read_text(encoding="utf-8")
+    assert fill.filled(page, fill.texts()) == text, "run python experiments/fill.py"
 
 
-def test_an_unknown_name_and_a_stale_figure_are_noticed():
-    stale = "<!-- =bands -->600<!-- / --> times"
-    assert fill.fill(stale, fill.texts()) == stale.replace("600", "667")
-    with pytest.raises(ValueError, match="no such"):
-        fill.fill("<!-- =no such -->1<!-- / -->", {})
+def test_fill_writes_tables_and_the_figures_of_sentences():
+    names = {"a": "| x |\n| --- |\n| 2 |\n", "b": "+0.2 [+0.1, +0.3]", "c": "7.1"}
+    page = ("First.\n\n<!-- =a -->\n\n| x |\n| --- |\n| 1 |\n\n"
+            "* it gains +0.1 [+0.0,\n  +0.2], not\n  5.25.\n")
+    filled = fill.fill(page, names, "it gains {b}, not {c}.")
+    assert filled == ("First.\n\n<!-- =a -->\n\n| x |\n| --- |\n| 2 |\n\n"
+                      "* it gains +0.2 [+0.1, +0.3], not\n  7.1.\n")
+    wrapped = filled.replace("[+0.1, +", "[+0.1,\n  +")
+    assert fill.fill(wrapped, names, "it gains\n{b}, not\n") == wrapped, "its lines stay"
+    for text, sentence, error in ((page, "no such {b} words", "0 times"),
+                                  (page + page, "it gains {b}, not", "2 times"),
+                                  (page, "it gains {d}, not", "{d} is not a name")):
+        with pytest.raises(ValueError, match=error):
+            fill.fill(text, names, sentence)
+
+
+def test_marks_stand_above_tables_alone_and_the_sentences_pages_exist():
+    for name, text in DOCUMENTS.items():
+        if name != "README.md":
+            assert not re.search(r"<!-- [=/](?![^>]+ -->\n\n\|)", text), name
+    assert set(fill.SENTENCES) <= set(DOCUMENTS)
 
 
 def test_every_claim_keeps_its_line():
     page = DOCUMENTS["docs/evidence.md"]
     for question in QUESTIONS.values():
-        assert not question.decides or f"| {question.claim} |" in page
+        claim = question.claim.replace("|", r"\|")
+        assert not question.decides or f"| {claim} |" in page
     for gone in ("Gradient noise", "collapse cannot be undone", "Perplexity falls",
                  "hides a large move", "Deeper mixtures", "Routing replay costs"):
         assert re.search(rf"\| [^|]*{gone}", page), gone
