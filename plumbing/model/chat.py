@@ -1,0 +1,57 @@
+"""What a chat template writes around the words of a conversation: the text between two of the
+assistant's turns, and the token that ends a turn."""
+
+from typing import NamedTuple
+
+REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
+WORDS = "WORDS"          # stands for the user's
+
+
+class Turns(NamedTuple):
+    """What stands between two turns of the assistant: <its words><end><before><the user's
+    words><after><its words>."""
+
+    end: int | None      # the token that ends the assistant's turn; None: it is no special token
+    before: str          # from there to the user's words
+    after: str           # from the user's words to the assistant's first token
+
+
+def read_turns(tokenizer, **variables):
+    """Render a conversation with the chat template -> Turns.
+
+    A template may end the last turn with another token than an earlier one (gpt-oss does): `end` is
+    that of the last turn, with which a model ends its response. variables: the template's own, such
+    as enable_thinking=False. Raises ValueError if the tokenizer has no chat template or the
+    template cannot render the conversation.
+    """
+    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
+            {"role": "user", "content": WORDS}]
+    last = render(tokenizer, chat[:2], **variables)
+    whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
+    if REPLY not in last or REPLY not in whole:
+        raise ValueError("the chat template leaves out the assistant's words")
+    before, found, after = whole.rpartition(REPLY)[2].partition(WORDS)
+    if not found:
+        raise ValueError("the chat template leaves out the user's words")
+    end, before = split_end(tokenizer, before)
+    last_end, _ = split_end(tokenizer, last.rpartition(REPLY)[2])
+    return Turns(end if last_end is None else last_end, before, after)
+
+
+def render(tokenizer, messages, **options):
+    """The text of a conversation. Raises ValueError if it has none."""
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    except Exception as error:                               # a template may raise anything
+        raise ValueError(f"the chat template cannot render a conversation: {error}") from None
+
+
+def split_end(tokenizer, text):
+    """(id, rest) of a text that begins with a special token, white space before it left out, else
+    (None, text)."""
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()
+               if token.special}
+    for token in sorted(special, key=len, reverse=True):
+        if text.lstrip().startswith(token):
+            return special[token], text.lstrip().removeprefix(token)
+    return None, text
