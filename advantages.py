@@ -5,6 +5,8 @@
     REINFORCE++      returns, whitened over the batch's tokens     no group needed
     GAE              a learned value for every token               PPO: the critic
     distillation     log π_teacher - log π_old of every token      no reward: a teacher
+    turn returns     what a turn and those after it earned, minus  conversations of several turns
+                     the mean of the responses that reached it
 
 Each row is a response; the group_size responses to one prompt are adjacent. rewards [B]; mask
 [B, T] bool, the loss mask. Results carry no gradient and are 0 outside the mask. Equal rewards give
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ratios import check_per_token, token_log_ratio
+from ratios import check_per_token, token_log_ratio, turn_numbers
 
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
@@ -162,11 +164,71 @@ def gae_advantages(token_rewards, values, mask, lam=0.95):
     return gae(token_rewards, values, mask, lam=lam)[0]                          # [B, T]
 
 
-def token_rewards(rewards, mask, kl=None, beta=0.0):
+def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
+    """The advantage of every turn, at each of its tokens: [B, T]. A turn's return is the sum of its
+    own reward and of those of the later turns; it is compared with the group's responses that
+    reached a turn of this number, as in group_advantages. A turn that only one response of the
+    group reached has advantage 0.
+
+    turn_rewards [B, T]: the reward of each turn at its last token. scale: "group": divide by the
+    std over the responses of the group that reached the turn. "batch": over all that did.
+    "none": do not divide."""
+    if scale not in ("group", "batch", "none"):
+        raise ValueError(f"scale {scale!r}: turn_returns takes group, batch or none")
+    check_per_token(mask, turn_rewards=turn_rewards)
+    turns = turn_numbers(mask)                                                   # [B, T]
+    advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
+    for k, returns in enumerate(returns_of_turns(turn_rewards, mask).T):         # [B]
+        reached = ~returns.isnan()                                               # [B]
+        centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
+        centered = centered.flatten().masked_fill(~reached, 0.0)                 # [B]
+        if scale == "group":
+            count = reached.view(-1, group_size).sum(-1, keepdim=True).clamp(min=1)  # [prompts, 1]
+            squares = centered.view(-1, group_size).square().sum(-1, keepdim=True)   # [prompts, 1]
+            std = (squares / count).sqrt().expand(-1, group_size).flatten()      # [B]
+        else:
+            std = center(returns[reached]).square().mean().sqrt().expand(len(returns))   # [B]
+        if scale != "none":
+            centered = centered / (std + eps).masked_fill(std == 0, 1.0)         # [B]
+        advantages = torch.where(turns == k, centered[:, None], advantages)      # [B, T]
+    return advantages
+
+
+def returns_of_turns(turn_rewards, mask):
+    """The return of each turn, the sum of the rewards from its first token on: [B, turns] for the
+    largest number of turns; NaN where a response has fewer. Added in float64 and rounded once, so
+    that returns which are equal on paper are equal numbers."""
+    to_go = as_decimals(turn_rewards.masked_fill(~mask, 0.0))                    # [B, T]
+    to_go = to_go.flip(-1).cumsum(-1).flip(-1).to(turn_rewards.dtype)            # [B, T]
+    turns = turn_numbers(mask)                                                   # [B, T]
+    columns = []
+    for k in range(int(turns.max()) + 1):
+        first = (turns == k).int().argmax(-1, keepdim=True)                      # [B, 1]
+        returns = to_go.gather(-1, first).squeeze(-1)                            # [B]
+        columns.append(returns.masked_fill(~(turns == k).any(-1), torch.nan))
+    return torch.stack(columns, -1) if columns else to_go[:, :0]                 # [B, turns]
+
+
+def as_decimals(x):
+    """x in float64, each number as the decimal that it prints as: 0.1, not float32's 0.100000001.
+    Ten times 0.1 is then 1, and rounding differences do not become advantages."""
+    double = x.double()
+    some = (x != 0) & x.isfinite()
+    text = x[some].detach().cpu().numpy().astype(str)
+    return double.masked_scatter(some, torch.from_numpy(text.astype("float64")).to(x.device))
+
+
+def token_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None):
     """The reward of every token, [B, T]: rewards [B] at the last loss token, minus beta * kl [B, T]
-    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty)."""
-    check_per_token(mask, kl=kl)
-    per_token = at_last_token(rewards, mask)                                     # [B, T]
+    (k1 = log π_old - log π_ref) at every one (1909.08593 eq. 2; verl's apply_kl_penalty).
+    turn_rewards [B, T]: the part of the rewards that single turns earned, each at its last token;
+    the rest of `rewards` stays at the last loss token."""
+    check_per_token(mask, kl=kl, turn_rewards=turn_rewards)
+    if turn_rewards is None:
+        per_token = at_last_token(rewards, mask)                                 # [B, T]
+    else:
+        earned = as_decimals(turn_rewards).sum(-1).to(rewards.dtype)             # [B]
+        per_token = turn_rewards + at_last_token(rewards - earned, mask)         # [B, T]
     return per_token if kl is None else per_token - beta * kl.detach().masked_fill(~mask, 0.0)
 
 
@@ -183,7 +245,9 @@ INPUTS = {  # what the function of an advantage may read
     "rewards": "[B] the rewards: the weighted sums of their parts; with --use_kl_in_reward minus "
                "beta times the sum of kl over the response",
     "token_rewards": "[B, T] the reward of every token: that of the response at its last token; "
-                     "with --use_kl_in_reward minus beta times kl at every token",
+                     "with --environment that of each turn at its last token; with "
+                     "--use_kl_in_reward minus beta times kl at every token",
+    "turn_rewards": "[B, T] as token_rewards; a run that reads them needs an --environment",
     "parts": "[B, K] the rewards in parts, one per verifier",
     "part_weights": "K numbers, --reward_weights",
     "group_size": "G, --num_generations; at least 2 for an advantage that reads it",
@@ -210,6 +274,8 @@ ADVANTAGES = {
                                      ("rewards", "mask", "kl", "beta")),
     "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token",
                                               ("rewards", "mask", "group_size")),
+    "turn_returns": Advantage(turn_returns, "token",
+                              ("turn_rewards", "mask", "group_size", "scale")),
     "gae": Advantage(gae_advantages, "token", ("token_rewards", "values", "mask", "lam")),
     "token_credit": Advantage(token_credit, "token", ("rewards", "group_size", "scale", "blamed")),
     "distillation": Advantage(distillation, "token", ("teacher_logp", "old_logp", "mask")),
@@ -230,8 +296,9 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     if lacks := [x for x in missing if known[x].default is inspect.Parameter.empty]:
         raise ValueError(f"advantage {name} reads {', '.join(lacks)}, which is missing")
     kl = None if "kl" in row.reads else inputs.get("kl")                         # [B, T]
-    if "token_rewards" in row.reads:
-        inputs["token_rewards"] = token_rewards(rewards, inputs["mask"], kl, inputs.get("beta"))
+    for per_token in {"token_rewards", "turn_rewards"} & {*row.reads}:
+        inputs[per_token] = token_rewards(rewards, inputs["mask"], kl, inputs.get("beta"),
+                                          inputs.get("turn_rewards"))            # [B, T]
     if kl is not None:
         inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
@@ -293,9 +360,15 @@ def value_loss(values, old_values, returns, mask, weights=None, clip=0.2):
     return (weights.masked_fill(~mask, 0.0) * error).sum()
 
 
-def has_signal(rewards, group_size):
+def has_signal(rewards, group_size, turn_rewards=None, mask=None):
     """Which groups contain different rewards, [prompts] bool. DAPO (2503.14476 eq. 11) keeps only
-    these groups."""
+    these groups; the others are zero-variance groups. With turn_rewards and mask [B, T], for an
+    advantage per turn: which groups have a turn whose returns differ between the responses that
+    reached it, as they can where the rewards of the whole responses are equal."""
+    if turn_rewards is not None:
+        returns = returns_of_turns(turn_rewards, mask).T                         # [turns, B]
+        turns = [has_signal(with_group_mean(x, group_size), group_size) for x in returns]
+        return torch.stack(turns).any(0)                                         # [prompts]
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]
     return groups.amax(-1) > groups.amin(-1)                                     # [prompts]
 

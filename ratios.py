@@ -10,8 +10,9 @@ cross-entropy H = -mean_t log π and the perplexity exp(H), s = exp(H_old - H_ne
 perplexity_old / perplexity_new. GSPO therefore clips responses whose perplexity has changed.
 
 All functions take logp and old_logp of shape [B, T], in nats, float32 (or float64), and mask
-[B, T] bool, the loss mask: True at the loss tokens (the response with its EOS; not padding, not
-tool output). Values outside the mask, NaN included, change neither a value nor a gradient. Other
+[B, T] bool, the loss mask: True at the loss tokens (the response with its EOS; not padding, and in
+a conversation not what the environment writes). |y| counts the loss tokens only, as in verl and
+TRL. Values outside the mask, NaN included, change neither a value nor a gradient. Other
 shapes and types raise ValueError: bfloat16 would round GSPO's whole clip range to 1.0.
 
 Next: advantages.py, the other factor of the loss.
@@ -74,6 +75,14 @@ def product_ratio(logp, old_logp, mask):
     """Π_t w_t, [B]: the unbiased ratio of whole responses. The variance of its logarithm grows with
     the length of the response; the variance of log s shrinks."""
     return token_log_ratio(logp, old_logp, mask).sum(-1).clamp(max=LARGEST_LOG).exp()    # [B]
+
+
+def turn_numbers(mask):
+    """The turn of each loss token, [B, T] int64: 0, 1, …, and -1 outside the mask. A turn is a run
+    of loss tokens; between two turns stand tokens of the environment."""
+    before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]                       # [B, T]
+    begun = (mask & ~before).cumsum(-1)                                          # [B, T]
+    return (begun - 1).masked_fill(~mask, -1)                                    # [B, T]
 
 
 def cross_entropy(logp, mask):

@@ -78,7 +78,8 @@ class Critic(Feature):
         mask = part.rollout.mask                                                    # [B, T]
         values = part.more["values"]                                                # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]
-        rewards = token_rewards(part.rewards, mask, part.more.get("kl"), part.more.get("beta"))
+        given = {x: part.more.get(x) for x in ("kl", "beta", "turn_rewards")}
+        rewards = token_rewards(part.rewards, mask, **given)                        # [B, T]
         _, returns = gae(rewards, values, mask, lam=self.lam)                       # [B, T]
         loss = value_loss(new.values, values, returns, mask, per_token)
         return {"value_loss": COEF * loss}

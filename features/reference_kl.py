@@ -59,7 +59,8 @@ class ReferenceKL(Feature):
             refuse(settings, "kl_estimator", f"has no effect: {by} subtracts k1 from the rewards")
         if settings.use_kl_in_reward and "kl" in reads:
             refuse(settings, name, f"has no effect: {named} subtracts the KL in any case")
-        if settings.use_kl_in_reward and not {"rewards", "token_rewards"} & {*reads}:
+        totals = {"rewards", "token_rewards", "turn_rewards"}
+        if settings.use_kl_in_reward and not totals & {*reads}:
             refuse(settings, name, f"has no effect: {named} does not read the total reward")
 
     @classmethod

@@ -208,7 +208,7 @@ def table_inputs():
     return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3,
                 scale="group", mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T),
                 beta=0.1, values=torch.rand(B, T), lam=0.9, teacher_logp=-torch.rand(B, T),
-                blamed=torch.rand(B, T) > 0.5)
+                blamed=torch.rand(B, T) > 0.5, turn_rewards=torch.rand(B, T) * mask)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -216,13 +216,16 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     """An input that a row does not read cannot change it; one that it reads does."""
     row, inputs = ADVANTAGES[name], table_inputs()
     mask = inputs["mask"]
-    reads = {*row.reads} | ({"rewards", "mask"} if "token_rewards" in row.reads else set())
+    reads = {*row.reads}
+    if {"token_rewards", "turn_rewards"} & reads:
+        reads |= {"rewards", "mask", "turn_rewards"}
     if "kl" not in reads:                                    # see the test below
         del inputs["kl"], inputs["beta"]
     want = estimate_advantages(name, **inputs)
     assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape)
     assert want.ne(0).any()
-    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta"} & inputs.keys()
+    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta",
+              "turn_rewards"} & inputs.keys()
     changed = {key: inputs[key] * 0.5 for key in halved}
     changed |= {key: inputs[key].square() for key in ("rewards", "parts")}
     changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none",
@@ -235,9 +238,10 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
 
 
 @pytest.mark.parametrize("name", [name for name, row in ADVANTAGES.items()
-                                  if "kl" not in row.reads and row.reads[0] != "teacher_logp"])
+                                  if not {"kl", "teacher_logp", "turn_rewards"} & {*row.reads}])
 def test_a_kl_that_a_row_does_not_read_is_subtracted_from_its_rewards(name):
     inputs, row = table_inputs(), ADVANTAGES[name]
+    del inputs["turn_rewards"]
     kl, beta, mask = inputs["kl"], inputs["beta"], inputs["mask"]
     found = estimate_advantages(name, **inputs)
     del inputs["kl"], inputs["beta"]
@@ -251,7 +255,7 @@ def test_a_kl_that_a_row_does_not_read_is_subtracted_from_its_rewards(name):
         want = estimate_advantages(name, **inputs)
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-5)
     assert "parts" in row.reads or not torch.equal(found, estimate_advantages(
-        name, **table_inputs() | {"beta": 0.0}))
+        name, **table_inputs() | {"beta": 0.0, "turn_rewards": None}))
 
 
 # --------------------------------------------------------------------------- critic and penalties

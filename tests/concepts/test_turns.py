@@ -1,0 +1,179 @@
+"""Turns of a conversation: their numbers, their returns and advantages, and which estimators of
+credit per turn point the wrong way. python -m pytest tests/concepts/test_turns.py
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from advantages import (as_decimals, estimate_advantages, gae, group_advantages, has_signal,
+                        token_rewards, turn_returns)
+from ratios import turn_numbers
+import reference
+
+NAN = math.nan
+
+
+def conversation(*rows):
+    """turn_rewards and mask [B, T] of responses that are lists of rewards, one per turn. Turn k has
+    k + 1 tokens, then two tokens of the environment follow, but for the last."""
+    length = lambda row: sum(k + 3 for k in range(len(row)))
+    T = max(map(length, rows)) + 1
+    mask = torch.zeros(len(rows), T, dtype=torch.bool)                               # [B, T]
+    turn_rewards = torch.zeros(len(rows), T, dtype=torch.float64)                    # [B, T]
+    for i, row in enumerate(rows):
+        place = 0
+        for k, reward in enumerate(row):
+            mask[i, place:place + k + 1] = True
+            turn_rewards[i, place + k] = reward
+            place += k + 3
+    return turn_rewards, mask
+
+
+def loop(rows, group_size, scale):
+    """{(response, turn): advantage} by plain sums."""
+    returns = [[math.fsum(row[k:]) for k in range(len(row))] for row in rows]
+    found = {}
+    for i, row in enumerate(rows):
+        first = i // group_size * group_size
+        for k in range(len(row)):
+            group = [r[k] for r in returns[first:first + group_size] if len(r) > k]
+            batch = [r[k] for r in returns if len(r) > k]
+            mean = sum(group) / len(group)
+            some = {"group": group, "batch": batch, "none": [0.0]}[scale]
+            middle = sum(some) / len(some)
+            std = math.sqrt(sum((x - middle) ** 2 for x in some) / len(some))
+            alone = math.isclose(returns[i][k], mean)
+            found[i, k] = 0.0 if alone else (returns[i][k] - mean) / (std + 1e-6 if std else 1.0)
+    return found
+
+
+ROWS = [[0.1, 0.5, 1.0], [0.3], [0.2, 0.0], [0.0, 1.0, 0.25],    # two groups of four
+        [1.0], [0.0], [0.5, 0.5, 0.5, 0.5], [0.25]]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_turn_returns_equal_a_loop_for_ragged_numbers_of_turns(scale):
+    turn_rewards, mask = conversation(*ROWS)
+    turns = turn_numbers(mask)
+    A = turn_returns(turn_rewards, mask, 4, scale)
+    assert A.shape == mask.shape and (A[~mask] == 0).all() and (turns[~mask] == -1).all()
+    for (i, k), expected in loop(ROWS, 4, scale).items():
+        tokens = A[i][turns[i] == k]
+        assert len(tokens) == k + 1
+        assert tokens.tolist() == pytest.approx([expected] * (k + 1), rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize("row, numbers", [
+    ([1, 1, 0, 1, 0, 0, 1], [0, 0, -1, 1, -1, -1, 2]), ([0, 1, 1, 0], [-1, 0, 0, -1]),
+    ([0, 0], [-1, -1])])
+def test_a_turn_is_a_run_of_loss_tokens(row, numbers):
+    assert turn_numbers(torch.tensor([row]).bool()).tolist() == [numbers]
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_with_one_turn_or_one_final_reward_they_are_the_groups_advantages(scale):
+    rewards = torch.tensor([1.0, 0.3, 0.0, 1.0, 0.2, 0.7, 0.1, 0.1])                 # [B]
+    want = group_advantages(rewards, 4, scale)                                       # [B]
+    for turns in (1, 3):
+        given, mask = conversation(*([0.0] * (turns - 1) + [r] for r in rewards.tolist()))
+        A = turn_returns(given.float(), mask, 4, scale)
+        assert torch.equal(A, want[:, None] * mask)
+
+
+def test_returns_that_are_equal_on_paper_have_advantage_0_and_a_lone_turn_has_too():
+    given, mask = conversation([0.1, 0.2, 0.3], [0.3, 0.2, 0.1], [0.6], [0.6, 0.0])
+    A = turn_returns(given.float(), mask, 4, "group")
+    turns = turn_numbers(mask)
+    assert (A[turns == 0] == 0).all()                       # .1 + .2 + .3 = .3 + .2 + .1 = .6
+    given, mask = conversation([1.0, 0.5], [0.0])
+    assert (turn_returns(given, mask, 2)[turn_numbers(mask) == 1] == 0).all()
+    assert as_decimals(torch.full((10,), 0.1)).sum() == pytest.approx(1.0, abs=1e-15)
+
+
+@pytest.mark.parametrize("rows, signal", [
+    ([[0.0, 1.0], [1.0, 0.0]], True),                        # equal totals, unequal second turns
+    ([[0.5, 0.5], [1.0]], False),                            # only one reached the second turn
+    ([[0.1, 0.2], [0.1, 0.2]], False)])
+def test_a_group_has_signal_if_the_returns_of_any_turn_differ(rows, signal):
+    given, mask = conversation(*rows)
+    totals = torch.tensor([math.fsum(row) for row in rows])
+    assert not has_signal(totals, 2).any()
+    assert has_signal(totals, 2, given.float(), mask).tolist() == [signal]
+    assert turn_returns(given.float(), mask, 2).ne(0).any().item() == signal
+
+
+def test_rewards_of_turns_and_of_the_response_meet_at_the_last_token_and_gae_carries_over():
+    """GAE by the definition: the environment's tokens take no step."""
+    given, mask = conversation(*ROWS[:4])
+    rewards = torch.tensor([sum(row) for row in ROWS[:4]]) + torch.tensor([0.0, -0.5, 0.0, 1.0])
+    per_token = token_rewards(rewards, mask, turn_rewards=given.float())             # [B, T]
+    values = torch.rand(mask.shape, dtype=torch.float64)                             # [B, T]
+    A, returns = gae(per_token.double(), values, mask, lam=0.9)
+    for i, m in enumerate(mask):
+        steps = given[i][m].tolist()
+        steps[-1] += (0.0, -0.5, 0.0, 1.0)[i]
+        want, _ = reference.gae(steps, values[i][m].tolist(), 0.9, 1.0)
+        assert A[i][m].tolist() == pytest.approx(want, abs=1e-6)
+    ours = estimate_advantages("gae", rewards, 4, mask=mask, values=values.float(), lam=0.9,
+                               turn_rewards=given.float())
+    torch.testing.assert_close(ours, A.float())
+
+
+def test_without_an_environment_it_is_refused():
+    with pytest.raises(ValueError, match="turn_returns reads turn_rewards, which is missing"):
+        estimate_advantages("turn_returns", torch.zeros(4), 4, mask=torch.ones(4, 2).bool())
+    with pytest.raises(ValueError, match="turn_returns takes group, batch or none"):
+        turn_returns(*conversation([0.0], [1.0]), 2, "mean")
+
+
+# ---------------------------------------------------------- which way do the estimators point?
+
+STOP, LOST, WON = [0.6], [0.3, 0.0], [0.3, 1.0]     # the outcomes: stop, or play a second turn
+PROBABILITY = {0: 0.5, 1: 0.25, 2: 0.25}            # continue with p = .5, win with q = .5
+
+
+def episode(given, mask, G):
+    """One advantage per response: its total reward minus the group's mean."""
+    total = given.sum(-1)                                                            # [B]
+    return (total - total.mean())[:, None] * mask                                    # [B, T]
+
+
+def immediate(given, mask, G):
+    """A turn's own reward minus the mean of those that reached it (MT-GRPO 2505.11821)."""
+    turns = turn_numbers(mask)                                                       # [B, T]
+    A = torch.zeros_like(given)                                                      # [B, T]
+    for k in range(int(turns.max()) + 1):
+        mine = turns == k                                                            # [B, T]
+        rewards = (given * mine).sum(-1)                                             # [B]
+        mean = rewards.sum() / mine.any(-1).sum()
+        A = A + (rewards - mean)[:, None] * mine                                     # [B, T]
+    return A
+
+
+def normalized_then_summed(given, mask, G):
+    """Each turn minus its mean, then summed to go (as IGPO's order is printed)."""
+    turns = turn_numbers(mask)                                                       # [B, T]
+    each = immediate(given, mask, G)                                                 # [B, T]
+    last = mask & ~torch.nn.functional.pad(turns, (0, 1), value=-1)[:, 1:].eq(turns) # [B, T]
+    return (each * last).flip(-1).cumsum(-1).flip(-1) * mask                         # [B, T]
+
+
+@pytest.mark.parametrize("estimator, expected", [
+    (episode, 0.05), (lambda *of: turn_returns(*of, "none"), 0.05),
+    (immediate, -0.075), (normalized_then_summed, -0.075)],
+    ids=["episode", "turn_returns", "immediate", "normalized_then_summed"])
+def test_the_expected_gradient_of_continue_over_all_groups_of_three(estimator, expected):
+    """J = .5 · .6 + .5 · (.3 + .5), so dJ / d(logit of "continue") = .25 · (.8 - .6) = +.05. A mean
+    that contains the response itself shrinks every estimate by (G - 1) / G."""
+    G = 3
+    total = 0.0
+    for outcome in itertools.product(range(3), repeat=G):
+        rows = [(STOP, LOST, WON)[i] for i in outcome]
+        A = estimator(*conversation(*rows), G)                                       # [B, T]
+        score = [-0.5 if i == 0 else 0.5 for i in outcome]   # d log π(first turn) / d logit
+        gradient = sum(a * b for a, b in zip(A[:, 0].tolist(), score)) / G
+        total += math.prod(PROBABILITY[i] for i in outcome) * gradient
+    assert total * G / (G - 1) == pytest.approx(expected, abs=1e-9)
