@@ -52,8 +52,7 @@ from plumbing.speed import fast  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
                     quotients, rounded, spread, table, wait, write_json)
-from tools import trl as trl_settings  # noqa: E402
-from tools.export import keys_of  # noqa: E402
+from tools.trl import config_fields  # noqa: E402
 
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 FORCED = "forced length"     # name of the task whose responses all have the largest length
@@ -142,7 +141,7 @@ class Trl:
         if not natural(task):
             fixed["generation_kwargs"] = {"eos_token_id": NEVER}
         recomputed = replace(settings, old_logp="recompute")     # TRL always recomputes them
-        config = GRPOConfig(**keys_of(trl_settings, recomputed) | fixed)
+        config = GRPOConfig(**config_fields(recomputed) | fixed)
         self.trainer = GRPOTrainer(
             folder, self.reward, config,
             Dataset.from_list([{"prompt": p.prompt} for p in task.train]),

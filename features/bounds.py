@@ -30,14 +30,3 @@ class Bounds(Feature):
     @classmethod
     def row(cls, settings, row):
         return replace(row, dual_clip=settings.dual_clip, off_policy_mask=settings.off_policy_mask)
-
-    @classmethod
-    def trl(cls, settings):
-        if settings.dual_clip and settings.dual_clip < 1 + settings.epsilon_high:
-            return "dual clip inside the clip range"
-        return {"delta": settings.dual_clip, "off_policy_mask_threshold": settings.off_policy_mask}
-
-    @classmethod
-    def verl(cls, settings):
-        """verl's clip_ratio_c is read from the row, with the rest of the objective."""
-        return "off-policy mask" if settings.off_policy_mask else {}

@@ -51,16 +51,6 @@ class Critic(Feature):
             refuse(settings, "old_logp", f"cannot be combined with --advantage {settings.advantage}"
                    ": the critic's old values come from the pass that recomputes log-probs")
 
-    @classmethod
-    def trl(cls, settings):
-        return "critic"
-
-    @classmethod
-    def verl(cls, settings):
-        return ("critic that shares the policy's layers (of its own critic the keys would be "
-                f"algorithm.lam={settings.lam} "
-                f"trainer.critic_warmup={settings.critic_warmup and settings.critic_warmup + 1})")
-
     def __init__(self, run):
         policy = run.actor.policy
         run.actor.critic = ValueHead(policy.config.hidden_size).to(policy.device)

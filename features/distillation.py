@@ -88,16 +88,6 @@ class Distillation(Feature):
         if hints:
             refuse(settings, "hint_template", f"must contain {' and '.join(hints)}")
 
-    @classmethod
-    def trl(cls, settings):
-        if settings.distillation_coef:
-            return "distillation beside another advantage (DistillationTrainer has it alone)"
-        return {}
-
-    @classmethod
-    def verl(cls, settings):
-        return "distillation beside another advantage" if settings.distillation_coef else {}
-
     def __init__(self, run):
         settings = run.settings
         self.run = run

@@ -27,19 +27,6 @@ class DynamicSampling(Feature):
     def on(cls, settings):
         return settings.dynamic_sampling
 
-    @classmethod
-    def trl(cls, settings):
-        return "dynamic sampling"
-
-    @classmethod
-    def verl(cls, settings):
-        """verl's reward managers call the number that compute_score returns acc; reward is the sum
-        with the overlong penalty, by which DAPO does not choose."""
-        return ({"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "acc"},
-                "verl samples until the batch is full; here ten rounds at most",
-                "filter_groups.metric: if your compute_score returns a dict, call its whole reward "
-                "acc, too")
-
     def __init__(self, run):
         self.run = run
 

@@ -27,26 +27,6 @@ class Entropy(Feature):
     def on(cls, settings):
         return settings.entropy_coef > 0 or settings.entropy_quantile > 0
 
-    @classmethod
-    def trl(cls, settings):
-        if settings.entropy_quantile:
-            return ("quantile of the rollout batch's entropies (top_entropy_quantile is the "
-                    "micro-batch's)")
-        config = {"entropy_coef": settings.entropy_coef}
-        rows = settings.mini_batch_rows
-        if (settings.micro_batch_size or rows) >= rows:
-            return config
-        return config, ("entropy bonus: TRL takes the mean over the tokens of each micro-batch and "
-                        "then the mean of these, here it is the mean over the mini-batch's tokens")
-
-    @classmethod
-    def verl(cls, settings):
-        if settings.entropy_quantile:
-            return "quantile of the entropies"
-        if settings.reduction != "token-mean":
-            return "entropy bonus over tokens beside a loss that is averaged otherwise"
-        return {"actor_rollout_ref.actor.entropy_coeff": settings.entropy_coef}
-
     def __init__(self, run):
         self.coef = run.settings.entropy_coef
         self.quantile = run.settings.entropy_quantile

@@ -61,16 +61,6 @@ class Feature:
         return task
 
     @classmethod
-    def trl(cls, settings):
-        """{name of GRPOConfig: value}, or a text: what TRL has not. Only where it is on."""
-        return {}
-
-    @classmethod
-    def verl(cls, settings):
-        """{key of verl: value}, or a text: what verl has not. Only where it is on."""
-        return {}
-
-    @classmethod
     def policy(cls, settings, policy, saved):
         """The policy that is trained, in place of this one, which is on the CPU. saved: the
         checkpoint that the run goes on from, or None. A feature that keeps what it trains `apart`

@@ -40,12 +40,6 @@ class KeptTokens(Feature):
         return settings.top_p < 1 or settings.top_k > 0
 
     @classmethod
-    def trl(cls, settings):
-        return "log-probs renormalized over the tokens that top-p and top-k keep"
-
-    verl = trl
-
-    @classmethod
     def base_sampler(cls, settings, sampler):
         return sampler if settings.sampler else KeepingSampler(sampler, settings)
 

@@ -72,25 +72,6 @@ class Lengths(Feature):
         zone = overlong_zone(self.settings.overlong_cache, self.limit)
         return overlong_penalty(lengths, self.limit, zone)                          # [B]
 
-    @classmethod
-    def trl(cls, settings):
-        if settings.overlong_cache:
-            return "overlong penalty (it is a reward function: trl.rewards)"
-        return {"mask_truncated_completions": True}, (
-            "TRL lets AdamW step on its momentum where a mini-batch has no loss token; here it "
-            "does not step")
-
-    @classmethod
-    def verl(cls, settings):
-        if settings.mask_truncated_completions:
-            return "responses that were cut off left out of the loss"
-        cache = "+reward.reward_kwargs.overlong_buffer_cfg"
-        limit = settings.max_completion_length
-        return {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": limit,
-                f"{cache}.enable": True,
-                f"{cache}.len": overlong_zone(settings.overlong_cache, limit),
-                f"{cache}.penalty_factor": 1.0, f"{cache}.log": False}
-
 
 def overlong_zone(share, max_length):
     """The number of tokens before max_length in which DAPO's penalty grows from 0 to -1: this share

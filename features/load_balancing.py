@@ -27,12 +27,6 @@ class LoadBalancing(Feature):
     def on(cls, settings):
         return settings.router_aux_loss_coef > 0
 
-    @classmethod
-    def trl(cls, settings):
-        return "load-balancing loss over responses alone"
-
-    verl = trl
-
     def __init__(self, run):
         policy = run.actor.policy
         if not routers_of(policy):

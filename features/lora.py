@@ -54,19 +54,6 @@ class LoRA(Feature):
         return settings.use_peft
 
     @classmethod
-    def trl(cls, settings):
-        targets = settings.lora_target_modules or "all-linear"
-        return {}, (f"for GRPOTrainer: peft_config=LoraConfig(r={settings.lora_r}, "
-                    f"lora_alpha={settings.lora_alpha}, target_modules={targets!r}, "
-                    "task_type='CAUSAL_LM')")
-
-    @classmethod
-    def verl(cls, settings):
-        model = "actor_rollout_ref.model"
-        return {f"{model}.lora_rank": settings.lora_r, f"{model}.lora_alpha": settings.lora_alpha,
-                f"{model}.target_modules": settings.lora_target_modules or "all-linear"}
-
-    @classmethod
     def base_of(cls, folder):
         return base_of(folder) if is_adapter(folder) else None
 

@@ -11,10 +11,8 @@ import math
 from dataclasses import dataclass
 
 from features.feature import Feature, flag, refuse
-from losses import OBJECTIVES, mismatch_mask, mismatch_weight
+from losses import mismatch_mask, mismatch_weight
 
-LEVEL = {"token": "token", "seq": "sequence"}    # level of the weights in TRL and in verl
-ABSENT = "mismatch weights of this kind"
 RECOMPUTED = {"old_logp=recompute": "it compares the recomputed log-probs with the sampler's"}
 
 
@@ -52,55 +50,6 @@ class Mismatch(Feature):
         if bounds and not (len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] < math.inf):
             refuse(settings, "mismatch_mask_bounds", "must be two numbers: a lower bound of at "
                    "least 0, and an upper bound not below it")
-
-    @classmethod
-    def trl(cls, settings):
-        """TRL has mismatch weights with vLLM alone."""
-        if settings.row.off_policy_mask:
-            return "off-policy mask against recomputed log-probs beside mismatch weights"
-        level = LEVEL.get((settings.mismatch or "").partition("_")[0])
-        if not level or OBJECTIVES[settings.objective].clip == "gamma":
-            return ABSENT                                    # TRL's enters VESPO's own weight
-        mode = "truncate"
-        low = None
-        high = settings.mismatch_high
-        if settings.mismatch_mask:                           # TRL: the weight, 0 out of bounds
-            mode = "mask"
-            low, high = bounds_of(settings)
-            if LEVEL.get(settings.mismatch_mask) != level or high > settings.mismatch_high:
-                return ABSENT
-        prefix = "vllm_importance_sampling"
-        return {"use_vllm": True, f"{prefix}_mode": f"{level}_{mode}", f"{prefix}_clip_min": low,
-                f"{prefix}_clip_max": high}
-
-    @classmethod
-    def verl(cls, settings):
-        """verl compares the bounds of rollout_rs with sampler / trainer, the inverse of the ratio
-        here. It drops the tokens from the loss mask, so they also leave its KL, its entropy and its
-        averages."""
-        masked = settings.mismatch_mask
-        low, high = bounds_of(settings)
-        prefix = "algorithm.rollout_correction.rollout"
-        if not settings.mismatch:
-            mode = {"seq": "seq_sum_k1", "geo": "seq_mean_k1"}.get(masked)
-            others = (getattr(settings, name, 0) for name in ("beta", "entropy_coef"))
-            if mode is None or any(others) or settings.reduction == "token-mean":
-                return ABSENT
-            return {f"{prefix}_rs": mode, f"{prefix}_rs_threshold": f"{1 / high!r}_{1 / low!r}"}, (
-                "rollout_rs_threshold bounds sampler / trainer, the inverse of "
-                "--mismatch_mask_bounds")
-        level = settings.mismatch.partition("_")[0]
-        if level not in LEVEL or masked not in (None, level):
-            return ABSENT
-        if masked and high > settings.mismatch_high:
-            return ABSENT
-        ratio = OBJECTIVES[settings.objective].ratio
-        if level == "token" and ratio in ("sequence", "log-token"):
-            return "mismatch weights per token for a ratio per response"
-        if ratio == "log-token":
-            return "mismatch weights for the geometric mean of clipped ratios"
-        return {f"{prefix}_is": LEVEL[level],
-                f"{prefix}_is_threshold": f"{low!r}_{high!r}" if masked else settings.mismatch_high}
 
     def __init__(self, run):
         self.settings = run.settings

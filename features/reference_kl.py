@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, mean_of, refuse
 from features.moving import move_towards, put_back, weights_of
-from losses import OBJECTIVES, kl_penalty
-
-VERL = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "k3_st": "low_var_kl+"}     # kl_loss_type
+from losses import kl_penalty
 
 
 @dataclass(frozen=True)
@@ -74,39 +72,6 @@ class ReferenceKL(Feature):
             return []
         return [f"note: the reference policy moves after every {every} rollout batches "
                 f"(--ref_model_sync_steps), and never in this run of {settings.steps}"]
-
-    @classmethod
-    def trl(cls, settings):
-        if kl_in_rewards(settings):
-            return "KL in the reward"
-        corrected = settings.kl_estimator == "k3_is"
-        sequence = OBJECTIVES[settings.objective].ratio == "sequence"
-        if settings.kl_estimator not in ("k3", "k3_is") or sequence and corrected:
-            return f"KL estimator {settings.kl_estimator}"
-        config = {"beta": settings.beta, "use_bias_correction_kl": corrected}
-        if settings.sync_ref_model:                          # TRL counts optimizer steps
-            steps = settings.ref_model_sync_steps * settings.updates_per_batch
-            config |= {"sync_ref_model": True, "ref_model_sync_steps": steps,
-                       "ref_model_mixup_alpha": settings.ref_model_mixup_alpha}
-        return config
-
-    @classmethod
-    def verl(cls, settings):
-        if settings.sync_ref_model:
-            return "moving reference policy"
-        rows = settings.micro_batch_size or settings.num_generations
-        config = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": rows}
-        if kl_in_rewards(settings):
-            return config | {"algorithm.use_kl_in_reward": True, "algorithm.kl_penalty": "kl",
-                             "algorithm.kl_ctrl.kl_coef": settings.beta}
-        if settings.kl_estimator not in VERL:
-            return f"KL estimator {settings.kl_estimator}"
-        actor = "actor_rollout_ref.actor"
-        config |= {f"{actor}.use_kl_loss": True, f"{actor}.kl_loss_coef": settings.beta,
-                   f"{actor}.kl_loss_type": VERL[settings.kl_estimator]}
-        if settings.kl_estimator.startswith("k3"):
-            return config, "verl limits k3 to at most 10 per token"
-        return config
 
     def __init__(self, run):
         self.settings = run.settings

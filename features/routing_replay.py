@@ -45,17 +45,6 @@ class RoutingReplay(Feature):
             refuse(settings, "sampler", "cannot be combined with --routing_replay rollout: only "
                    "the built-in sampler records routes")
 
-    @classmethod
-    def trl(cls, settings):
-        return "routing replay"
-
-    @classmethod
-    def verl(cls, settings):
-        sampled = settings.routing_replay == "rollout"
-        rollout = {"actor_rollout_ref.rollout.enable_rollout_routing_replay": True}
-        return {"actor_rollout_ref.actor.megatron.router_replay.mode": "R3" if sampled else "R2",
-                **(rollout if sampled else {})}
-
     def __init__(self, run):
         self.settings = run.settings
         self.learner = None

@@ -34,18 +34,6 @@ class SamplerFormat(Feature):
     def on(cls, settings):
         return format_of(settings) != "float32" or bool(settings.half)
 
-    @classmethod
-    def trl(cls, settings):
-        return {} if format_of(settings) == settings.arithmetic else "rounded sampler"
-
-    @classmethod
-    def verl(cls, settings):
-        dtype = format_of(settings)
-        if dtype not in ("float32", *HALVES):
-            return f"sampler in {dtype}"
-        slow = ["float32 sampling in vLLM is slow on a GPU"] if dtype == "float32" else []
-        return {"actor_rollout_ref.rollout.dtype": dtype}, *slow
-
     def __init__(self, run):
         self.settings = run.settings
 

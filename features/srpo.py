@@ -80,13 +80,6 @@ class SRPO(Feature):
             first = torch.cat([parts[:, 0] for _, parts in batch.sampled])          # [n]
             self.prompts.record(~not_all_correct(first, batch.group_size))          # [n / G]
 
-    @classmethod
-    def trl(cls, settings):
-        return ", no ".join(["second stage"] * (settings.stage2_step > 0)
-                            + ["history resampling"] * resamples(settings))
-
-    verl = trl
-
 
 def resamples(settings):
     """Whether prompts with only right responses are left out at the end of an epoch."""

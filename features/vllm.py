@@ -43,16 +43,6 @@ class VLLM(Feature):
                    f"{', '.join(FORMATS)}")
 
     @classmethod
-    def trl(cls, settings):
-        share = settings.vllm_gpu_memory_utilization or GPU_SHARE
-        fields = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True,
-                  "vllm_gpu_memory_utilization": share}
-        names = ("mismatch", "mismatch_mask")
-        if not any(getattr(settings, name, None) for name in names):    # TRL's default drops
-            fields["vllm_importance_sampling_correction"] = False       # products of ratios > 3
-        return fields, "vLLM in TRL: pip install trl[vllm], and a GPU"
-
-    @classmethod
     def base_sampler(cls, settings, sampler):
         kind = import_module("features.vllm_engine").VllmSampler
         return kind(sampler.policy, sampler.tokenizer, sampler.max_new_tokens, sampler.temperature,

@@ -28,12 +28,6 @@ class ZeroVariance(Feature):
     def on(cls, settings):
         return settings.zero_variance_filter
 
-    @classmethod
-    def trl(cls, settings):
-        return "groups of equal rewards left out of the loss"
-
-    verl = trl
-
     def advantages(self, batch):
         """After the advantages, which whitening has computed over all tokens. Metrics of rewards
         and lengths still describe all groups (batch.sampled)."""

@@ -352,7 +352,7 @@ SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults ho
 GONE = {
     "use_cpu": "write --device cpu",
     "print_trl_config": "type python tools/export.py trl and the other flags",
-    "print_verl_config": "type python tools/export.py verl and the other flags",
+    "print_verl_config": "docs/speed.md has a table of verl's keys",
     "optimizer_offload": "write --optim paged_adamw_8bit, or train adapters",
     "self_distillation_hint": "write --self_distillation answer or --self_distillation sibling",
     "teacher_model_kind": "write --teacher_update_rate 0.05 for ema, 0 for live",

@@ -1,5 +1,5 @@
-"""What the tests of `python tools/export.py trl` and `verl` share: one batch, our loss under the
-flags of a run, and random flags."""
+"""What the tests of `python tools/export.py trl` share: one batch, our loss under the flags of a
+run, and random flags."""
 
 import random
 from types import SimpleNamespace

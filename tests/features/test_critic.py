@@ -12,8 +12,6 @@ import reference
 import train
 from advantages import ADVANTAGES, Advantage, gae, whiten
 from features import critic
-from session.arguments import parse
-from tools import export
 
 
 def whitened(rewards, values, mask):
@@ -105,10 +103,3 @@ def test_skipped_updates_of_the_head_start_are_no_head_start_of_the_policy(
     assert [stats["skipped"] for *_, stats in done][:4] == [True, False, True, False]
     rates = [rate for _, rate, *_ in updates]
     assert rates[:6] == pytest.approx([0.002] * 4 + [0.002 / 3, 0.004 / 3])
-
-
-def test_the_exports_name_the_critic_and_verls_keys_for_it():
-    settings = parse("--algorithm ppo --critic_warmup 3 --lam 0.9".split())
-    assert "no critic" in export.exported(export.trl, settings)
-    said = export.exported(export.verl, settings)
-    assert "algorithm.lam=0.9 trainer.critic_warmup=4" in said

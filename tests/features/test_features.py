@@ -5,7 +5,6 @@ python -m pytest tests/features/test_features.py"""
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import fields, make_dataclass
@@ -74,8 +73,6 @@ def without(place, cold_start, names):
             text = re.sub(rf"^from features\.\w+ import {feature.__name__}\n", "", text, flags=re.M)
             text = re.sub(rf"\b{feature.__name__}\b,? ?", "", text)
     listed.write_text(text)
-    if len(names) == len(FEATURES):
-        shutil.rmtree(place / "tools", ignore_errors=True)
     return place
 
 
@@ -108,6 +105,7 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     apart = differences("whole", "less", 2)
     assert [where for where in apart if not where.startswith(flags)] == []
     python(place / "train.py", "--help")
+    python(place / "tools/export.py", "trl", "--algorithm", "grpo")
     elsewhere = ["FourBit"] + ["VLLM"] * (not find_spec("vllm"))         # what needs more than this
     others = [name for name in NAMES if name in names or name not in elsewhere]
     for name, (code, said) in zip(others, in_turn(place, workplace, others), strict=True):

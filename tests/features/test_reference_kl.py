@@ -18,7 +18,6 @@ from plumbing.model import checksums
 from session.arguments import parse
 from reference import G, penalized
 from tiny_run import state
-from tools import export
 
 # ------------------------------------------------------------------------- the KL in the loss
 
@@ -89,11 +88,6 @@ def test_equal_weights_of_rewards_matter_beside_the_kl(refused):
     line = "--model_name_or_path m --dataset_name rows.jsonl --reward_weights 2 --beta 0.1"
     assert "multiplies every reward" in refused(line)
     assert parse(f"{line} --use_kl_in_reward".split()).reward_weights == [2.0]
-
-
-def test_trl_has_no_kl_in_the_reward():
-    settings = parse("--algorithm grpo --beta 0.1 --use_kl_in_reward".split())
-    assert "it has no KL in the reward" in export.exported(export.trl, settings)
 
 
 # ------------------------------------------------------------------------- a reference that moves

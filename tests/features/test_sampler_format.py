@@ -8,8 +8,6 @@ import torch
 
 import models
 from features.sampler_format import rounded, sampling_copy
-from session.arguments import parse
-from tools import export
 
 
 def random(*shape, dtype=torch.float32):
@@ -45,13 +43,3 @@ def test_the_copy_is_rounded_and_the_policy_is_not():
     assert errors == sorted(errors) and all(torch.equal(weights[name], before[name])
                                             for name in weights)
     assert sampling_copy(policy, "float32") is policy
-
-
-@pytest.mark.parametrize("program, line, words, said", [
-    ("trl", "--sampler_dtype int4", "rounded sampler", True),
-    ("trl", "--bf16", "rounded sampler", False),
-    ("verl", "--sampler_dtype int4", "sampler in int4", True),
-    ("verl", "--bf16 --sampler_dtype float32", "float32 sampling in vLLM is slow", True),
-    ("verl", "--sampler_dtype bfloat16", "float32 sampling in vLLM is slow", False)])
-def test_what_the_exports_say_of_it(program, line, words, said):
-    assert (words in export.exported(getattr(export, program), parse(line.split()))) == said

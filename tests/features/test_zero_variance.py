@@ -9,10 +9,8 @@ import pytest
 from safetensors.torch import load_file
 
 import train
-from session.arguments import parse
 from reference import G, L_MAX, mean, weight
 from tiny_run import state, unequal
-from tools import export
 
 BETA = 0.3
 KEPT = "--zero_variance_filter --lr_scheduler_type constant_with_warmup --warmup_steps 0 "
@@ -90,10 +88,3 @@ def test_a_mini_batch_of_such_groups_alone_makes_no_step(run, judge):
     [record] = run(f"{KEPT}--algorithm ppo --beta 0.1")
     assert record["empty_minibatches"] == 2 and record["dead_groups"] == 1
     assert record["value_loss"] == 0 and record["pass_rate"] == 1
-
-
-def test_neither_trl_nor_verl_has_it():
-    settings = parse("--algorithm grpo --zero_variance_filter".split())
-    for program in (export.trl, export.verl):
-        said = export.exported(program, settings)
-        assert "it has no groups of equal rewards left out of the loss" in said

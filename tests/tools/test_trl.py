@@ -3,6 +3,7 @@ python -m pytest tests/tools/test_trl.py"""
 
 import importlib.util
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from transformers import AutoTokenizer
 
 import session.learner
 from exports import trl_config
+from features import FEATURES
 from models import saved
 from plumbing.data.tasks import from_arguments
 from session.arguments import parse
 from tiny_run import jsonl, slow
 from tools import export
-from tools.trl import batch_rows
+from tools.trl import MISSING, SUBJECTS, batch_rows, feature_flag, with_length_limit
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.trl, pytest.mark.skipif(not importlib.util.find_spec("trl"),
@@ -152,6 +154,9 @@ SAYS = {  # flags: the fields that are printed, or what a comment says
     **{line: [line] for line in ("--plain", "--max_prompt_length 99", "--verifier exact",
                                  "--columns a b", "--eval_steps 3", "--system_prompt Think.")},
     "--top_p 0.9": ["renormalized"],
+    "--algorithm grpo --beta 0.1 --use_kl_in_reward": ["it has no KL in the reward"],
+    "--sampler_dtype int4 --zero_variance_filter":
+        ["no filter of zero-variance groups, no rounded sampler"],
 }
 
 
@@ -164,16 +169,24 @@ def test_what_trl_has_is_in_its_config_and_what_it_lacks_is_named(line, printed,
         assert OWN_DATA.strip() in text, "what is left to the user"
 
 
-@pytest.mark.parametrize("program", ["trl", "verl"])
-def test_a_flag_that_is_gone_says_what_to_type(program, refused):
-    assert f"python tools/export.py {program}" in refused(f"--print_{program}_config --beta 0.1")
+def test_nothing_breaks_where_a_feature_was_deleted():
+    class WithoutFeatures:
+        def __getattr__(self, name):
+            if name in {f.name for feature in FEATURES if feature.flags
+                        for f in fields(feature.flags)}:
+                raise AttributeError(name)
+            return getattr(settings, name)
+    settings = with_length_limit(parse([]))
+    assert not any(feature_flag(WithoutFeatures(), name) for name in MISSING)
+    for subject in SUBJECTS:
+        assert subject(WithoutFeatures()) == subject(settings), subject
 
 
 def test_the_command_line_of_the_exports(refused):
     """No file of train.py's; errors are one line."""
     assert refused("trl --epsilon -1", main=export.main).startswith("export.py: --epsilon")
-    for line in ("tlr", "verl --lerning_rate 1"):
-        refused(line, main=export.main)
+    assert "docs/speed.md" in refused("verl --beta 0.1", main=export.main)
+    refused("tlr", main=export.main)
 
 
 @pytest.mark.parametrize("line, share, mode", [
