@@ -1,16 +1,19 @@
 """Measures that are not training runs: train.py's own steps, taken one at a time.
 
-    python experiments/measures.py drift [--seed 0] [--quick]
+    python experiments/measures.py drift [--seed 0] [--quick] [FLAGS OF TRAIN.PY]
     python experiments/measures.py lengths
     python experiments/measures.py flips
+    python experiments/measures.py by_pass_rate --algorithm grpo
 
     drift     GSPO's training for 12 rollout batches, with GRPO's updates from the same policies on
               the same mini-batches: clipped shares, where ratios go, s against perplexities
     lengths   answers of 7 to 997 tokens before and after three updates on other answers, of a
               policy that knows the form of the task and little of its sums
     flips     how much of Var[log w] goes away with the experts that change
+    by_pass_rate
+              sizes of ratios and clipped shares of groups, by the group's pass rate
 
-Each returns its figures for one cold start; experiments/run.py keeps them like those of a run.
+Each returns its figures for one seed; experiments/run.py keeps them like those of a run.
 """
 
 import argparse
@@ -38,7 +41,8 @@ from plumbing.model.policy import load_policy                                   
 from session.arguments import parse                                             # noqa: E402
 from session.learner import forced, make_learner                                      # noqa: E402
 from plumbing.speed.fast import response_logp, sample                                # noqa: E402
-from ratios import perplexity, sequence_ratio                                        # noqa: E402
+from losses import policy_loss                                                       # noqa: E402
+from ratios import perplexity, sequence_log_ratio, sequence_ratio                    # noqa: E402
 
 CPU = torch.device("cpu")
 S_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4))
@@ -52,7 +56,7 @@ class Lab:
 
     loaded: (task, policy, tokenizer) instead of the built-in ones."""
 
-    def __init__(self, seed, flags="--steps 12", loaded=None):
+    def __init__(self, seed, flags, loaded=None):
         self.flags = f"--seed {seed} --device cpu {flags}".split()
         self.args = parse(self.flags)
         self.task = loaded[0] if loaded else tasks.from_arguments(self.args)
@@ -99,11 +103,11 @@ class Lab:
 # ---------------------------------------------------------------------------------------- drift
 
 @lru_cache(maxsize=1)
-def drift(seed, quick=False):
+def drift(seed, flags="", quick=False):
     """{figure: value}: shares of clipped tokens and of answers whose s is outside its band,
     Var[log w] of mini-batches 1 to 4 before their update, the largest distance of s from a quotient
     of perplexities over the answers of six batches."""
-    lab = Lab(seed)
+    lab = Lab(seed, f"--steps 12 {flags}")
     stats = {"gspo": [], "grpo": []}
     outside = []
     apart = {"apart32": 0, "apart64": 0}
@@ -145,7 +149,7 @@ def distance(new, old, mask):
 
 @lru_cache(maxsize=1)
 @torch.enable_grad()
-def lengths(seed, quick=False):
+def lengths(seed, flags="", quick=False):
     """{figure: value}: the exponent of L in Var[log s] / Var[log w], and how much more often a band
     that clips 15 % of the answers clips the shortest third of the lengths than the longest."""
     args = parse(f"--seed {seed} --device cpu --cold_start_steps 150 {LONG}".split())
@@ -163,7 +167,7 @@ def lengths(seed, quick=False):
     cold_start.supervise(cold, tokenizer, task, args)
     cold_start.BATCH = before
     lab = Lab(seed, f"{LONG} --prompts_per_step 16 --steps 40 --lr_scheduler_type "
-                    "constant_with_warmup --max_completion_length 259",
+                    f"constant_with_warmup --max_completion_length 259 {flags}",
               (task, cold.eval(), tokenizer))
     for step in (1, 2, 3):                # two batches warm up the optimizer
         if step == 3:
@@ -219,10 +223,10 @@ def short_factor(by_length):
 
 # ---------------------------------------------------------------------------------------- flips
 
-def flips(seed, quick=False):
+def flips(seed, flags="", quick=False):
     """{figure: value}: the share of Var[log w], summed over batches, that goes away when the new
     policy follows the old one's routes."""
-    lab = Lab(seed)
+    lab = Lab(seed, f"--steps 12 {flags}")
     native = replayed = 0
     for step in range(1, (3 if quick else 12) + 1):
         minis = list(lab.minibatches(step, lab.rollout(step, routes=True)))
@@ -237,13 +241,83 @@ def flips(seed, quick=False):
     return dict(share=1 - replayed / native)
 
 
-MEASURES = {"drift": drift, "lengths": lengths, "flips": flips}
+# --------------------------------------------------------------------------------- by pass rate
+
+LOW, HIGH = (1, 2, 3), (5, 6, 7)                      # eighths of the responses of a group
+
+
+def by_pass_rate(seed, flags="", quick=False):
+    """{figure: value} of 50 rollout batches, mini-batches 2 to 4 before their update, groups as
+    units. A list has the mean over the groups of each pass rate, 0, 1/8, … 1. A factor divides the
+    groups of low pass rate by those of high, over the mini-batches that have both: the learning
+    rate falls while pass rates rise."""
+    lab = Lab(seed, f"--steps 50 {flags}")
+    minis = []                                        # a list of groups each
+    for step in range(1, (3 if quick else 50) + 1):
+        for k, mini in enumerate(lab.minibatches(step, lab.rollout(step)), 1):
+            if k > 1:                                 # on the first all ratios are 1
+                minis.append(groups(lab, mini))
+            lab.update(mini)
+    every = [group for mini in minis for group in mini]
+    lists = {name: [mean_or_none(group[name] for group in every if group["eighths"] == n)
+                    for n in range(9)] for name in every[0] if name != "eighths"}
+    counts = [sum(group["eighths"] == n for group in every) for n in range(9)]
+    return lists | {"groups": counts} | {
+        f"{name}_factor": factor(minis, name)
+        for name in ("log_s", "log_w", "log_w_rms", "clipped", "length")}
+
+
+def groups(lab, mini):
+    """The figures of each group of a mini-batch, under the policy before its update: medians of
+    |log s| over responses and of |log w| over tokens, the root mean square of log w, and shares of
+    the loss tokens whose gradient the clip removes: of all responses, the right and the wrong."""
+    G = mini.group_size
+    new_logp = lab.score(mini.rollout).logp                                          # [b, T]
+    rows = []
+    for start in range(0, len(new_logp), G):
+        own = slice(start, start + G)
+        new, old, mask = new_logp[own], mini.old_logp[own], mini.rollout.mask[own]   # [G, T] each
+        right = mini.parts[own, 0] > .5                                              # [G]
+        A = mini.advantages[own]                                                     # [G]
+        log_w = (new - old)[mask]                                                    # [tokens]
+
+        def clipped(some):
+            stats = policy_loss(lab.args.row, new, old, A, mask & some[:, None],
+                                epsilon=lab.args.epsilon, epsilon_high=lab.args.epsilon_high,
+                                weights=mini.weights[own])[1]
+            return stats["clip_signal"].item() if (A[some] != 0).any() else None
+
+        rows.append(dict(
+            eighths=round(8 * right.float().mean().item()),
+            log_s=sequence_log_ratio(new, old, mask).abs().median().item(),
+            log_w=log_w.abs().median().item(), log_w_rms=log_w.square().mean().sqrt().item(),
+            length=mask.sum().item() / G,
+            clipped=clipped(right | ~right), clipped_right=clipped(right),
+            clipped_wrong=clipped(~right)))
+    return rows
+
+
+def factor(minis, name):
+    """The mean over mini-batches of groups of low pass rate, divided by that of high."""
+    pairs = [[mean_or_none(group[name] for group in mini if group["eighths"] in some)
+              for some in (LOW, HIGH)] for mini in minis]
+    low, high = zip(*(pair for pair in pairs if None not in pair))
+    return mean(low) / max(mean(high), 1e-6)
+
+
+def mean_or_none(values):
+    values = [value for value in values if value is not None]
+    return mean(values) if values else None
+
+
+MEASURES = {"drift": drift, "lengths": lengths, "flips": flips, "by_pass_rate": by_pass_rate}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", choices=MEASURES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="three rollout batches")
-    options = parser.parse_args()
-    print(json.dumps(MEASURES[options.name](options.seed, options.quick), indent=1))
+    options, flags = parser.parse_known_args()
+    print(json.dumps(MEASURES[options.name](options.seed, " ".join(flags), options.quick),
+                     indent=1))

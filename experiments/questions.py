@@ -243,7 +243,7 @@ DEPTH = Question(
         above their start, which is the same. 16 layers and the dense control are not complete.""")
 
 # what measures.py measures: one arm, one cell
-ONE = dict(arms=known("GSPO"), cells={"run": ""}, seconds=60)
+ONE = dict(arms={"GSPO": ""}, cells={"run": ""}, seconds=60)
 FLIPS = Question(
     claim="Expert flips are what makes token ratios noisy on a mixture of experts",
     source="GSPO §5.3", reported="about 10 % of experts per update in 48 layers",
@@ -692,6 +692,30 @@ LENGTH = Question(
         range differ only in the factor |y|. Equal: within one token. Written before the first
         run.""")
 
+WHO = ("GRPO", "GSPO", "GSPO wide")
+MORE_OFTEN = dict(nothing=.1, factor=True, form="{:.2f}")
+CLIPPED_WHO = Question(
+    claim="Responses of groups with a low pass rate have larger ratios and are clipped more often",
+    source="GAPO 2609.00444", reported="larger ratios, clipped too often (abstract)",
+    regime=f"{TINY}, 50 rollout batches", measure="by_pass_rate", starts=range(840, 848),
+    arms=known("GRPO", "GSPO") | {"GSPO wide": KNOWN["GSPO ×100"]}, cells={"run": ""}, seconds=90,
+    rules={"GRPO: |log w| is larger": Rule("GRPO@run:log_w_factor", held=(1, inf), refuted=(0, 1),
+                                           **MORE_OFTEN),
+           **each("{0}: |log s| is larger", "{0}@run:log_s_factor", WHO[1:], held=(1, inf),
+                  refuted=(0, 1), **MORE_OFTEN),
+           **each("{0}: clipped more often", "{0}@run:clipped_factor", WHO, held=(1, inf),
+                  refuted=(0, 1), **MORE_OFTEN),
+           **each("{0}: {1}", "{0}@run:{1}_factor", WHO, ("log_w_rms", "length"), rule=Reported,
+                  factor=True, form="{:.2f}")},
+    depends="the algorithm",
+    notes="""Low: 1/8 to 3/8 of a group's eight responses are right; high: 5/8 to 7/8. Units are
+        groups, from the second mini-batch of a batch on, before its update. Of each group the
+        median of |log s| over responses, of |log w| over tokens, and the share of the loss tokens
+        whose gradient the clip removes. A run's factor is the mean of the low groups divided by
+        that of the high ones, over the mini-batches that have both. Above 1: held; below 1, or
+        within a tenth of 1 (in logarithms): refuted. Low groups have longer answers here, which is
+        reported beside. Written before the first run.""")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
@@ -699,4 +723,4 @@ QUESTIONS = {
     "steps": STEPS, "league": LEAGUE, "credit": CREDIT, "distilled": DISTILLED,
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
-    "replay": REPLAY, "length": LENGTH}
+    "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO}

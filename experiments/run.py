@@ -150,7 +150,9 @@ def forecast(name, question, runs):
 
 def command(question, arm, cell, seed):
     if question.measure:
-        return f"python experiments/measures.py {question.measure} --seed {seed}"
+        words = (f"python experiments/measures.py {question.measure} --seed {seed}",
+                 question.arms[arm])
+        return " ".join(filter(None, words))
     cells = question.ladder(arm) | question.further
     words = (f"--device cpu --seed {seed}", question.flags, cells[cell], question.arms[arm])
     return " ".join(filter(None, words))
@@ -181,7 +183,7 @@ def make(name, question, arm, cell, seed):
     began = time.process_time()
     if question.measure:
         from measures import MEASURES
-        found = rounded(MEASURES[question.measure](seed))
+        found = rounded(MEASURES[question.measure](seed, question.arms[arm]))
         return line | dict(figures=found, seconds=time.process_time() - began) | circumstances()
     script = import_module(question.script)
     folder = Path("runs/questions") / f"{os.getpid()}"
