@@ -5,8 +5,9 @@ reduction.
 
 The surrogate [B, T] is the clipped product of ratio and advantage of each token. The weights [B, T]
 are constants that say how tokens are averaged. GRPO and GSPO differ in the ratio ("token" or
-"sequence") and therefore in the clip range: the sequence ratio is a mean over tokens and moves
-hundreds of times less than a token ratio.
+"sequence") and in the clip range. log s is a mean over |y| tokens, so it spreads about √|y| times
+less than log w. The paper's clip range for s is narrower still, by choice: it removes the gradient
+of the responses that moved most.
 
 Clipping does not bound a ratio. It removes a gradient: that of good responses (A > 0) above the
 clip range and that of bad responses (A < 0) below it. At ratio 1 the loss is 0 if the mean of the
@@ -42,7 +43,7 @@ class Objective:
                                            # (1912.09729; 2505.07291)
     off_policy_mask: float | None = None   # δ: drop responses with A < 0 and s < e^-δ
                                            # (DeepSeek-V3.2, 2512.02556)
-    name: str = "this objective"           # for messages; see varied
+    name: str = "this objective"           # for messages; see with_options
 
     @property
     def per_token(self):
@@ -59,20 +60,6 @@ class Objective:
     def kind(self):
         """What kind of clip it has, a Clip."""
         return CLIPS.get(self.clip, Clip())
-
-
-@dataclass(frozen=True)
-class Clip:
-    """What the rest of the code asks about a clip; its formula is a case of token_surrogate. The
-    defaults are those of PPO's clip."""
-    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ
-    widest: float = 1.0          # epsilon and epsilon_high must be below this
-    pulls: str | None = None     # the constant of a pull towards π_old, also where A = 0
-
-    @property
-    def center(self):
-        """What the clip range limits, for a policy that has not changed."""
-        return 1 if self.of == "w" else 0
 
 
 OBJECTIVES = {  # "constant" is meant for advantages that are not divided by a std. dppo, kpop, ipo,
@@ -117,6 +104,23 @@ RATIOS = {  # (logp, old_logp, mask) -> [B, T], or [B] where an answer has one r
     "log-token": token_log_ratio,
     "log-shifted": token_log_ratio,  # log of w·γ̃, with RSPO's router shift γ̃
 }
+LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
+
+
+@dataclass(frozen=True)
+class Clip:
+    """What the rest of the code asks about a clip; its formula is a case of token_surrogate. The
+    defaults are those of PPO's clip."""
+    of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ
+    widest: float = 1.0          # epsilon and epsilon_high must be below this
+    pulls: str | None = None     # the constant of a pull towards π_old, also where A = 0
+
+    @property
+    def center(self):
+        """What the clip range limits, for a policy that has not changed."""
+        return 1 if self.of == "w" else 0
+
+
 CLIPS = {  # the clips that are not of PPO's kind
     "weight": Clip(widest=math.inf),
     "two-sided": Clip(widest=math.inf),
@@ -127,7 +131,6 @@ CLIPS = {  # the clips that are not of PPO's kind
     "tv-two-sided": Clip(of="π - μ", pulls="tau"),
     "square": Clip(pulls="beta"),
 }
-LEVELS = {"token": token_ratio, "seq": product_ratio, "geo": sequence_ratio}  # for mismatch weights
 
 
 def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
@@ -145,7 +148,7 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
         return surrogate, *pushed_out(ratio, A, low, high)
     if clip == "log-min":                                       # GMPO: a cut token is constant
         log_w = torch.where(A > 0, ratio.clamp(max=high), ratio.clamp(min=low))
-        w = spread(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask)
+        w = broadcast_to_tokens(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask)
         return w * A, *pushed_out(ratio, A, low, high)
     if clip == "weight":                                        # CISPO eq. 4, 5: drops no token
         return ratio.detach().clamp(low, high) * A * logp, none, none
@@ -212,11 +215,12 @@ def binary_kl(logp, other_logp):
 
 
 def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon_high=None,
-                weights=None, group_size=None, max_length=None, router_shift=None, mismatch=None):
+                weights=None, group_size=None, max_length=None, router_shift=None, factors=None,
+                mismatch=None):
     """The loss of an objective and its statistics: (loss, stats). It does not synchronize with the
     GPU.
 
-    name             a key of OBJECTIVES, or a row with options: see `varied`
+    name             a key of OBJECTIVES, or a row with options: see `with_options`
     logp, old_logp   [B, T] float32, log-probs of the sampled tokens in nats: under the new policy,
                      with gradient, and under the old policy
     advantages       [B], or [B, T] if the ratio is per token (gspo_token has one, gspo does not)
@@ -226,23 +230,24 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
                      responses; None: these responses are the whole mini-batch (some reductions
                      then need group_size or max_length)
     router_shift     [B, T] RSPO's γ̃ (routes.router_shift), multiplied into w before the clip
-    mismatch         [B, T] constants that multiply the clipped surrogate (mismatch_weight,
-                     high_entropy_mask)
+    factors          [B, T] constants that multiply the clipped surrogate (mismatch_weight,
+                     high_entropy_mask); mismatch: the same argument's old name
 
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
     not 0); and ratio_stats."""
-    row = name if isinstance(name, Objective) else varied(name)
+    row = name if isinstance(name, Objective) else with_options(name)
+    factors = mismatch if factors is None else factors                           # [B, T]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
-                    mismatch=mismatch)
-    low, high = check_band(row, advantages, mask, epsilon, epsilon_high, router_shift)
-    A = spread(advantages.detach(), mask).masked_fill(~mask, 0.0)                # [B, T]
+                    factors=factors)
+    low, high = check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
+    A = broadcast_to_tokens(advantages.detach(), mask).masked_fill(~mask, 0.0)# [B, T]
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
-    ratio = RATIOS[choose("ratio", row.ratio, RATIOS)](shifted, old_logp, mask)
-    ratio = spread(ratio, mask)                                                  # [B, T]
+    ratio = RATIOS[validate_choice("ratio", row.ratio, RATIOS)](shifted, old_logp, mask)
+    ratio = broadcast_to_tokens(ratio, mask)                                 # [B, T]
     terms = token_surrogate(row.clip, ratio, A, logp, old_logp, mask, low, high, row.constants)
     if len(terms) != 3 or any(x.shape != mask.shape for x in terms):
         raise ValueError(f"clip {row.clip!r}: token_surrogate must return three values for every "
@@ -253,7 +258,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
-        log_s = spread(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
+        log_s = broadcast_to_tokens(sequence_log_ratio(logp.detach(), old_logp, mask), mask)# [B, T]
         stale = (A < 0) & (-log_s > row.off_policy_mask)                         # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
         below = below | stale                                                    # [B, T]
@@ -261,8 +266,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
 
     if weights is None:
         weights = token_weights(mask, row.reduction, group_size=group_size, max_length=max_length)
-    if mismatch is not None:
-        weights = weights * mismatch.detach()                                    # [B, T]
+    if factors is not None:
+        weights = weights * factors.detach()                                     # [B, T]
     loss = -(weights.masked_fill(~mask, 0.0) * surrogate).sum()
     signal = A != 0                                                              # [B, T]
     below = below & signal                                                       # [B, T]
@@ -309,7 +314,7 @@ def combined(name, parts):
     return weighted / combined(count, parts).clamp(min=1)
 
 
-def spread(x, mask):
+def broadcast_to_tokens(x, mask):
     """[B] or [B, T] -> [B, T]: a value per response is repeated for each of its tokens."""
     return x if x.dim() == 2 else x[:, None].expand(mask.shape)
 
@@ -325,7 +330,7 @@ def token_weights(mask, reduction, *, group_size=None, max_length=None):
         constant          mask / (N·max_length)                    Dr. GRPO
         sequence-sum      mask / N                                 LUSPO
     """
-    choose("reduction", reduction,
+    validate_choice("reduction", reduction,
            ("sequence-mean", "token-mean", "group-token-mean", "constant", "sequence-sum"))
     check_per_token(mask)
     lengths = mask.sum(-1, keepdim=True)                                         # [B, 1]
@@ -363,7 +368,7 @@ def kl_penalty(logp, ref_logp, mask, estimator="k3", old_logp=None):
     k3 = torch.expm1((-d).clamp(max=LARGEST_LOG)) + d                            # exact at small d
     w = 1 if old_logp is None else token_ratio(logp, old_logp, mask)             # [B, T]
     kl = {"k1": d, "k2": k2, "k3": k3, "k3_is": w * k3, "k3_st": k3.detach() + k2 - k2.detach()}
-    return kl[choose("estimator", estimator, kl)]                                # [B, T]
+    return kl[validate_choice("estimator", estimator, kl)]                                # [B, T]
 
 
 def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
@@ -375,9 +380,9 @@ def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
     them to 0 (IcePop: token_mask, 0.5, 5). geo_mask weights the tokens it keeps by ρ_t. seq_mask
     rejects most long responses, because the product grows or shrinks with length."""
     modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
-    level, action = choose("mode", mode, modes).split("_")
+    level, action = validate_choice("mode", mode, modes).split("_")
     ratio = LEVELS["token" if mode == "geo_mask" else level]
-    rho = spread(ratio(old_logp, sampler_logp, mask).detach(), mask)             # [B, T]
+    rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask).detach(), mask)# [B, T]
     if action == "truncate":
         return rho.clamp(low, high).masked_fill(~mask, 0.0)                      # [B, T]
     return rho * mismatch_mask(old_logp, sampler_logp, mask, level, low, high)   # [B, T]
@@ -387,8 +392,8 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
     """Rejection: the loss tokens whose ρ, computed at this level, is within [low, high], [B, T]
     bool. Level `outlier` drops a whole response if the ρ of any of its tokens is not (SkyRL's
     outlier_token_is_threshold, verl's seq_max)."""
-    ratio = LEVELS["token" if level == "outlier" else choose("level", level, LEVELS)]
-    rho = spread(ratio(old_logp, sampler_logp, mask), mask)                      # [B, T]
+    ratio = LEVELS["token" if level == "outlier" else validate_choice("level", level, LEVELS)]
+    rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask), mask)     # [B, T]
     kept = (rho >= low) & (rho <= high)                                          # [B, T]
     if level == "outlier":
         kept = (kept | ~mask).all(-1, keepdim=True)                              # [B, 1]
@@ -397,7 +402,7 @@ def mismatch_mask(old_logp, sampler_logp, mask, level, low, high):
 
 def high_entropy_mask(entropy, mask, quantile):
     """The 80/20 rule (2506.01939): the loss tokens whose entropy is at or above this quantile,
-    [B, T] bool. It is passed to policy_loss as a factor of mismatch, so that the denominators of
+    [B, T] bool. It is passed to policy_loss in `factors`, so that the denominators of
     the averages still count all loss tokens."""
     if not mask.any():                                       # all responses are masked
         return mask                                                              # [B, T]
@@ -408,23 +413,23 @@ def high_entropy_mask(entropy, mask, quantile):
     return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
 
 
-def choose(argument, value, known):
+def validate_choice(argument, value, known):
     """Return value if it is one of the known names; raise ValueError otherwise."""
     if value not in known:
         raise ValueError(f"{argument} {value!r} is unknown; known: {', '.join(known) or 'none'}")
     return value
 
 
-def varied(name, constants=None, **options):
+def with_options(name, constants=None, **options):
     """The row `name` of OBJECTIVES with options: dual_clip, off_policy_mask, and the constants of
     its clip {name: number} that are not the paper's. Raises ValueError for an unknown name."""
-    row = OBJECTIVES[choose("name", name, OBJECTIVES)]
+    row = OBJECTIVES[validate_choice("name", name, OBJECTIVES)]
     for constant in constants or ():
-        choose(f"{name}'s constant", constant, row.constants)
+        validate_choice(f"{name}'s constant", constant, row.constants)
     return replace(row, name=name, constants=row.constants | (constants or {}), **options)
 
 
-def check_band(row, advantages, mask, epsilon, epsilon_high, router_shift):
+def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift):
     """(low, high), the ends of the clip range; None each for an objective without one. Raises
     ValueError for arguments that are out of range or contradict each other."""
     per_token = row.per_token and advantages.shape == mask.shape

@@ -174,7 +174,7 @@ def update(settings, learner, mini):
             loss, stats = policy_loss(
                 row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
-                mismatch=part.factors, router_shift=shift)
+                factors=part.factors, router_shift=shift)
             terms = {name: term for in_loss in features.hooks["in_loss"]
                      for name, term in in_loss(part, new, live).items()}
             loss = loss + sum(terms.values())

@@ -45,7 +45,7 @@ import torch
 sys.path.insert(0, "..")                     # the concept files are in the folder above
 
 from advantages import group_advantages
-from losses import OBJECTIVES, policy_loss, token_weights, varied
+from losses import OBJECTIVES, policy_loss, token_weights, with_options
 from ratios import sequence_ratio, token_ratio
 
 plt.rcParams.update({"figure.dpi": 80, "axes.spines.top": False, "axes.spines.right": False,
@@ -119,7 +119,7 @@ token that the clip removes.
 def weights_of(name, constants=None, **band):
     """-> (weights [B, T], share of the tokens with A ≠ 0 that are removed)."""
     new = logp.clone().requires_grad_()
-    loss, stats = policy_loss(varied(name, constants), new, old_logp, A, mask, **band)
+    loss, stats = policy_loss(with_options(name, constants), new, old_logp, A, mask, **band)
     gradient, = torch.autograd.grad(loss, new)                                  # [B, T]
     plain = -A[:, None] * token_weights(mask, OBJECTIVES[name].reduction)       # [B, T]
     return torch.where(plain != 0, gradient / plain, torch.nan), stats["clip_signal"].item()

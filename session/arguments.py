@@ -25,7 +25,7 @@ import torch
 from advantages import ADVANTAGES
 from features import FEATURES
 from features.feature import flag, with_breaks
-from losses import OBJECTIVES, varied
+from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
 from session.checks import (check_choice, check_combinations, check_conditions, check_values,
                                  nearest)
@@ -284,7 +284,7 @@ class Core:
     @cached_property
     def row(self):
         """The objective's row, as the features of this run change it."""
-        row = varied(self.objective)
+        row = with_options(self.objective)
         for feature in self.features:
             row = feature.row(self, row)
         return row

@@ -17,7 +17,7 @@ import torch
 from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
 from features import FEATURES
 from features.feature import refuse
-from losses import OBJECTIVES, choose, combine_stats, policy_loss
+from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
 from plumbing.parallel.devices import kind_of
 
 
@@ -52,7 +52,7 @@ def check_values(settings, flags):
         if value > limits.get("at_most", value):
             refuse(settings, f.name, f"is not between 0 and {limits['at_most']}")
     where = f"--algorithm {settings.algorithm}: objective"
-    cap = OBJECTIVES[choose(where, settings.objective, OBJECTIVES)].kind.widest
+    cap = OBJECTIVES[validate_choice(where, settings.objective, OBJECTIVES)].kind.widest
     for name in ("epsilon", "epsilon_high"):
         value = getattr(settings, name)
         if value is not None and not 0 < value < cap:
@@ -148,7 +148,7 @@ def check_combinations(settings):
          "must be two names: the prompt column and the answer column"),
         ("columns",
          settings.columns and own_data and settings.dataset_name.startswith("reasoning_gym:"),
-         "has no effect on reasoning_gym, whose problems have no columns to choose"),
+         "has no effect on reasoning_gym, whose problems have no columns to validate_choice"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
         ("old_logp", sampler and settings.router_shift,

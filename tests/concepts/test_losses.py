@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from losses import (OBJECTIVES, STATISTICS, combine_stats, high_entropy_mask, kl_penalty,
-                    mismatch_mask, mismatch_weight, policy_loss, token_weights, varied)
+                    mismatch_mask, mismatch_weight, policy_loss, token_weights, with_options)
 from reference import (BATCHES, G, L_MAX, PAPERS, Batch, clip, objective, only, ragged, responses,
                        weight)
 
@@ -28,7 +28,7 @@ class Got(NamedTuple):
 def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_clip=None,
          off_policy_mask=None, **options):
     """policy_loss of a batch. The only place of this file that hands it options."""
-    row = varied(name, constants, dual_clip=dual_clip, off_policy_mask=off_policy_mask)
+    row = with_options(name, constants, dual_clip=dual_clip, off_policy_mask=off_policy_mask)
     sizes = dict(group_size=min(G, len(batch.mask)), max_length=L_MAX)
     options = sizes | options
     if reduction:
@@ -38,7 +38,7 @@ def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_cl
     if row.ratio == "log-shifted":
         options.setdefault("router_shift", batch.shift)
     logp = batch.logp.clone().requires_grad_()
-    given = name if row == varied(name) else row
+    given = name if row == with_options(name) else row
     loss, stats = policy_loss(given, logp, batch.old_logp, batch.A, batch.mask, **options)
     gradient, = torch.autograd.grad(loss, logp)
     stats = {key: value.item() for key, value in stats.items()}
@@ -48,7 +48,7 @@ def ours(name, batch, *, reduction=None, mismatch=False, constants=None, dual_cl
 def everything(name, batch):
     """The loss, a tensor, of all that a batch holds."""
     logp, old_logp, A, mask, shift, mismatch = batch
-    return policy_loss(name, logp, old_logp, A, mask, mismatch=mismatch, group_size=G,
+    return policy_loss(name, logp, old_logp, A, mask, factors=mismatch, group_size=G,
                        max_length=L_MAX, router_shift=shift)[0]
 
 
@@ -417,7 +417,7 @@ REFUSED = [  # objective, what is changed, what the message says
     ("dapo_paper", dict(group_size=None), "group_size is None"),
     ("dapo_paper", dict(group_size=3), r"group_size is 3, mask \[16, 10\]"),
     ("grpo", dict(weights=WIDE[:, :1]), r"weights is \[16, 1\] but mask is \[16, 10\]"),
-    ("grpo", dict(mismatch=WIDE[:, 0]), r"mismatch is \[16\]"),
+    ("grpo", dict(mismatch=WIDE[:, 0]), r"factors is \[16\]"),
     ("grpo", dict(epsilon=2.0), "epsilon is 2.0, .*clip range"),
     ("gspo", dict(epsilon_high=-0.1), "epsilon_high is -0.1"),
     ("sapo", dict(epsilon=0.2), "epsilon is 0.2, .*sapo has no clip range"),

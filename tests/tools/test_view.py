@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from eval import main
-from losses import OBJECTIVES, Objective, policy_loss, token_weights, varied
+from losses import OBJECTIVES, Objective, policy_loss, token_weights, with_options
 from tools import view
 from session.metrics import token_record
 from rollout import Rollout
@@ -311,7 +311,7 @@ def reference(group, name, epsilon, epsilon_high, run):
     A = padded(A) if isinstance(A[0], list) else torch.tensor(A, dtype=torch.float64)  # [G], [G, T]
     row, own = OBJECTIVES[name], name == run["objective"]
     weighted = padded(group["factors"]) if "factors" in group else None                  # [G, T]
-    varying = varied(
+    varying = with_options(
         name, off_policy_mask=run["off_policy_mask"],
         dual_clip=run["dual_clip"] if (row.ratio, row.clip) == ("token", "min") else None)
     loss, stats = policy_loss(
