@@ -186,7 +186,7 @@ def passk(asked):
         report["difference"] = intervals(gains, widths, shares=(-1.0, 1.0))
         show("after minus before, problem by problem", report["difference"], "+")
     Path(own.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(own.output).write_text(json.dumps(report, indent=1) + "\n")
+    Path(own.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"\n{own.output}")
 
 

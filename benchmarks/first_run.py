@@ -46,7 +46,7 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         found = {"gspo": measured("gspo.py", folder),
                  "train": measured("train.py", folder, *steps)}
-        summary = json.loads(Path(folder, "runs/gspo/summary.json").read_text())
+        summary = json.loads(Path(folder, "runs/gspo/summary.json").read_text(encoding="utf-8"))
     publish(args.json, found | {"example": summary["example"]}, texts)
 
 

@@ -53,7 +53,7 @@ class Bench:
     def run(self, *command):
         """Run a Python command and return what it printed. Raises RuntimeError with the end of its
         output if it failed."""
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
+        done = subprocess.run([sys.executable, *command], capture_output=True, encoding="utf-8",
                               timeout=self.left(), env=os.environ | {"PYTHONPATH": str(ROOT)})
         if done.returncode:
             raise RuntimeError((done.stderr or done.stdout).strip()[-500:])
@@ -63,8 +63,8 @@ class Bench:
         """A run of train.py -> (metrics per rollout batch, summary, peak bytes of its GPU)."""
         with tempfile.TemporaryDirectory() as folder:
             printed = self.run("-c", PEAK, *self.run_flags, *flags, "--output_dir", f"{folder}/run")
-            lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
-            summary = json.loads(Path(folder, "run/summary.json").read_text())
+            lines = Path(folder, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            summary = json.loads(Path(folder, "run/summary.json").read_text(encoding="utf-8"))
         return [json.loads(line) for line in lines], summary, int(printed.split("peak")[-1])
 
 

@@ -93,7 +93,7 @@ def main(argv=None):
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     args = parser.parse_args(argv)
     logging.disable_progress_bar()
-    found = json.loads(args.json.read_text()) if args.json.is_file() else {}
+    found = json.loads(args.json.read_text(encoding="utf-8")) if args.json.is_file() else {}
     for name in args.only:
         found[name] = PARTS[name](args.quick)
         print(f"{name}: {json.dumps(found[name])}", flush=True)

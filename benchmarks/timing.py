@@ -110,7 +110,7 @@ def command_line(doc, file, quick=None):
 
 def write_json(path, found):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def publish(path, found, texts):

@@ -201,7 +201,7 @@ def forced_task(prompt_tokens, count, length):
         problems = running_sum.running_sum().train
     elif prompt_tokens == "max":
         # four worked lines, the same for all prompts, and a fifth to complete
-        rows = make_max_data(tempfile.mkdtemp())[0].read_text().splitlines()
+        rows = make_max_data(tempfile.mkdtemp())[0].read_text(encoding="utf-8").splitlines()
         problems = [Problem(json.loads(row)["prompt"], "") for row in rows]
     else:                                                    # a token per digit
         problems = [Problem("".join(str((i * 7919 + k * k * 31) % 97 % 10)
@@ -379,7 +379,9 @@ def main(argv=None):
         parser.exit(2, f"versus_trl.py: --cases {', '.join(unknown)} unknown; known: "
                        f"{', '.join(CASES)}\n")
     file = args.json
-    found = json.loads(file.read_text()) if file.is_file() else {"cpu": {}, "cuda": {}}
+    found = {"cpu": {}, "cuda": {}}
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
     for name in args.cases:
         case = CASES[name]
         if case.model == "smollm2" and not Path(SMOLLM2).is_dir():

@@ -40,7 +40,7 @@ def write(folder=Path("data")):
     for name, some in (("test", pairs[:held_out]), ("train", pairs[held_out:])):
         lines = [json.dumps({"prompt": shots + prompt, "answer": answer})
                  for prompt, answer in (row(*pair) for pair in some)]
-        (folder / f"counting_{name}.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / f"counting_{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

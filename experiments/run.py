@@ -51,7 +51,7 @@ def read(name, folder="experiments/results"):
     again."""
     file = ROOT / folder / f"{name}.jsonl"
     runs = {}
-    for text in file.read_text().splitlines() if file.is_file() else ():
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
             run = json.loads(text)
             runs[run["arm"], run["cell"], run["seed"]] = run
@@ -164,9 +164,10 @@ def circumstances():
     import torch
     import transformers
     git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True,
-                                        text=True).stdout.strip()
+                                        encoding="utf-8").stdout.strip()
     about = Path("/proc/cpuinfo")
-    cpu = re.search(r"model name\s*: (.*)", about.read_text()) if about.is_file() else None
+    about = about.read_text(encoding="utf-8") if about.is_file() else ""
+    cpu = re.search(r"model name\s*: (.*)", about)
     return dict(machine=f"{cpu[1] if cpu else platform.processor()}, "
                         f"{torch.get_num_threads()} thread(s)",
                 versions=f"Python {platform.python_version()}, torch {torch.__version__}, "
@@ -193,11 +194,12 @@ def make(name, question, arm, cell, seed):
     if code == 2 and "cold start" in printed:
         return line | dict(refused=printed.strip().splitlines()[-1]) | spent
     metrics = folder / "metrics.jsonl"
-    records = list(map(json.loads, metrics.read_text().splitlines())) if metrics.is_file() else []
+    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.is_file() else []
+    records = list(map(json.loads, lines))
     if code in (2, 130) or code and not records:
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
-    summary = {} if code else json.loads((folder / "summary.json").read_text())
-    asked = json.loads((folder / "config.json").read_text())["arguments"]
+    summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    asked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["arguments"]
     shutil.rmtree(folder)
     return line | dict(figures=rounded(figures(records, summary, asked))) | spent
 
@@ -492,7 +494,7 @@ def main(argv=None):
             draw(name, question, runs)
     if options.folder == "experiments/results" and not options.judge:
         text = json.dumps(summary(), indent=1, ensure_ascii=False)
-        (ROOT / "experiments/results/numbers.json").write_text(text + "\n")
+        (ROOT / "experiments/results/numbers.json").write_text(text + "\n", encoding="utf-8")
 
 
 def make_all(name, question, options):
@@ -511,7 +513,7 @@ def make_all(name, question, options):
         if one is None:
             break
         line = make(name, question, *one)
-        with open(file, "a") as out:
+        with open(file, "a", encoding="utf-8") as out:
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
         made += 1
         told = line.get("refused") or line["figures"].get("after", "measured")

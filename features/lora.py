@@ -129,7 +129,7 @@ def new_config(policy, settings):
 def check_continues(policy, settings, folder):
     """Raise ValueError unless the flags describe the adapters in `folder`, which the run will go on
     training. policy: their base model, without adapters."""
-    saved = json.loads((Path(folder) / CONFIG).read_text())
+    saved = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
     asked = new_config(policy, settings)
     for own, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
                       ("lora_target_modules", "target_modules")):
@@ -232,7 +232,8 @@ def is_adapter(folder):
 def base_of(folder):
     """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
     there is none, or if that is an adapter, too."""
-    base = json.loads((Path(folder) / CONFIG).read_text()).get("base_model_name_or_path")
+    config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
+    base = config.get("base_model_name_or_path")
     if not base:
         raise ValueError(f"{folder}/{CONFIG} names no base model")
     if is_adapter(base):
@@ -245,7 +246,7 @@ def in_4bit(folder):
     """Whether the adapters of a checkpoint were trained beside 4-bit weights: its config.json then
     says how they were quantized."""
     file = Path(folder) / "config.json"
-    return file.is_file() and "quantization_config" in json.loads(file.read_text())
+    return file.is_file() and "quantization_config" in json.loads(file.read_text(encoding="utf-8"))
 
 
 def named_adapters(policy):

@@ -289,5 +289,5 @@ if __name__ == "__main__":
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", action="store_true", help="first record the batch again")
     if parser.parse_args().record:
-        BATCH.write_text(json.dumps(recorded()) + "\n")
+        BATCH.write_text(json.dumps(recorded()) + "\n", encoding="utf-8")
     write(NOTEBOOK, executed(made(CELLS)))

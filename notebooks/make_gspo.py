@@ -333,7 +333,7 @@ def sources(book):
 
 
 def write(path, book):
-    path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(book, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB")
 
 
@@ -349,6 +349,6 @@ def picture(book, words):
 if __name__ == "__main__":
     help_form = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
-    book = executed(notebook((ROOT / "gspo.py").read_text()))
+    book = executed(notebook((ROOT / "gspo.py").read_text(encoding="utf-8")))
     write(NOTEBOOK, book)
     PICTURE.write_bytes(picture(book, PICTURED))

@@ -42,5 +42,6 @@ def reward(response, answer):
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__).parse_args()
     Path("data").mkdir(exist_ok=True)
-    Path("data/notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    Path("data/notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()),
+                                        encoding="utf-8")
     print("data/notes.jsonl")

@@ -32,13 +32,13 @@ def write_text(path, text):
     """Write a small file under a temporary name, then rename it."""
     partial = path.with_name(f".partial-{path.name}")
     with naming(path):
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
 
 
 def append(path, record):
     """Append one JSON line; it is in the file when this function returns."""
-    with naming(path), open(path, "a") as file:
+    with naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 

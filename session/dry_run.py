@@ -1,11 +1,10 @@
-"""--dry_run: what a run would do, need and take, tried within minutes; no run folder is left.
+"""--dry_run: measure what a run does, its memory and its time within minutes, without a run folder.
 
-What is measured is the run itself: its first rollout batch, an evaluation of a few held-out
-prompts, and the longest update that can occur. A cold start that is missing is made and kept in
-its usual cache, from which the run will read it.
+It measures the run itself: its first rollout batch, an evaluation of a few held-out prompts, and
+the longest update that can occur. If the supervised warm-up is not cached yet, it is made and kept
+in its usual place, from which the run will read it.
 """
 
-import resource
 import sys
 import time
 from dataclasses import replace
@@ -23,7 +22,8 @@ def tell(settings, learner, task, train, held_out, began):
     """Print prompt, response, memory and time of the run. train, held_out: those of train.py and
     eval.py; began: when the script began, by time.perf_counter."""
     loaded = time.perf_counter()
-    few = replace(settings, eval_prompts=min(settings.eval_prompts, EVALUATED))
+    evaluated_by_run = min(settings.eval_prompts, len(task.test))
+    few = replace(settings, eval_prompts=min(evaluated_by_run, EVALUATED))
     scores = held_out(few, learner.actor, learner.tokenizer, task)
     evaluated = time.perf_counter()
     first = FirstBatch()
@@ -34,7 +34,7 @@ def tell(settings, learner, task, train, held_out, began):
         screen.say(f"{few.eval_prompts} held-out prompts before training: {screen.scores(scores)}")
     screen.say(peak_memory(learner, task))
     screen.say(duration(settings, loaded - began, trained - evaluated,
-                        (evaluated - loaded) * settings.eval_prompts / few.eval_prompts))
+                        (evaluated - loaded) * evaluated_by_run / few.eval_prompts))
     screen.say("dry run: no folder is left; leave out --dry_run to train")
 
 
@@ -83,13 +83,18 @@ def transcript(batch, tokenizer, task):
 
 
 def peak_memory(learner, task):
-    """The line about the memory that the longest update took. A GPU has tried it already."""
+    """The line about the memory that the longest update took, in GiB. On a GPU it has been tried
+    before; Windows does not tell what a process took at most."""
     rows = learner.rows_per_pass()
     longest = f"{rows} responses of {task.max_completion_length} tokens in a pass"
     if learner.policy.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30
         return f"peak memory of the longest update, {longest}: {peak:.1f} GiB allocated"
     memory.try_longest(learner, task)
+    try:
+        import resource
+    except ImportError:
+        return f"the longest update, {longest}, fits in memory; Windows does not tell its peak"
     unit = 1 if sys.platform == "darwin" else 1024           # of ru_maxrss, in bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2 ** 30
     return f"peak memory of the longest update, {longest}: {peak:.1f} GiB resident"

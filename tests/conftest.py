@@ -10,6 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")    # tensors are tiny; scripts that tests start, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")     # a missing checkpoint fails at once, without a hub
+os.environ.setdefault("PYTHONIOENCODING", "utf-8")     # what tests read from scripts they start
 
 import pytest  # noqa: E402
 

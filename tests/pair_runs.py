@@ -64,6 +64,6 @@ def run(folder, flags):
 if __name__ == "__main__":
     processes.stop = lambda: None                            # one group for all jobs
     torch.set_num_threads(1)
-    for folder, flags in json.loads(Path(sys.argv[1]).read_text()):
+    for folder, flags in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")):
         run(folder, flags)
     torch.distributed.destroy_process_group()

@@ -48,7 +48,8 @@ def chance(rule="sum(map(ord, response)) % 3 / 2", n=40):
     rng = random.Random(0)
     sums = ["+".join(rng.choices("123456789", k=rng.randint(1, 5))) + "=" for _ in range(n)]
     jsonl("rows.jsonl", [{"prompt": prompt, "answer": "1"} for prompt in dict.fromkeys(sums)])
-    Path("mine.py").write_text(f"def reward(response, answer):\n    return {rule}\n")
+    Path("mine.py").write_text(f"def reward(response, answer):\n    return {rule}\n",
+                               encoding="utf-8")
     return "--dataset_name rows.jsonl --verifier mine.py:reward --max_completion_length 8"
 
 
@@ -57,7 +58,7 @@ def python(*words, cwd=None, processes=1, code=0):
     with this exit code (None: with any): a CompletedProcess with what it printed."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run([sys.executable, *torchrun * (processes > 1), *map(str, words)], cwd=cwd,
-                          capture_output=True, text=True, timeout=900)
+                          capture_output=True, encoding="utf-8", timeout=900)
     assert code in (None, done.returncode), done.stdout[-2000:] + done.stderr[-2000:]
     return done
 
@@ -72,7 +73,7 @@ def program(place, cold_start):
 
 def documented(title):
     """(the text of a section of CONTRIBUTING.md, its blocks of code)."""
-    page = (ROOT / ".github/CONTRIBUTING.md").read_text()
+    page = (ROOT / ".github/CONTRIBUTING.md").read_text(encoding="utf-8")
     section = page.split(f"## {title}\n")[1].split("\n## ")[0]
     blocks = re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.M)
     return section, [textwrap.dedent(block).strip() for block in blocks if block.strip()]
@@ -80,13 +81,13 @@ def documented(title):
 
 def jsonl(path, rows):
     """Write rows as JSON lines; their path as str."""
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
 
 
 def read_json(path):
     """What a file holds: of .jsonl a list of its lines."""
-    text = Path(path).read_text()
+    text = Path(path).read_text(encoding="utf-8")
     if str(path).endswith(".jsonl"):
         return [json.loads(line) for line in text.splitlines()]
     return json.loads(text)

@@ -42,7 +42,8 @@ def read_metrics(folder):
                          "run has not completed its first rollout batch")
     records = []
     skipped = []
-    for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(lines, 1):
         try:
             record = json.loads(text)
             records.append(record | {"step": int(record["step"])})

@@ -38,7 +38,7 @@ def read_run(folder):
     if not file.is_file():
         raise ValueError(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
                          "default for the built-in task")
-    for line in file.read_text(errors="replace").splitlines():
+    for line in file.read_text(errors="replace", encoding="utf-8").splitlines():
         try:
             groups.append(json.loads(line))
         except ValueError:                                   # the last line is incomplete
@@ -46,7 +46,7 @@ def read_run(folder):
     if not groups:
         raise ValueError(f"{file} has no complete line, so there is nothing to show")
     try:
-        arguments = json.loads((folder / "config.json").read_text())["arguments"]
+        arguments = json.loads((folder / "config.json").read_text(encoding="utf-8"))["arguments"]
         objective = ALGORITHMS[arguments["algorithm"]]["objective"]
     except (OSError, ValueError, KeyError):
         raise ValueError(f"{folder}/config.json does not say which algorithm was trained") from None
@@ -83,7 +83,8 @@ def finite(x):
 def page(runs, largest=None):
     """The HTML file for one or two runs, as read_run returns them, of about `largest` bytes;
     None: LARGEST_PAGE."""
-    html, style, *scripts = ((Path(__file__).parent / "viewer" / f).read_text() for f in FILES)
+    viewer = Path(__file__).parent / "viewer"
+    html, style, *scripts = ((viewer / file).read_text(encoding="utf-8") for file in FILES)
     script = "\n".join(scripts)
     curves = sum(len(embedded(run["curves"])) for run in runs)
     room = ((largest or LARGEST_PAGE) - len(html + style + script) - curves - 20_000) / len(runs)
@@ -110,5 +111,5 @@ def write_page(folders, output=None, largest=None):
     output = Path(output) if output else Path(folders[0]) / "view.html"
     html = page([read_run(Path(folder)) for folder in folders], largest)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(html)
+    output.write_text(html, encoding="utf-8")
     return output

@@ -244,8 +244,8 @@ def guard_rail(event, arguments):
 
 def verifier_worker(kind, time_limit):
     """The worker: reads JSON lines [response, answer, problem], writes rewards or error texts."""
-    questions = os.fdopen(os.dup(0))
-    replies = os.fdopen(os.dup(1), "w")
+    questions = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     # a verifier that reads or prints, or a program it starts, must not touch questions and replies
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

@@ -68,7 +68,7 @@ def seal(folder):
     sums = folder / NAME
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file != sums]
     sums.write_text("".join(f"{digest_of(file)}  {file.relative_to(folder).as_posix()}\n"
-                            for file in files))
+                            for file in files), encoding="utf-8")
     for file in files:
         shutil.copymode(sums, file)
 

@@ -87,7 +87,8 @@ def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
     policy.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
-    (partial / "recipe.json").write_text(json.dumps(recipe | {"pass_at_1": passed}, indent=1))
+    (partial / "recipe.json").write_text(json.dumps(recipe | {"pass_at_1": passed}, indent=1),
+                                         encoding="utf-8")
     usual_modes(partial)
     try:
         os.rename(partial, folder)

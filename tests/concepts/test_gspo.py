@@ -46,14 +46,14 @@ def load(path):
 
 def grpo_page(folder):
     """The page with the three lines of its closing comment in the place of its own, in a folder."""
-    source, closing = PAGE.read_text().split("# GRPO is three lines away")
+    source, closing = PAGE.read_text(encoding="utf-8").split("# GRPO is three lines away")
     lines = re.findall(r"^# ( *[A-Za-z_]+ = .*)$", closing, re.M)
     assert len(lines) == 3
     for line in lines:
         name = line.partition(" = ")[0]
         source, count = re.subn(rf"(?m)^{name} = .*$", line, source)
         assert count == 1, line
-    (folder / "grpo.py").write_text(source)
+    (folder / "grpo.py").write_text(source, encoding="utf-8")
     return folder / "grpo.py"
 
 
@@ -88,15 +88,15 @@ def test_the_loss_is_that_of_the_concept_file():
 
 def test_the_three_lines_of_the_closing_comment_make_it_grpo(tmp_path, monkeypatch, capsys):
     page = grpo_page(tmp_path)
-    ours, theirs = (path.read_text().splitlines() for path in (PAGE, page))
+    ours, theirs = (path.read_text(encoding="utf-8").splitlines() for path in (PAGE, page))
     assert sum(a != b for a, b in zip(ours, theirs)) == 3
     assert_same_loss(load(page), "grpo")
-    run(monkeypatch, page, shortened(page.read_text(), **SHORT))
+    run(monkeypatch, page, shortened(page.read_text(encoding="utf-8"), **SHORT))
     assert capsys.readouterr().out.count("batch ") == 2
 
 
 def test_the_page_imports_nothing_of_this_project():
-    tree = ast.parse(PAGE.read_text())
+    tree = ast.parse(PAGE.read_text(encoding="utf-8"))
     allowed = {"torch", "transformers", *sys.stdlib_module_names}
     imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert [node.module for node in imports if node not in tree.body] == ["datasets"]
@@ -107,7 +107,7 @@ def test_the_page_imports_nothing_of_this_project():
 
 
 def test_the_page_is_a_page():
-    lines = PAGE.read_text().splitlines()
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
     assert len(code) <= 212 and len(lines) <= 250 and max(map(len, lines)) <= 100
 
@@ -133,14 +133,14 @@ def test_of_gsm8k_counts_what_follows_the_marks(response, right):
 
 def run(monkeypatch, path, source, *argv):
     """The page from the command line, in this process."""
-    path.write_text(source)
+    path.write_text(source, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", [str(path), *map(str, argv)])
     runpy.run_path(str(path), run_name="__main__")
 
 
 def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     """Seven batches of three tokens, with a reward that is a matter of chance."""
-    source = shortened(PAGE.read_text(), **SHORT | dict(STEPS=7, MAX_NEW_TOKENS=3))
+    source = shortened(PAGE.read_text(encoding="utf-8"), **SHORT | dict(STEPS=7, MAX_NEW_TOKENS=3))
     right, chance = "float(response == answer)", "float(response < '7')"
     assert source.count(right) == 1
     run(monkeypatch, tmp_path / "short.py", source.replace(right, chance))
@@ -219,8 +219,8 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
     checkpoint = models.saved(tmp_path / "model", tokenizer=tokenizer, num_hidden_layers=1)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
-                    '{"question": "2 + 2?", "answer": "#### 4"}\n')
-    source = shortened(PAGE.read_text(), **SHORT | dict(
+                    '{"question": "2 + 2?", "answer": "#### 4"}\n', encoding="utf-8")
+    source = shortened(PAGE.read_text(encoding="utf-8"), **SHORT | dict(
         MICRO_BATCH=3, MAX_NEW_TOKENS=8, LEARNING_RATE=1e-3))
     run(monkeypatch, tmp_path / "short.py", source, checkpoint, rows)
     assert capsys.readouterr().out.count("batch ") == 2
@@ -229,5 +229,6 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
 @pytest.mark.slow
 def test_the_page_runs_alone_as_a_script(tmp_path):
     """In a folder of its own, where no file of this project can be imported."""
-    (tmp_path / "gspo.py").write_text(shortened(PAGE.read_text(), **SHORT))
+    short = shortened(PAGE.read_text(encoding="utf-8"), **SHORT)
+    (tmp_path / "gspo.py").write_text(short, encoding="utf-8")
     assert python("gspo.py", cwd=tmp_path).stdout.count("batch ") == 2

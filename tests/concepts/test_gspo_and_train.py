@@ -81,7 +81,7 @@ def made(uses):
     torch.manual_seed(0)
     gspo.tiny_policy(Characters()).save_pretrained("start")
     builtin_tokenizer().save_pretrained("start")
-    Path("recorded.py").write_text(RECORDED)
+    Path("recorded.py").write_text(RECORDED, encoding="utf-8")
     train.main(f"{FLAGS} {chance()} --num_iterations {uses}".split())
     problems = [(ids, "1") for batch in read_json("prompts.jsonl") for ids in batch]
     uniforms = runpy.run_path("recorded.py")["uniforms"]

@@ -39,7 +39,8 @@ def copied(folder, cold_start, *replacements):
     """A copy of the code in which losses.py has these lines."""
     code = program(folder / "code", cold_start)
     losses = code / "losses.py"
-    losses.write_text(in_place_of(losses.read_text(), *replacements))
+    text = in_place_of(losses.read_text(encoding="utf-8"), *replacements)
+    losses.write_text(text, encoding="utf-8")
     return code
 
 
@@ -98,10 +99,11 @@ FADING = """def fading(rewards, group_size, scale, mask):
 def with_advantage(code, function, row):
     """The copy of the code with a function and a row in advantages.py."""
     file = code / "advantages.py"
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     assert text.count("\nADVANTAGES = {\n") == 1
     file.write_text(text.replace("\nADVANTAGES = {\n",
-                                 f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
+                                 f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"),
+                    encoding="utf-8")
 
 
 def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):

@@ -213,7 +213,7 @@ def edited(change):
 def reconfigured(**values):
     def damage(folder):
         config = read_json(folder / "config.json")
-        (folder / "config.json").write_text(json.dumps(config | values))
+        (folder / "config.json").write_text(json.dumps(config | values), encoding="utf-8")
     return damage
 
 

@@ -26,7 +26,8 @@ from tiny_run import SMALL, TINY, metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
-DATA = (ROOT / "docs/data.md").read_text().replace("\\\n", "")     # a command in one line
+DATA = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+DATA = DATA.replace("\\\n", "")                             # a command in one line
 
 
 def section(heading, **places):
@@ -37,7 +38,8 @@ def section(heading, **places):
         lines = body.rstrip("\n").splitlines()
         assert not any(line.startswith("    python ") for line in lines), (
             f"{name}: Markdown shows the command as a part of the file")
-        Path(name).write_text("".join(line[4:] + "\n" for line in lines).rstrip("\n") + "\n")
+        Path(name).write_text("".join(line[4:] + "\n" for line in lines).rstrip("\n") + "\n",
+                              encoding="utf-8")
     commands = re.findall(r"^    (python train\.py .*)$", text, re.M)
     return [[places.get(word, word) for word in shlex.split(line)[2:]] for line in commands]
 
@@ -134,7 +136,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
     jail, = re.findall(r'^    export JAIL="(bwrap [^"]+)"$', DATA, re.M)
     (argv,) = section("A verifier that runs code")
     mine, made = workplace / "mine.txt", Path(sys.prefix) / "made"
-    mine.write_text("x")
+    mine.write_text("x", encoding="utf-8")
     caught = ("\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\n"
               "assert not reached\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -212,7 +214,7 @@ def test_the_whole_task_on_smollm2(workplace, capsys):
     eval.main(shlex.split(question.replace("step_40", "step_4")))
     greedy = capsys.readouterr().out.split("temperature 0\n")[1].splitlines()[0]
     assert json.loads(greedy) == {"name": "Hugo", "city": "Cairo"}
-    exec(Path("merge.py").read_text().replace("step_40", "step_4"), {})
+    exec(Path("merge.py").read_text(encoding="utf-8").replace("step_40", "step_4"), {})
     plain = AutoModelForCausalLM.from_pretrained("runs/notes/merged")
     tokenizer = AutoTokenizer.from_pretrained("runs/notes/merged")
     settings = read_json("runs/notes/config.json")["arguments"]

@@ -111,8 +111,8 @@ def test_a_null_deep_inside_a_parquet_file_is_refused_by_its_row(tmp_path):
 def test_a_column_or_a_test_file_that_is_not_there_is_refused(test, more, words, tmp_path,
                                                               monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("x.jsonl").write_text(GOOD)
-    Path("empty.jsonl").write_text("")
+    Path("x.jsonl").write_text(GOOD, encoding="utf-8")
+    Path("empty.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(ValueError, match=words):
         load_task("x.jsonl", test, verifier="exact", **more)
 
@@ -156,13 +156,13 @@ def test_unicode_and_control_characters_pass_unchanged(tmp_path):
      '{"prompt": "c", "answer": -6.5}', ["4", "5", "-6.5"]),
     ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"])])
 def test_numbers_become_text_and_text_stays_as_it_is_written(name, text, answers, tmp_path):
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, encoding="utf-8")
     rows = checked_rows(read_rows(tmp_path / name), name)
     assert [row[:2] for row in rows] == [*zip("1bc", answers)]
 
 
 def test_a_dataset_of_one_row_is_both_splits_and_says_so(tmp_path):
-    (tmp_path / "x.jsonl").write_text(GOOD)
+    (tmp_path / "x.jsonl").write_text(GOOD, encoding="utf-8")
     task = load_task(str(tmp_path / "x.jsonl"), verifier="exact")
     assert task.train == task.test == [Problem("2+2=", "4", f"{tmp_path}/x.jsonl line 1")]
     note, = task.notes
@@ -189,7 +189,8 @@ def test_answers_that_math_verify_cannot_read_are_noticed(tmp_path):
 
 def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path):
     """Python's reader of CSV takes no such cell by itself."""
-    (tmp_path / "x.csv").write_text(f"prompt,answer\n2+2=,4\n{'1+' * 500_000},4\n")
+    (tmp_path / "x.csv").write_text(f"prompt,answer\n2+2=,4\n{'1+' * 500_000},4\n",
+                                    encoding="utf-8")
     task = load_task(str(tmp_path / "x.csv"), verifier="exact")
     problem = next(p for p in task.train + task.test if len(p.prompt) == 1_000_000)
     words = "x.csv line 3: the prompt has 1000000 characters, far too many for 512 tokens"
@@ -273,7 +274,8 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import zlib\ndef check(response, answer):\n"
         "    crc = zlib.crc32(response.encode('utf-8', 'surrogatepass'))\n"
-        "    return crc == int(answer) if len(response) % 3 else int(response) * 0\n")
+        "    return crc == int(answer) if len(response) % 3 else int(response) * 0\n",
+        encoding="utf-8")
     check = Verifier(f"{tmp_path}/mine.py:check", time_limit=20.0)
     responses = hostile("42", tmp_path / "trap")
     for response in responses:

@@ -72,7 +72,7 @@ def rows(workplace):
      "Q{prompt}")])
 def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, system, template,
                                                                          rows):
-    Path("shots.txt").write_text("1+1=2\n{prompt}\nQ:\n")
+    Path("shots.txt").write_text("1+1=2\n{prompt}\nQ:\n", encoding="utf-8")
     task = from_arguments(parse((EXACT + line).split()))
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
@@ -86,7 +86,8 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
                                "{% if add_generation_prompt %}=<pad>,+{% endif %}")  # <think>
     tokenizer.save_pretrained("m")
     Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    open('seen', 'a').write(response + '\\n')\n    return 1\n")
+                               "    open('seen', 'a').write(response + '\\n')\n    return 1\n",
+                               encoding="utf-8")
     run(ROWS + "--verifier mine.py:reward --max_completion_length 4 --system_prompt 2+2=4. "
         "--prompt_template 1+{prompt}")
     out = capsys.readouterr().out
@@ -94,7 +95,7 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
     assert "2+2=4.1+" in line and "=<pad>,+" in line
     assert line.startswith("first prompt, 16 tokens: ")
     assert out.index("first prompt") < out.index("batch 1/1")
-    responses = Path("seen").read_text().splitlines()        # the template's part is not in them
+    responses = Path("seen").read_text(encoding="utf-8").splitlines()    # without the template
     assert responses and max(map(len, responses)) <= 4
     for sample in read_json("run/samples.jsonl")[0]["samples"]:
         assert len(sample["response"]) <= 4 and sample["prompt"].endswith("+1=")

@@ -37,7 +37,7 @@ def task(sums):
     made = []
 
     def make(source, *names, **options):
-        Path("mine.py").write_text(source)
+        Path("mine.py").write_text(source, encoding="utf-8")
         kinds = [f"mine.py:{name}" for name in names or ["reward"]]
         made.append(load_task("rows.jsonl", verifier=kinds, **{"time_limit": 20.0} | options))
         return made[-1]
@@ -52,7 +52,7 @@ def judged(model, sums, run):
     """judged(source, "--steps 2") is the metrics of a run on the sums by the reward of mine.py,
     whose text is the source."""
     def train(source, line="", folder="run"):
-        Path("mine.py").write_text(source)
+        Path("mine.py").write_text(source, encoding="utf-8")
         return run(DATA + line, folder=folder)
     return train
 
@@ -141,7 +141,7 @@ def reward(response, answer):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed, all_fail", [(1, False), (2, True)])
 def test_two_processes_name_and_count_the_parts_as_one_does(seed, all_fail, model, sums):
-    Path("mine.py").write_text(ROUGH.format(seed=seed, all_fail=all_fail))
+    Path("mine.py").write_text(ROUGH.format(seed=seed, all_fail=all_fail), encoding="utf-8")
     words = [TRAIN, *SMALL, *DATA.split(), *"--steps 2 --reward_weights 1 0.5 -0.25".split()]
     found = []
     for n in (1, 2):
@@ -177,7 +177,8 @@ def test_a_single_part_is_the_reward_to_the_last_bit():
 
 
 def test_parts_of_several_verifiers_stand_side_by_side(sums):
-    Path("form.py").write_text("def form(response, answer):\n    return len(response) == 1\n")
+    Path("form.py").write_text("def form(response, answer):\n    return len(response) == 1\n",
+                               encoding="utf-8")
     judge = load_task("rows.jsonl", verifier=["exact", "form.py:form"], reward_weights=[1, 0.5])
     problem = judge.train[0]
     assert judge.part_names == ["exact", "form"]
@@ -193,7 +194,7 @@ def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(sums):
     Path("mine.py").write_text(
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
-        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
+        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n", encoding="utf-8")
     check, texts = Verifier("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
     expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
     assert in_parallel(check, texts, [""] * 99, workers=4) == expected
@@ -271,14 +272,14 @@ BEGUN = [
 def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(row, model, sums,
                                                                               refused):
     source, line, words = row
-    Path("mine.py").write_text(source)
+    Path("mine.py").write_text(source, encoding="utf-8")
     assert re.search(words, refused(DATA + line, begun=row in BEGUN))
 
 
 def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
     jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "two"}])
     Path("mine.py").write_text("def reward(completion_ids):\n"
-                               "    return [1.0] * len(completion_ids)\n")
+                               "    return [1.0] * len(completion_ids)\n", encoding="utf-8")
     assert "rows.jsonl line 1: the answer cannot be tokenized" in refused(DATA)
 
 
@@ -397,8 +398,8 @@ def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, wh
                                                                       monkeypatch):
     """The file of a verifier of one answer is not run here: it may end the process."""
     monkeypatch.chdir(tmp_path)
-    Path("other.py").write_text("def reward(completions):\n    return []\n")
-    Path("mine.py").write_text(source + "\n")
+    Path("other.py").write_text("def reward(completions):\n    return []\n", encoding="utf-8")
+    Path("mine.py").write_text(source + "\n", encoding="utf-8")
     assert is_whole_batch("mine.py:reward") == whole and not Path("ran").exists()
     assert not is_whole_batch("math") and not is_whole_batch("nowhere.py:reward")
 
@@ -414,7 +415,8 @@ def test_an_async_function_and_one_with_a_state_are_called(task):
 
 def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     """Its own imports find the neighbour; later imports of the process do not."""
-    Path("colorsys.py").write_text("mine = 7\n")             # there is a module of this name
+    Path("colorsys.py").write_text("mine = 7\n",
+                                   encoding="utf-8")             # there is a module of this name
     sys.modules.pop("colorsys", None)
     judge = task("from __future__ import annotations\nfrom dataclasses import dataclass\n"
                  "import colorsys\n@dataclass\nclass Mark:\n    value: float\n"
@@ -496,8 +498,9 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     called directly with what was sampled: its own tokens, messages, and the column."""
     assert name in FACTORIES or not name.startswith("get_")
     made = name + FACTORIES.get(name, "")
-    Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n")
-    Path("recorder.py").write_text(RECORDER)
+    Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n",
+                               encoding="utf-8")
+    Path("recorder.py").write_text(RECORDER, encoding="utf-8")
     seen = calls(Task, "judge")
     record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")

@@ -213,7 +213,7 @@ def as_file(path, rows):
     import datasets
     data = datasets.Dataset.from_list(rows)
     make = {".csv": data.to_csv, ".parquet": data.to_parquet,
-            ".json": lambda path: path.write_text(json.dumps(rows, indent=1)),
+            ".json": lambda path: path.write_text(json.dumps(rows, indent=1), encoding="utf-8"),
             ".jsonl": lambda path: jsonl(path, rows)}
     make[path.suffix](path)
     return str(path)
@@ -235,7 +235,7 @@ def test_of_a_worked_answer_only_what_follows_the_hashes_counts():
     task = load_task(str(WORD_PROBLEMS))
     problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
     assert len(problems) == 24 and len(task.test) == 2
-    for number, line in enumerate(WORD_PROBLEMS.read_text().splitlines(), 1):
+    for number, line in enumerate(WORD_PROBLEMS.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
         problem, final = problems[str(number)], row["answer"].split("#### ")[1]
         assert (problem.prompt, problem.answer) == (row["question"], final)
@@ -302,7 +302,7 @@ def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path)
     """The reference: the package's own data sets, and its verifier."""
     gym = pytest.importorskip("reasoning_gym")
     (tmp_path / "mine.py").write_text(
-        "def short(response, answer):\n    return float(len(response) < 4)\n")
+        "def short(response, answer):\n    return float(len(response) < 4)\n", encoding="utf-8")
     name = ('reasoning_gym:basic_arithmetic?operators=["+","-"]&max_digits=1&size=60,'
             "reasoning_gym:letter_counting?max_words=5&size=30")
     task = load_task(name, seed=3, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])

@@ -29,7 +29,7 @@ def own(tmp_path):
     made = []
 
     def make(source, time_limit=20.0):
-        (tmp_path / "mine.py").write_text(source)
+        (tmp_path / "mine.py").write_text(source, encoding="utf-8")
         made.append(Verifier(f"{tmp_path}/mine.py:check", time_limit))
         return made[-1]
     yield make
@@ -112,21 +112,24 @@ def gone(pid):
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat")
-        return state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+        if not state.exists():
+            return False
+        return state.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
     except ProcessLookupError:
         return True
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
-    (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n")
+    (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n",
+                                      encoding="utf-8")
     code = ("import threading; from plumbing.data.verifiers import Verifier\n"
             f"check = Verifier('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
             "print(worker.pid, flush=True)\n"
             "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush()\n"
             "threading.Event().wait()")
     run = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
-                           text=True)
+                           encoding="utf-8")
     pid = int(run.stdout.readline())
     time.sleep(0.2)
     run.kill()
@@ -161,7 +164,7 @@ def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     lines = [expression.format(trap) for expression, trap in zip(HOSTILE * 2, free + guarded)]
     lines.insert(len(HOSTILE), "guard")
     run = subprocess.run([sys.executable, "-c", code], input="\n".join(lines), cwd=ROOT,
-                         capture_output=True, text=True, timeout=120)
+                         capture_output=True, encoding="utf-8", timeout=120)
     assert run.returncode == 0, run.stderr
     assert all(map(os.path.lexists, free)) and not any(map(os.path.lexists, guarded))
 

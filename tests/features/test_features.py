@@ -66,13 +66,13 @@ def without(place, cold_start, names):
     """A copy of the program in the folder `place`, without these features."""
     program(place, cold_start)
     listed = place / "features/__init__.py"
-    text = listed.read_text()
+    text = listed.read_text(encoding="utf-8")
     for feature in FEATURES:
         if feature.__name__ in names:
             (place / "features" / file_of(feature)).unlink()
             text = re.sub(rf"^from features\.\w+ import {feature.__name__}\n", "", text, flags=re.M)
             text = re.sub(rf"\b{feature.__name__}\b,? ?", "", text)
-    listed.write_text(text)
+    listed.write_text(text, encoding="utf-8")
     return place
 
 
@@ -80,9 +80,9 @@ def in_turn(place, home, names):
     """[(exit code, what stderr says)] of a run of the copy with each feature on; one process for
     all, because most of a tiny run is the imports."""
     runs = [flags(*ON[name].split(), "--steps", "1", "--output_dir", name) for name in names]
-    done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(runs)], cwd=home, text=True,
-                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1",
-                                                                 "PYTHONPATH": str(place)})
+    done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(runs)], cwd=home,
+                          encoding="utf-8", capture_output=True,
+                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(place)})
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -91,7 +91,7 @@ def in_turn(place, home, names):
 def named(workplace, cold_start):
     """What the flags of ON name: rows.jsonl, mine.py and model."""
     chance()
-    Path("mine.py").write_text("def tool(text):\n    return '7'\n")
+    Path("mine.py").write_text("def tool(text):\n    return '7'\n", encoding="utf-8")
     Path("model").symlink_to(cold_start)
 
 

@@ -69,12 +69,12 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_st
         Path("policy").symlink_to(cold_start)                # among them, and have four
         jsonl("sums.jsonl", [{"prompt": f"{a}+{b}=", "answer": "2,1."}
                              for a in range(1, 4) for b in range(1, 4)])
-        Path("mine.py").write_text("def tool(text):\n    return '1'\n")
+        Path("mine.py").write_text("def tool(text):\n    return '1'\n", encoding="utf-8")
     records = run("--steps 2 --max_completion_length 1 --mask_truncated_completions " + flags)
     assert [r["truncated"] for r in records] == [1, 1]
     assert [r["empty_minibatches"] for r in records] == [2, 2]
     assert all(r["skipped"] == 0 and r["loss"] == 0 for r in records)
-    text = Path("run/metrics.jsonl").read_text()
+    text = Path("run/metrics.jsonl").read_text(encoding="utf-8")
     assert "NaN" not in text and "Infinity" not in text
     assert not state("run", 2)["optimizer"]["state"]                  # AdamW has not made a step
     assert flags != TOOL or records[0]["length"] < 4                  # the tool was called

@@ -111,7 +111,7 @@ def test_trained_saved_loaded_equal(tied, start, bits, ends):
 def test_the_lines_of_the_page_make_a_plain_checkpoint(name, ends):
     """docs/data.md's merge.py on the default modules: transformers computes what was trained."""
     _, final = ends(name, "run", "--lora_target_modules q_proj down_proj")
-    page = (Path(train.__file__).parent / "docs/data.md").read_text()
+    page = (Path(train.__file__).parent / "docs/data.md").read_text(encoding="utf-8")
     lines = re.match(r"(?:(?:    .*)?\n)+", page.split("`merge.py`:\n\n")[1])[0]
     for there, here in {"runs/notes/checkpoints/step_40": "run/checkpoints/step_2",
                         "checkpoints/SmolLM2-135M-Instruct": name}.items():
@@ -176,7 +176,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
     Path("elsewhere").rename("untied")
     config = read_json(Path(FIRST, "adapter_config.json"))
     Path("untied/adapter_config.json").write_text(
-        json.dumps(config | {"base_model_name_or_path": "x"}))
+        json.dumps(config | {"base_model_name_or_path": "x"}), encoding="utf-8")
     assert "an adapter itself" in said()
 
 

@@ -19,8 +19,8 @@ def call(cold_start, tmp_path):
     home = program(tmp_path / "program", cold_start)
     name, = re.findall(r"One file, `(\S+)`", SECTION)
     assert len(LINES.splitlines()) == 2 and len(TEXT.splitlines()) <= 36
-    (home / name).write_text(TEXT + "\n")
-    with open(home / "features/__init__.py", "a") as listed:
+    (home / name).write_text(TEXT + "\n", encoding="utf-8")
+    with open(home / "features/__init__.py", "a", encoding="utf-8") as listed:
         listed.write(f"\n{LINES}\n")
 
     def of(*words):

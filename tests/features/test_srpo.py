@@ -113,7 +113,7 @@ def another_start(workplace, monkeypatch):
 
 def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
     Path("mine.py").write_text("def long(completions, prompts):\n"
-                               "    return [len(p) for p in prompts]\n")
+                               "    return [len(p) for p in prompts]\n", encoding="utf-8")
     for name in ("x", "yy"):
         jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
     first = load_task("x.jsonl", verifier="exact", stop=("\n",))

@@ -113,7 +113,7 @@ def tool(tmp_path):
     in `calls`."""
     def make(source, stop):
         (tmp_path / "mine.py").write_text(
-            "calls = []\ndef tool(text):\n    calls.append(text)\n" + source)
+            "calls = []\ndef tool(text):\n    calls.append(text)\n" + source, encoding="utf-8")
         made = Tool(f"{tmp_path}/mine.py:tool", stop)
         made.calls = made.function.__globals__["calls"]
         return made
@@ -181,7 +181,7 @@ def test_what_a_tool_raises_is_inserted_and_said_once(tool, capfd):
     ("import nowhere_at_all\n", "ModuleNotFoundError"), ("raise SystemExit\n", "SystemExit"),
     ("", "has no attribute 'tool'")])
 def test_a_function_that_is_no_tool_is_refused(source, words, tmp_path):
-    (tmp_path / "mine.py").write_text(source)
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     words = f"--tool .*mine.py:tool does not load as a function of the text: .*{words}"
     with pytest.raises(ValueError, match=words):
         Tool(f"{tmp_path}/mine.py:tool")
@@ -195,7 +195,7 @@ def test_a_function_that_is_no_tool_is_refused(source, words, tmp_path):
     slow("--beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
 def test_a_run_with_a_tool_trains_with(line, run, cold_start):
     data = chance()
-    with open("mine.py", "a") as file:
+    with open("mine.py", "a", encoding="utf-8") as file:
         file.write("def tool(text):\n    return len(text) % 10 if len(text) % 3 else None\n")
     first, _ = run(f"{data} --model_name_or_path {cold_start} --tool mine.py:tool --tool_stop , "
                    f"--save_tokens --steps 2 --eval_samples 1 {line}")

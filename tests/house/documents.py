@@ -4,14 +4,20 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+
+
+def texts(files):
+    """{path within the project: text}."""
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
 PAGES = (ROOT / "README.md", ROOT / ".github/CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))
-DOCUMENTS = {str(file.relative_to(ROOT)): file.read_text() for file in PAGES}
+DOCUMENTS = texts(PAGES)
 README = DOCUMENTS["README.md"]
 FOLDERS = ("features", "plumbing", "session", "tools")
-PROGRAM = {str(file.relative_to(ROOT)): file.read_text() for file in
-           sorted([*ROOT.glob("*.py"), *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))])}
-ABOVE = {str(file.relative_to(ROOT)): file.read_text() for x in ("experiments", "benchmarks")
-         for file in sorted((ROOT / x).rglob("*.py"))}
+PROGRAM = texts(sorted([*ROOT.glob("*.py"),
+                        *(f for x in FOLDERS for f in (ROOT / x).rglob("*.py"))]))
+ABOVE = texts(f for x in ("experiments", "benchmarks") for f in sorted((ROOT / x).rglob("*.py")))
 COMMAND = re.compile(r"(OMP_NUM_THREADS=\d+ )?(python|torchrun|pip|tensorboard|for arm in|export) ")
 # code between ``` and ```, code that is indented, a paragraph
 BLOCK = re.compile(r"^```.*\n((?s:.*?))^```$|((?:^(?: {4}.*)?\n)+)|((?:^(?!```).+\n?)+)", re.M)

@@ -101,7 +101,9 @@ def shortened(flags, model):
     flags = [there(value, model) if name.endswith("model_name_or_path") else value
              for name, value in zip(["", *flags], flags)]
     after = lambda flag, other=None: flags[flags.index(flag) + 1] if flag in flags else other
-    recipe = yaml.safe_load(Path(after("--config")).read_text()) if "--config" in flags else {}
+    recipe = {}
+    if "--config" in flags:
+        recipe = yaml.safe_load(Path(after("--config")).read_text(encoding="utf-8"))
     own = [] if any("model_name_or_path" in flag for flag in flags) else TINY
     own = ["--model_name_or_path", model] if "model_name_or_path" in recipe else own
     stage = ["--stage2_step", "1"] if "--stage2_step" in flags else []
@@ -123,7 +125,7 @@ def run(line, model):
     if script == "eval.py":
         return eval.main([there(word, model) if "checkpoints/" in word else word for word in flags])
     with pytest.MonkeyPatch.context() as patch:
-        trains = "import train" in Path(script).read_text()
+        trains = "import train" in Path(script).read_text(encoding="utf-8")
         patch.setattr(session.learner, "make_optimizer", session.learner.make_optimizer)
         patch.setattr(sys, "argv", [script, *(shortened(flags, model) if trains else flags)])
         return runpy.run_path(script, run_name="__main__")
@@ -136,7 +138,7 @@ def test_the_commands_of_a_document_run(document, model, batches):
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
             Path(name).write_text("def reward(response, answer):\n"
-                                  "    return float(answer in response)\n")
+                                  "    return float(answer in response)\n", encoding="utf-8")
         else:
             jsonl(name, [{"prompt": f"{i}+2=", "answer": str(i + 2)} for i in range(20)])
     Path("data").mkdir()
@@ -144,7 +146,7 @@ def test_the_commands_of_a_document_run(document, model, batches):
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     for kind, line, text in pieces(document):
         if kind == "file":
-            Path(line).write_text(text)
+            Path(line).write_text(text, encoding="utf-8")
         elif (document, line) in RUN:
             try:
                 run(line, model)

@@ -83,7 +83,7 @@ def flags_of(text):
 
 def known_flags():
     ours = {f.name for f in flags()}
-    house = [file.read_text() for file in ROOT.glob("tests/house/*.py")]
+    house = [file.read_text(encoding="utf-8") for file in ROOT.glob("tests/house/*.py")]
     code = "\n".join([*CODE.values(), *house])
     added = {name for call in re.findall(r"add_argument\(([^)]*)", code)
              for name in re.findall(r'"--([\w-]+)"', call)}

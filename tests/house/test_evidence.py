@@ -207,11 +207,13 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
     run.main("tiny --most 3 --folder here".split())
     assert "16 missing (8 of them wait for a choice)" in capsys.readouterr().out
     file = workplace / "here/tiny.jsonl"
-    first = file.read_text().splitlines()
+    first = file.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["arm"] for line in first] == ["A", "A", "B"]
-    file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n')      # one deleted, one cut off
+    file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n',
+                    encoding="utf-8")      # one deleted, one cut off
     run.main("tiny --only A@0.0001 --most 1 --folder here".split())
-    then, again = (json.loads(line) for line in (first[0], file.read_text().splitlines()[-1]))
+    last = file.read_text(encoding="utf-8").splitlines()[-1]
+    then, again = (json.loads(line) for line in (first[0], last))
     for line in (then, again):
         del line["figures"]["seconds"], line["seconds"]
     assert again == then and "commit" in then and then["versions"].startswith("Python")

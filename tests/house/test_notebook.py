@@ -38,7 +38,7 @@ def test_a_notebook_is_what_its_generator_writes_with_its_outputs(book, make, wr
     pictures = [output for output in outputs(book) if "image/png" in output.get("data", {})]
     assert len(pictures) == 5
     assert not [output for output in outputs(book) if output["output_type"] == "error"]
-    text = make.NOTEBOOK.read_text()
+    text = make.NOTEBOOK.read_text(encoding="utf-8")
     assert len(text.encode()) < 400_000 and "site-packages" not in text
 
 

@@ -91,7 +91,7 @@ def solved(folder, number):
     for file in ROOT.glob("*.py"):
         shutil.copy(file, code)
     done = subprocess.run(["git", "apply", "--verbose", patch], cwd=code, capture_output=True,
-                          text=True)
+                          encoding="utf-8")
     assert done.returncode == 0 and "Skipped" not in done.stderr, done.stderr
     back = subprocess.run(["git", "apply", "-R", "--check", patch], cwd=code)
     assert back.returncode == 0, "the page says how to take it back"

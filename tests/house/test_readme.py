@@ -48,7 +48,7 @@ def with_readmes_objective(source):
 
 def test_worked_example_of_an_objective(tmp_path):
     file = tmp_path / "patched.py"
-    file.write_text(with_readmes_objective(PROGRAM["losses.py"]))
+    file.write_text(with_readmes_objective(PROGRAM["losses.py"]), encoding="utf-8")
     policy_loss = runpy.run_path(str(file))["policy_loss"]
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     mask, A = torch.tensor([[True] * 3, [True, True, False]]), torch.tensor([1.0, -1.0])

@@ -70,7 +70,7 @@ def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model)
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me")
+    (tmp_path / "mine.txt").write_text("keep me", encoding="utf-8")
     done = python(ROOT / "tests/make_smollm2.py", tmp_path, code=2)
     assert done.stderr.count("\n") == 1
     assert "remove it or name another folder" in done.stderr
@@ -116,7 +116,7 @@ def gsm8k_run(folder, tmp_path_factory):
     equals sign."""
     tmp = tmp_path_factory.mktemp("gsm8k")
     (tmp / "mine.py").write_text("def calculates(response, answer):\n"
-                                 "    return float('=' in response)\n")
+                                 "    return float('=' in response)\n", encoding="utf-8")
     found = train(folder, tmp / "run",
                   "--dataset_name tests/data/gsm8k_style.jsonl "
                   f"--verifier {tmp}/mine.py:calculates --steps 2 --prompts_per_step 2 "

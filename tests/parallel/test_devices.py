@@ -174,7 +174,8 @@ def on_mps():
     """The names (with overload) of torch's operations with a kernel for MPS, or made of others."""
     import torchgen
     table = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    rows = {row.split("(")[0].strip(): row for row in table.read_text().split("\n- func: ")[1:]}
+    rows = table.read_text(encoding="utf-8").split("\n- func: ")[1:]
+    rows = {row.split("(")[0].strip(): row for row in rows}
 
     def there(row):
         if other := re.search(r"structured_delegate: (\S+)", row):

@@ -81,7 +81,7 @@ def changed(home, change):
     """A script that changes something, and then is train.py."""
     file = home / "changed.py"
     there = f"import os, sys\nsys.path.insert(0, {str(Path(TRAIN).parent)!r})\nimport train\n"
-    file.write_text(f"{there}{textwrap.dedent(change)}\ntrain.main()\n")
+    file.write_text(f"{there}{textwrap.dedent(change)}\ntrain.main()\n", encoding="utf-8")
     return file
 
 
@@ -160,7 +160,7 @@ def test_the_kind_of_module_that_trains_and_ddp_is_freed_before_the_process_grou
     torchrun(home, f"{RUNS['ppo']} --critic_warmup 0 --steps 1{SHARD[how]} --output_dir {how}",
              script=counting)
     for rank in (0, 1):
-        assert (home / f"alive-{rank}").read_text() == f"['{kind}'] 0"
+        assert (home / f"alive-{rank}").read_text(encoding="utf-8") == f"['{kind}'] 0"
 
 
 def test_bad_argument_is_one_line_per_process(home):

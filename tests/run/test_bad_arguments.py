@@ -206,13 +206,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("given", REFUSED)
 def test_flags_that_do_not_fit(given, refused):
-    Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3)
-    Path("file").write_text("mine")
+    Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3, encoding="utf-8")
+    Path("file").write_text("mine", encoding="utf-8")
     Path("empty").mkdir()
     for file, text in {"work/thesis.tex": "years", "llama/config.json": '{"model_type": "llama"}',
                        "list/config.json": "[]", "broken/config.json": "broken"}.items():
         Path(file).parent.mkdir()
-        Path(file).write_text(text)
+        Path(file).write_text(text, encoding="utf-8")
     said = refused(given, begun="cold_start" in given)
     assert re.search(".*".join(map(re.escape, REFUSED[given].split(" … "))), said), said
 
@@ -256,7 +256,7 @@ def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
 
 def test_a_data_file(refused):
     """Others: tests/data/test_hostile_data.py."""
-    Path("rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": \n')
+    Path("rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": \n', encoding="utf-8")
     assert "rows.jsonl line 2: broken JSONL" in refused(f"{DATA} --output_dir run")
 
 
@@ -274,7 +274,7 @@ def model(cold_start, refused):
 
 def config(model, **changes):
     path = model / "config.json"
-    path.write_text(json.dumps(read_json(path) | changes))
+    path.write_text(json.dumps(read_json(path) | changes), encoding="utf-8")
 
 
 def without_a_weight(model):
@@ -299,7 +299,8 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 @pytest.mark.parametrize("damage, words", [
     (shutil.rmtree, "there is no such folder"),
     (lambda model: (model / "config.json").unlink(), "no config.json"),
-    (lambda model: (model / "config.json").write_text("{broken"), "cannot be loaded"),
+    (lambda model: (model / "config.json").write_text("{broken",
+                                                      encoding="utf-8"), "cannot be loaded"),
     (lambda model: config(model, model_type="nonsense"), "nonsense"),
     (lambda model: config(model, model_type="nonsense", auto_map=EVIL), ""),
     (lambda model: config(model, num_experts_per_tok=99), "99"),

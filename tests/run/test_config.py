@@ -34,8 +34,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_bad_file_is_refused_in_one_line(text, refused):
-    Path("mine.py").write_text("raise SystemExit('was run')")
-    Path("bad.yaml").write_text(text)
+    Path("mine.py").write_text("raise SystemExit('was run')", encoding="utf-8")
+    Path("bad.yaml").write_text(text, encoding="utf-8")
     said = refused("--config bad.yaml --output_dir run")
     assert REFUSED[text] in said and ("bad.yaml" in said or text == "epsilon: -1")
 
@@ -48,7 +48,8 @@ def test_a_file_that_cannot_be_read_is_refused(refused):
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workplace):
     Path("a.yaml").write_text("algorithm: dr_grpo\nscale_rewards: batch\nlearning_rate: 1e-6\n"
-                              "stop: '\\n'\nreward_weights: [1, 2]\nbf16: false\n")
+                              "stop: '\\n'\nreward_weights: [1, 2]\nbf16: false\n",
+                              encoding="utf-8")
     settings = parse(["--config", "a.yaml", "--learning_rate", "2e-6", "--model_name_or_path", "x",
                       "--dataset_name", "rows.jsonl", "--verifier", "exact", "math"])
     assert settings.scale_rewards == "batch" and settings.learning_rate == 2e-6
@@ -58,7 +59,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
 
 def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
     Path("mine.py").touch()                                  # a file that is missing is refused
-    Path("a.yaml").write_text("sampler: mine.py:Sampler")
+    Path("a.yaml").write_text("sampler: mine.py:Sampler", encoding="utf-8")
     assert parse(["--config", "a.yaml", "--sampler", "mine.py:Sampler"]).sampler
     assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
 
@@ -71,11 +72,12 @@ def test_a_run_is_repeated_by_its_own_config_json(run):
 
 def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
     words = [word.removeprefix("--") for word in TINY]
-    Path("a.yaml").write_text(json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}))
+    Path("a.yaml").write_text(json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}),
+                              encoding="utf-8")
     train.main(["--config", "a.yaml", "--output_dir", "run"])
-    Path("b.yaml").write_text("steps: 2\n")
+    Path("b.yaml").write_text("steps: 2\n", encoding="utf-8")
     assert len(run("--config b.yaml --resume")) == 2
-    Path("b.yaml").write_text("steps: 3\nlearning_rate: 0.1\n")
+    Path("b.yaml").write_text("steps: 3\nlearning_rate: 0.1\n", encoding="utf-8")
     said = run.refused("--config b.yaml --output_dir run --resume")
     assert "learning_rate was 0.0004, now 0.1" in said
 
@@ -84,8 +86,9 @@ def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
 def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
     monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's recipe
     given = parse(["--config", str(recipe)]).given
-    assert given.keys() == yaml.safe_load(recipe.read_text()).keys() | {"config"}
-    comment = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
+    text = recipe.read_text(encoding="utf-8")
+    assert given.keys() == yaml.safe_load(text).keys() | {"config"}
+    comment = [line for line in text.splitlines() if line.startswith("#")]
     assert len(comment) <= 8 and any("Needs:" in line for line in comment)
     assert any("Expect:" in line for line in comment)
 

@@ -2,6 +2,7 @@
 python -m pytest tests/run/test_dry_run.py"""
 
 import re
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,17 +52,31 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
 def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
         workplace, cold_start, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'right': response == answer, 'any': .25}\n")
+                               "    return {'right': response == answer, 'any': .25}\n",
+                               encoding="utf-8")
     Path("a.yaml").write_text(
         f"model_name_or_path: {cold_start}\n"
         f"dataset_name: {jsonl('rows.jsonl', SUMS)}\n"
         "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
-        "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")
+        "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n", encoding="utf-8")
     said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")
     assert re.search(r"\nprompt, 6 tokens: '0\+\d\+\d='\nresponse, \d tokens", said)
     assert re.search(r"; reward 0.25 \(right 0, any 0.25\)\n", said)
     assert "pass rate 0.000" in said and "note: No response is right; what helps:" in said
     assert "0 evaluations of" in said and "held-out prompts before training" not in said
+
+
+def test_an_evaluation_of_fewer_held_out_prompts_than_the_limit_is_counted_as_it_is(
+        workplace, cold_start, capsys, monkeypatch):
+    seconds = count()                                        # every measured step takes one
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    jsonl("test.jsonl", SUMS[:20])
+    rows = jsonl("rows.jsonl", SUMS[20:])
+    said = dry(capsys, *flags("--model_name_or_path", str(cold_start), "--dataset_name", str(rows),
+                              "--test_dataset_name", "test.jsonl", "--max_completion_length", "3",
+                              "--eval_samples", "1", "--steps", "1"))
+    assert "\n20 held-out prompts before training: " in said
+    assert " 1 batches of 1.0 s, 2 evaluations of 1.0 s" in said
 
 
 def test_an_empty_folder_that_is_there_stays(run, capsys):

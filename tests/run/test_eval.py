@@ -91,7 +91,7 @@ def write_run(folder, steps, tail=""):
                   length=20.0, entropy=.1, grad_norm=.2, perplexity_old=1.1, flip_rate=None,
                   dead_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
     file = jsonl(folder / "metrics.jsonl", [record | {"step": i + 1} for i in range(steps)])
-    with open(file, "a") as metrics:
+    with open(file, "a", encoding="utf-8") as metrics:
         metrics.write(tail)
     return str(folder)
 

@@ -137,5 +137,5 @@ def test_before_torch_is_imported_the_spinning_is_limited_unless_the_user_has_se
     own = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
     bare = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run([sys.executable, "-c", SPIN.format(entry=entry)], env=bare | given,
-                          cwd=ROOT, capture_output=True, text=True)
+                          cwd=ROOT, capture_output=True, encoding="utf-8")
     assert done.stdout.strip() == spins, done.stderr

@@ -246,7 +246,7 @@ def home(cold_start, tmp_path_factory):
 
     def edit(name, **changes):
         content = read_json(model / name)
-        (model / name).write_text(json.dumps(content | changes))
+        (model / name).write_text(json.dumps(content | changes), encoding="utf-8")
         return content
     edit("tokenizer_config.json", chat_template="{{ messages[0].content }}+")
     letters = edit("tokenizer.json")["model"]                # those that StopStringCriteria needs
@@ -264,7 +264,7 @@ def home(cold_start, tmp_path_factory):
     models.saved(home / "dense", "qwen2", vocab_size=32, num_hidden_layers=1,
                  initializer_range=0.02)
     for name, text in FILES.items():
-        (home / name).write_text(text)
+        (home / name).write_text(text, encoding="utf-8")
     return home
 
 

@@ -22,7 +22,8 @@ NOTES = (f"--config {ROOT}/recipes/laptop-notes.yaml --verifier {ROOT}/recipes/n
 def test_what_helps_stands_on_the_page_that_the_note_names():
     """The note: tests/run/test_screen.py."""
     page, _, section = NEVER_RIGHT.rpartition("(")[2].rstrip(")").partition("#")
-    assert f"## {section.replace('-', ' ').capitalize()}\n" in (ROOT / page).read_text()
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert f"## {section.replace('-', ' ').capitalize()}\n" in text
 
 
 def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start, capsys):

@@ -126,7 +126,8 @@ def by_two(home, found):
     jobs = {n: flags_of(found(n), found(n)["policy"]) for n in range(ALL)
             if found(n)["other"] == "two"}
     listed = home / "jobs.json"
-    listed.write_text(json.dumps([[f"two{n}", flags] for n, flags in jobs.items()]))
+    listed.write_text(json.dumps([[f"two{n}", flags] for n, flags in jobs.items()]),
+                      encoding="utf-8")
     done = python(pair_runs.__file__, listed, cwd=home, processes=2, code=None)
     return {n: home / f"two{n}" for n in jobs}, done.stderr[-2000:]
 

@@ -62,7 +62,8 @@ def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
 def odd(own):
     """Flags of a run of one's own with a template, a stop string and a verifier."""
     Path("mine.py").write_text(
-        "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
+        "def reward(response, answer):\n    return float(response[:1] in '13579')\n",
+        encoding="utf-8")
     return (f"{own} {ONCE} --verifier mine.py:reward --prompt_template 1+{{prompt}} --stop , "
             "--seed 3")
 
@@ -119,7 +120,8 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
     jsonl("sums.jsonl", [long, *SUMS[:8]])
     jsonl("train.jsonl", [{"prompt": "9+9=", "answer": "9"}])
     Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
+                               "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n",
+                               encoding="utf-8")
     more = ("--dataset_name train.jsonl --test_dataset_name sums.jsonl --verifier mine.py:reward "
             "--max_completion_length 4 --max_prompt_length 16")
     eval.main(["passk", "--model_name_or_path", *checkpoints, *more.split(),

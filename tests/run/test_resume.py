@@ -8,7 +8,6 @@ import math
 import os
 import random
 import re
-import resource
 import signal
 import time
 from pathlib import Path
@@ -75,7 +74,8 @@ def test_a_process_that_is_really_killed(moment, number, run, first, then, as_wh
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        then(checkpoints, "save", lambda _, folder, step, *rest: note.write_text(str(step)))
+        then(checkpoints, "save", lambda _, folder, step, *rest: note.write_text(str(step),
+                                                                                 encoding="utf-8"))
         first(*MOMENTS[moment], lambda *_, **options: Path("run/metrics.jsonl").exists()
               and next(calls) == number and os.write(writer, b"!"))
         run("--steps 4 --save_steps 1")
@@ -86,14 +86,15 @@ def test_a_process_that_is_really_killed(moment, number, run, first, then, as_wh
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     saved = [step for step, _ in checkpoints.whole(Path("run"))]
-    assert {*map(int, note.read_text().split())} <= {*saved}
+    assert {*map(int, note.read_text(encoding="utf-8").split())} <= {*saved}
     as_whole()
 
 
 def test_resumes_from_any_batch_and_any_number_of_times(killed, as_whole):
     killed(1, "--steps 4 --save_steps 1")
     killed(2, "--resume")
-    with open("run/metrics.jsonl", "a") as file:             # a line that was being written
+    with open("run/metrics.jsonl", "a",
+              encoding="utf-8") as file:             # a line that was being written
         file.write('{"step": 3, "rew')
     killed(3, "--resume")
     as_whole()
@@ -116,7 +117,7 @@ def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, cap
     partial = Path("run/checkpoints/.partial-step_4")
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
-    (partial / "config.json").write_text("{}")
+    (partial / "config.json").write_text("{}", encoding="utf-8")
     as_whole()
     assert f"ignoring an incomplete checkpoint: {partial}" in capsys.readouterr().out
     assert not partial.exists()
@@ -269,7 +270,7 @@ BROKEN_ZIP = RuntimeError("[enforce fail at inline_container.cc:664] . unexpecte
 NO_PERMISSION = PermissionError(errno.EACCES, "Permission denied", "run")
 
 
-def half_of_the_weights():
+def half_of_the_weights(resource):
     """A real failing write, in the middle of model.safetensors."""
     size = Path("run/checkpoints/step_2/model.safetensors").stat().st_size
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -288,6 +289,7 @@ LAST = "run/checkpoints/step_3 (the last complete checkpoint is step_2) could no
 def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, run, as_whole,
                                                      monkeypatch):
     """From the metrics of batch 3 on, for real in the middle of the weights if `where` is None."""
+    resource = pytest.importorskip("resource")               # POSIX
     append = checkpoints.append
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with monkeypatch.context() as patch:
@@ -296,7 +298,7 @@ def test_write_that_fails_leaves_the_last_checkpoint(where, fault, words, run, a
                 patch.setattr(*where, raising(fault), raising=False)
             append(path, record)
             if not where and record["step"] == 3:
-                half_of_the_weights()
+                half_of_the_weights(resource)
         patch.setattr(checkpoints, "append", breaking)
         err = run.refused("--steps 4 --save_steps 1 --output_dir run", begun=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -47,7 +47,7 @@ def edit(parts=("arguments", "given"), **changes):
     config = read_json(file)
     for part in parts:
         config[part] |= changes
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps(config), encoding="utf-8")
 
 
 def flip(file, place, bits=1):
@@ -114,7 +114,7 @@ READERS = {RESUME: None, f"{PASSK} {NEWEST}": evaluation.main, f"{NEW} {NEWEST}"
     (checksums.NAME, "of all lines but one", "tokenizer_config.json is not listed in SHA256SUMS"),
     ("added_tokens.json", "added", "added_tokens.json is not listed in SHA256SUMS")])
 def test_whoever_reads_a_checkpoint_names_its_damage(name, how, words, finished, run):
-    (NEWEST / ".DS_Store").write_text("")                    # no damage
+    (NEWEST / ".DS_Store").write_text("", encoding="utf-8")                    # no damage
     damage(NEWEST / name, how)
     for line, main in READERS.items():
         err = run.refused(line, main=main)
@@ -135,7 +135,7 @@ def test_the_sums_are_those_of_sha256sum_and_the_files_have_one_mode(more, run):
         assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~mask}
     subprocess.run(["sha256sum", "--check", "--quiet", "--strict", checksums.NAME], cwd=NEWEST,
                    check=True)
-    lines = (NEWEST / checksums.NAME).read_text().splitlines()
+    lines = (NEWEST / checksums.NAME).read_text(encoding="utf-8").splitlines()
     listed = {line.split("  ")[1] for line in lines}
     assert listed == {file.name for file in NEWEST.iterdir()} - {checksums.NAME}
 
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(own, killed, capsys)
 @pytest.mark.parametrize("flag, value", [
     ("sampler", "evil.py:F"), ("verifier", ["exact", "evil.py:F"]), ("tool", "./a/evil.py:F")])
 def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
-    Path("evil.py").write_text("open('ran', 'w').close()\n")
+    Path("evil.py").write_text("open('ran', 'w').close()\n", encoding="utf-8")
     edit(**{flag: value})
     err = run.refused(RESUME)
     assert f"names code that would be run: --{flag} " in err and "evil.py:F" in err
@@ -204,7 +204,8 @@ def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
 
 
 def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n")
+    Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n",
+                               encoding="utf-8")
     first(train, "collect", lambda *args: args[-1] == 1 and signal.raise_signal(signal.SIGINT))
     verifier = "--verifier mine.py:reward exact"
     with pytest.raises(SystemExit):
@@ -239,7 +240,7 @@ def test_a_run_with_a_flag_that_is_gone_is_refused(finished, run):
                                   '{"arguments": {}, "given": []}', None], ids=repr)
 def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
-    config.unlink() if text is None else config.write_text(text)
+    config.unlink() if text is None else config.write_text(text, encoding="utf-8")
     assert f"put it back, start from {NEWEST} (--model_name_or_path)" in run.refused(RESUME)
     assert "--resume" not in run.refused("--output_dir run")
 
@@ -272,18 +273,18 @@ OTHER = [                                                    # file, what it hel
 
 def test_other_data_than_before_the_stop_are_refused(own, run):
     jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "largest": 9}])
-    Path("template").write_text("{prompt}")
+    Path("template").write_text("{prompt}", encoding="utf-8")
     line = (f"{own} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
             "--prompt_template @template")
     run(f"{line} --steps 2")
     for file, old, new, words in OTHER:
-        text = Path(file).read_text()
+        text = Path(file).read_text(encoding="utf-8")
         assert old in text
-        Path(file).write_text(text.replace(old, new))
+        Path(file).write_text(text.replace(old, new), encoding="utf-8")
         err = run.refused(f"{line} --steps 3 {RESUME}")
         words = f"the {words} are not those that run/checkpoints/step_2 was made with"
         assert words in err, (file, new)
-        Path(file).write_text(text)
+        Path(file).write_text(text, encoding="utf-8")
     assert len(run(f"{line} --steps 3 --resume")) == 3
 
 
@@ -357,11 +358,12 @@ def place(finished, workplace):
         jsonl(name, [{"prompt": f"{i}+{j}+{len(name)}=", "answer": "4"}
                      for i in range(9) for j in range(9)])
     Path("run/own.py").write_text("from rollout import Sampler\n\n\nclass Own(Sampler):\n"
-                                  "    pass\n")
+                                  "    pass\n", encoding="utf-8")
     Path("run/mine.py").write_text("def tool(text):\n    return ''\n\n\n"
-                                   "def reward(response, answer):\n    return 1.0\n")
-    Path("run/text").write_text("{prompt}")
-    Path("run/config.yaml").write_text("learning_rate: 1e-3\n")
+                                   "def reward(response, answer):\n    return 1.0\n",
+                                   encoding="utf-8")
+    Path("run/text").write_text("{prompt}", encoding="utf-8")
+    Path("run/config.yaml").write_text("learning_rate: 1e-3\n", encoding="utf-8")
     return workplace
 
 

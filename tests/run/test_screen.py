@@ -20,7 +20,8 @@ from tiny_run import read_json
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
     Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'some': .5 * (answer < '5'), 'any': .25}\n")
+                               "    return {'some': .5 * (answer < '5'), 'any': .25}\n",
+                               encoding="utf-8")
     first, _ = run(f"{own} --verifier mine.py:reward --steps 2 --eval_samples 2 --eval_prompts 2 "
                    "--eval_steps 1 --reward_weights 1 2")
     summary = read_json("run/summary.json")
@@ -160,7 +161,8 @@ def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
 # ------------------------------------------------------------------------------- the end
 
 def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n")
+    Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n",
+                               encoding="utf-8")
     own += "--verifier mine.py:reward --no_chat_template --save_tokens false"
     for line in ("", own):
         folder = f"run{len(line)}"

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "strangers.sh"
 def walked(*paths):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run([SCRIPT, *paths], env=os.environ | {"PATH": path}, timeout=900,
-                          capture_output=True, text=True)
+                          capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("== path ") == 2 * len(paths)
 

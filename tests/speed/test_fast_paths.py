@@ -67,7 +67,7 @@ def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
     """python benchmarks/scaling.py --quick --only plain: the other parts of the file stay."""
     file = tmp_path / "scaling.json"
     measured = read_json(ROOT / "experiments/results/scaling.json")
-    file.write_text(json.dumps(measured))
+    file.write_text(json.dumps(measured), encoding="utf-8")
     scaling.main(["--quick", "--only", "plain", "--json", str(file)])
     found = read_json(file)
     assert found["plain"]["median"] > 1 and found["plain"]["rounds"] == 2

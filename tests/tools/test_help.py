@@ -16,7 +16,8 @@ NO_FLAGS = ("ratios.py", "advantages.py", "losses.py", "routes.py", "moe.py", "r
             "pair_runs.py")
 SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
            for file in sorted((ROOT / folder).glob("*.py"))
-           if file.name not in NO_FLAGS and 'if __name__ == "__main__":' in file.read_text()]
+           if file.name not in NO_FLAGS
+           and 'if __name__ == "__main__":' in file.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

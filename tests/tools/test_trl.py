@@ -67,7 +67,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl("rows.jsonl", [{"question": f"{a}+{b}", "answer": str(a + b)}
                          for a in range(4) for b in range(4)])
-    Path("mine.py").write_text(MINE)
+    Path("mine.py").write_text(MINE, encoding="utf-8")
     saved("model", "qwen2", num_hidden_layers=1)
 
 

@@ -79,7 +79,7 @@ def write_run(folder, groups, **arguments):
     arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4,
                  "epsilon_high": 4e-4, "dual_clip": None,
                  "off_policy_mask": None, "max_completion_length": 16, **arguments}
-    (folder / "config.json").write_text(json.dumps({"arguments": arguments}))
+    (folder / "config.json").write_text(json.dumps({"arguments": arguments}), encoding="utf-8")
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
@@ -143,12 +143,12 @@ def parts(html):
 
 def shown_runs(page):
     """The data of the runs in a page."""
-    return json.loads(parts(page.read_text())[1])["runs"]
+    return json.loads(parts(page.read_text(encoding="utf-8"))[1])["runs"]
 
 
 def test_hostile_text_stays_data_and_the_policy_names_the_scripts_hash(tmp_path):
     page = view.write_page([write_run(tmp_path / "run", [record()])])
-    html = page.read_text()
+    html = page.read_text(encoding="utf-8")
     style, data, script = parts(html)
     assert not re.search("<img|<link|https://", html) and "<" not in data
     assert html.count("<script") == 2 and "http://" not in html.replace("http://www.w3.org/", "")
@@ -182,7 +182,7 @@ def test_numbers_that_are_not_finite_become_null():
 def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused, capsys):
     run = write_run(Path("run"), [record()])
     tokens = run / "tokens.jsonl"
-    with tokens.open("a") as f:
+    with tokens.open("a", encoding="utf-8") as f:
         f.write('{"step": 2, "tok')                          # killed while writing
     main(["view", "run"])
     page = run / "view.html"
@@ -191,7 +191,7 @@ def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused
     for line, words in {"none": "there is no run folder",
                         "run run run": "give one run, or two to compare"}.items():
         assert words in refused(f"view {line}", main=main)
-    tokens.write_text('{"step": 2, "tok')
+    tokens.write_text('{"step": 2, "tok', encoding="utf-8")
     assert "no complete line" in refused("view run", main=main)
     tokens.unlink()
     assert "--save_tokens" in refused("view run", main=main)
@@ -283,7 +283,7 @@ def page(browser, two_runs):
     """The page of two runs, open. Afterwards: no error, nothing blocked or loaded."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page = Page(browser)
-    page.open(two_runs)
+    page.open(two_runs, encoding="utf-8")
     yield page
     assert browser.get_log("browser") == []
 
@@ -292,7 +292,8 @@ def page(browser, two_runs):
 def show(page, tmp_path):
     """show(groups, flag=value) opens the page of one run with these groups."""
     def opened(groups, **arguments):
-        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]))
+        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]),
+                  encoding="utf-8")
     return opened
 
 

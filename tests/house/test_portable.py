@@ -1,0 +1,58 @@
+"""The code runs on Linux, macOS and Windows: files are UTF-8 and no module needs POSIX to be
+imported. python -m pytest tests/house/test_portable.py
+
+tests/run/test_windows.py runs the scripts as Windows would.
+"""
+
+import ast
+
+from documents import ROOT, texts
+
+FILES = texts(file for pattern in ("*.py", "[a-z]*/**/*.py") for file in ROOT.glob(pattern)
+              if file.relative_to(ROOT).parts[0] not in ("checkpoints", "runs"))
+POSIX = {"resource", "fcntl", "pwd", "grp", "pty", "termios", "tty", "syslog"}
+BINARY = {"os", "tarfile", "zipfile", "webbrowser", "Image"}     # their open() decodes no text
+
+
+def without_encoding(source):
+    """The line numbers of calls that read or write text in the encoding of the machine, which is
+    cp1252 on many Windows machines."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        attribute = isinstance(node.func, ast.Attribute)
+        name = node.func.attr if attribute else getattr(node.func, "id", None)
+        owner = getattr(node.func.value, "id", None) if attribute else None
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        place = 0 if attribute else 1        # of the mode: file.open(mode), open(file, mode)
+        mode = given.get("mode") or next(iter(node.args[place:]), None)
+        binary = owner in BINARY or "b" in str(getattr(mode, "value", ""))
+        opens = name == "open" and not binary
+        reads = attribute and name == "read_text" and not node.args
+        writes = attribute and name == "write_text" and len(node.args) == 1
+        decodes = getattr(given.get("text"), "value", None) is True and owner == "subprocess"
+        if (opens or reads or writes or decodes) and not {"encoding", None} & given.keys():
+            yield node.lineno
+
+
+def test_text_is_utf_8_on_every_machine():
+    lines = [f"{file}:{line}" for file, text in FILES.items() for line in without_encoding(text)]
+    assert not lines, lines
+
+
+def test_a_call_without_an_encoding_is_noticed():
+    for line in ("open(f)", "open(f, 'w')", "f.open('a')", "f.read_text()", "f.write_text('a')",
+                 "f.read_text(errors='replace')", "subprocess.run(a, text=True)"):
+        assert [*without_encoding(line)] == [1], line
+        more = "encoding='utf-8')" if line.endswith("()") else ", encoding='utf-8')"
+        assert not [*without_encoding(line[:-1] + more)], line
+    for line in ("open(f, 'rb')", "os.open(f, 1)", "f.open(mode='wb')", "own.write_text(f, a)"):
+        assert not [*without_encoding(line)], line
+
+
+def test_no_module_needs_posix_to_be_imported():
+    for file, text in FILES.items():
+        for node in ast.parse(text).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not POSIX & {*names}, f"{file}:{node.lineno}"
