@@ -1,6 +1,7 @@
 """What bfloat16 does to log s of SmolLM2-135M, on a CPU.
 
     python tests/make_smollm2.py && python benchmarks/bfloat16.py        # -> results/bfloat16.json
+    python benchmarks/bfloat16.py --model_name_or_path DIR               # of another model: printed
 
 Weights that are bfloat16 numbers, as published ones are; answers of up to 64 tokens; a step
 of AdamW (1e-6, and 16 of them at once), and how far GSPO's log s moved, in float32 and as other
@@ -102,10 +103,22 @@ def texts(found):
 
 
 def main(argv=None):
-    args = command_line(__doc__, "bfloat16.json", "answers of 4 tokens").parse_args(argv)
-    flags = f"--model_name_or_path {SMOLLM2} --dataset_name none --device cpu"
-    model, tokenizer = load_policy(parse(flags.split()), None, torch.device("cpu"))
-    publish(args.json, {"noise": noise(model, tokenizer, 4 if args.quick else 64)}, texts)
+    parser = command_line(__doc__, "bfloat16.json", "answers of 4 tokens")
+    parser.add_argument("--model_name_or_path", default=SMOLLM2, metavar="DIR",
+                        help="checkpoint of another model, whose numbers are printed, and written "
+                             "only with --json (default: %(default)s)")
+    args = parser.parse_args(argv)
+    flags = ["--model_name_or_path", args.model_name_or_path, "--dataset_name", "none"]
+    try:
+        settings = parse([*flags, "--device", "cpu"])
+        model, tokenizer = load_policy(settings, None, torch.device("cpu"))
+    except ValueError as error:
+        parser.exit(2, f"bfloat16.py: {error}\n")
+    found = {"noise": noise(model, tokenizer, 4 if args.quick else 64)}
+    if args.model_name_or_path != SMOLLM2 and args.json == parser.get_default("json"):
+        print(*texts(found).values(), sep="\n")
+    else:
+        publish(args.json, found, texts)
 
 
 if __name__ == "__main__":

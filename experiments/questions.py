@@ -305,7 +305,7 @@ LAGS = Question(
     claim="A ratio per sequence tolerates samples of an older policy better than one per token",
     source="GSPO §3 and §4.1", regime=f"{TINY}, 16 rollout batches",
     flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", arms=STALE,
-    cells={f"k{k}": f"--sampler plumbing/engines/stale.py:Stale{k}" for k in (0, 2, 8)},
+    cells={f"k{k}": f"--sampler experiments/stale.py:Stale{k}" for k in (0, 2, 8)},
     groups={"old": ("k2", "k8")}, starts=range(41, 49),
     rules=each("GRPO loses more than {0}", "GRPO@k0 - GRPO@mean old - {0}@k0 + {0}@mean old",
                FIRST[1:])

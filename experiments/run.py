@@ -53,7 +53,7 @@ def read(name, folder="experiments/results"):
     runs = {}
     for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
         with contextlib.suppress(ValueError):
-            run = json.loads(text)
+            run = json.loads(text.replace("plumbing/engines/stale.py", "experiments/stale.py"))
             runs[run["arm"], run["cell"], run["seed"]] = run
     return runs
 

@@ -16,7 +16,6 @@ from features.load_balancing import LoadBalancing
 from features.lora import LoRA
 from features.mismatch import Mismatch
 from features.reference_kl import ReferenceKL
-from features.rounding import Rounding
 from features.routing_replay import RoutingReplay
 from features.sampler_format import SamplerFormat
 from features.srpo import SRPO
@@ -28,6 +27,6 @@ from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
-FEATURES = (Bounds, FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM, Rounding,
+FEATURES = (Bounds, FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Trackers)

@@ -243,8 +243,6 @@ class Recorder:
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
         print(line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
-        if step == 1 and self.clips_s and (note := noise_note(settings, record["log_s_noise"])):
-            print(note, flush=True)
         if self.progress["equal"] == MAX_EQUAL_STEPS:
             print(equal_note(firsts[0], record), flush=True)
 
@@ -275,20 +273,6 @@ def collapse(record, best_pass_rate):
     if entropy is not None and entropy < 1e-4 and record["pass_rate"] < 0.5:
         return "no entropy left"
     return ""
-
-
-def noise_note(settings, noise):
-    """A line for the screen if the clip range of s is narrower than the error of log s (`noise`, in
-    nats), else ""."""
-    if noise <= (settings.epsilon + settings.epsilon_high) / 2:
-        return ""
-    remedy = ("--fp16, --bf16 false" if settings.bf16 else "--fp16 false" if settings.fp16 else
-              "--old_logp recompute" if settings.old_logp == "sampler" else "")
-    return (f"note: log s has an error of {noise:.1e} here ({settings.arithmetic}; log_s_noise in "
-            f"metrics.jsonl), more than the clip range 1 - {settings.epsilon:g} to 1 + "
-            f"{settings.epsilon_high:g}: the clip removes responses by chance; try "
-            + ", or ".join(filter(None, (remedy, "a clip range wider than the error (--epsilon, "
-                                                 "--epsilon_high)"))))
 
 
 def no_signal(name, record, advantages, changed=False):

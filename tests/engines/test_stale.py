@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from plumbing.engines.stale import Stale0, Stale1, Stale2, Stale8
+from experiments.stale import Stale0, Stale1, Stale2, Stale8
 from plumbing.speed.fast import FastSampler
 from tiny_run import differences
 
-STALE = Path(__file__).parents[2] / "plumbing" / "engines" / "stale.py"
+STALE = Path(__file__).parents[2] / "experiments" / "stale.py"
 
 
 @pytest.mark.parametrize("kind, rounds", [(Stale0, 1), (Stale1, 1), (Stale2, 1), (Stale2, 3),

@@ -24,7 +24,7 @@ from tiny_run import TINY, chance, differences, flags, program, python
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
-    "Bounds": "--off_policy_mask 0.001", "Rounding": "--bf16",
+    "Bounds": "--off_policy_mask 0.001",
     "DynamicSampling": "--dynamic_sampling",
     "LoadBalancing": "--router_aux_loss_coef 0.01", "SRPO": "--algorithm srpo --stage2_step 1",
     "Lengths": "--overlong_cache 0.5 --mask_truncated_completions",
@@ -109,7 +109,7 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     elsewhere = ["FourBit"] + ["VLLM"] * (not find_spec("vllm"))         # what needs more than this
     others = [name for name in NAMES if name in names or name not in elsewhere]
     for name, (code, said) in zip(others, in_turn(place, workplace, others), strict=True):
-        gone = name in names and name != "Rounding"          # which has no flag
+        gone = name in names
         assert code == (2 if gone else 0), said
         words = "unknown argument|reads .* which is missing|is unknown|must be FILE.py:CLASS"
         assert not gone or re.search(words, said), said
@@ -136,8 +136,6 @@ def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, 
     killed(2, f"{line} 3")
     run("--resume" + " --tool mine.py:tool" * (name == "Tools"))     # code is named again
     assert differences("whole", "run", 3) == []
-    if name == "Rounding":                                   # follows the shape of a micro-batch
-        return
     numbers = {key: value for key, value in whole[0].items() if isinstance(value, float)}
     numbers.pop("route_bytes_per_token", None)               # equal rows are recorded once
     other, *_ = run(f"{line} {1 + (name == 'Critic')} --plain --micro_batch_size 2", folder="other")

@@ -16,7 +16,7 @@ import models
 from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, only
 from losses import policy_loss
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines import stale
+from experiments import stale
 from plumbing.speed import fast
 from ratios import token_ratio
 from rollout import Sampler, response_logp, token_logp

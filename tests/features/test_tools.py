@@ -10,7 +10,7 @@ import torch
 
 from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines import stale
+from experiments import stale
 from features.tools import InsertingSampler, Tool, insert
 from session.metrics import token_record
 from plumbing.speed import fast

@@ -14,7 +14,6 @@ import pytest
 import eval
 from plumbing.data.datafiles import Problem
 from session import metrics as records_of, screen
-from session.arguments import parse
 from tiny_run import read_json
 
 
@@ -147,15 +146,6 @@ def test_before_the_first_update_any_log_s_is_an_error():
                  tokens=9.0, skipped=False, overflow=False, empty=False)
     record = records_of.update_metrics([first, first | dict(log_s_mean=1.0, log_s_var=1.0)])
     assert record["log_s_noise"] == pytest.approx(5e-4)
-
-
-@pytest.mark.parametrize("flags, noise, words", [
-    ("", 1e-7, None), ("", 4e-4, ["clip range wider", "float32"]),
-    ("--fp16", 1e-2, ["--fp16 false"]), ("--old_logp sampler", 1e-2, ["--old_logp recompute"]),
-    ("--bf16", 1e-2, ["--fp16, --bf16 false", "0.0003", "1.0e-02"])])
-def test_the_note_on_an_error_of_log_s_names_what_helps(flags, noise, words):
-    note = records_of.noise_note(parse(flags.split()), noise)
-    assert (note == "") if words is None else all(word in note for word in words)
 
 
 # ------------------------------------------------------------------------------- the end
