@@ -4,9 +4,10 @@
     response_logp()   prompt and response in one forward ─► log π of each token, with gradient
 
 Both functions are the simple version: one row per response, correct for every causal LM of
-transformers, and short. plumbing/speed/fast.py has faster functions of the same names; tests check
-that the results are equal. train.py calls them through two small objects: a Sampler, which another
-inference engine can replace, and a Scorer, a module that DDP and FSDP can wrap.
+transformers, and short. fast_sample and fast_response_logp of plumbing/speed/fast.py compute the
+same in less time; tests check that the results are equal. train.py calls them through two small
+objects: a Sampler, which another inference engine can replace, and a Scorer, a module that DDP and
+FSDP can wrap.
 
 Each token is drawn with one uniform random number, which belongs to its row and position. If the
 caller passes these numbers, the rollout does not depend on how its rows are split into batches.

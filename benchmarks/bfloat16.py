@@ -21,7 +21,7 @@ import rollout as plain  # noqa: E402
 from losses import OBJECTIVES, policy_loss  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
-from plumbing.speed.fast import sample  # noqa: E402
+from plumbing.speed.fast import fast_sample  # noqa: E402
 from ratios import sequence_log_ratio  # noqa: E402
 from timing import command_line, publish, table  # noqa: E402
 
@@ -52,7 +52,7 @@ def noise(model, tokenizer, tokens):
     torch.manual_seed(0)
     for p in model.parameters():  # a tenth of a 4-bit file lies halfway between two
         p.data.copy_(p.data.bfloat16())
-    rollout = sample(model, tokenizer, list(PROMPTS), 8, tokens)
+    rollout = fast_sample(model, tokenizer, list(PROMPTS), 8, tokens)
     mask = rollout.mask
     before = {name: logp_of(model, rollout, *arm) for name, arm in ARMS.items()}    # [B, T] each
     logp = plain.response_logp(model, rollout, entropy=False).logp                  # [B, T]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from plumbing.speed.fast import response_logp  # noqa: E402
+from plumbing.speed.fast import fast_response_logp  # noqa: E402
 from shapes import random_model, random_rollout  # noqa: E402
 from timing import MB, command_line, peak_bytes, publish, table  # noqa: E402
 
@@ -44,10 +44,10 @@ def vocabulary(lengths):
         ids = torch.cat([rollout.prompt_ids, rollout.response_ids], 1)
         labels = ids.clone()
         labels[:, :16] = -100
-        sides = {"ours": lambda m: response_logp(m, rollout, entropy=False).logp}
+        sides = {"ours": lambda m: fast_response_logp(m, rollout, entropy=False).logp}
         if 4 * T * VOCABULARY * 4 < free / 2:
-            sides["at once"] = lambda m: response_logp(m, rollout, entropy=False,
-                                                       max_logits=2 ** 62).logp
+            sides["at once"] = lambda m: fast_response_logp(m, rollout, entropy=False,
+                                                            max_logits=2 ** 62).logp
         if add_fused_lm_head:
             sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
                                        labels=labels, fused_lm_head=True).log_probs

@@ -307,7 +307,7 @@ def contributions(ours, rounds):
         group["lr"] = 0.0
     never = 10 ** 9
     twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
-    rows = lambda every: (fast, "sample", partial(fast.sample, drop_every=every))
+    rows = lambda every: (fast, "fast_sample", partial(fast.fast_sample, drop_every=every))
     off = {
         "": [],
         "what all prompts begin with": [(fast, "MIN_PREFIX", never)],

@@ -40,7 +40,7 @@ from plumbing.model import cold_start                                           
 from plumbing.model.policy import load_policy                                        # noqa: E402
 from session.arguments import parse                                             # noqa: E402
 from session.learner import forced, make_learner                                      # noqa: E402
-from plumbing.speed.fast import response_logp, sample                                # noqa: E402
+from plumbing.speed.fast import fast_response_logp, fast_sample                      # noqa: E402
 from losses import policy_loss                                                       # noqa: E402
 from ratios import perplexity, sequence_log_ratio, sequence_ratio                    # noqa: E402
 
@@ -191,10 +191,12 @@ def answers(lab, old, problems, seed):
     Var[log w])."""
     width = 1 + len(problems[0].answer)
     uniforms = torch.rand(len(problems) * 8, width, generator=torch.Generator().manual_seed(seed))
-    rollout = sample(old, lab.tokenizer, [p.prompt for p in problems], 8, width, uniforms=uniforms)
+    rollout = fast_sample(old, lab.tokenizer, [p.prompt for p in problems], 8, width,
+                          uniforms=uniforms)
     rewards = torch.tensor([share_right(text, problems[i // 8])
                             for i, text in enumerate(rollout.texts)])                # [B]
-    log_w = response_logp(lab.policy, rollout).logp - response_logp(old, rollout).logp   # [B, T]
+    now, before = (fast_response_logp(policy, rollout).logp for policy in (lab.policy, old))
+    log_w = now - before                                                            # [B, T]
     L = rollout.mask.sum(-1).float()                                                 # [B]
     var = log_w[rollout.mask].var(unbiased=False).item()
     return log_w.sum(-1) / L, group_advantages(rewards, 8), L, var
@@ -235,7 +237,8 @@ def flips(seed, flags="", quick=False):
         mask = mini.rollout.mask                                                     # [B, T]
         new = lab.score(mini.rollout.without("routes"), routes=True)
         with torch.no_grad(), forced(lab.policy, mini.rollout):
-            replay = response_logp(lab.policy, mini.rollout, lab.args.temperature, entropy=False)
+            replay = fast_response_logp(lab.policy, mini.rollout, lab.args.temperature,
+                                        entropy=False)
         native += (new.logp - mini.old_logp)[mask].var(unbiased=False).item()
         replayed += (replay.logp - mini.old_logp)[mask].var(unbiased=False).item()
     return dict(share=1 - replayed / native)

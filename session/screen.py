@@ -28,13 +28,14 @@ def plan(settings, folder, task, device):
                  f"{settings.num_experts} experts, top-{settings.num_experts_per_tok})")
         after = (f"; its cold start of {settings.cold_start_steps} supervised steps is made once "
                  "and kept under runs/cold_start")
+    path = "plain" if settings.plain else "fast"
     uses = f", each used {settings.num_iterations} times" if settings.num_iterations > 1 else ""
     clip_range = ""
     if settings.epsilon is not None:
         clip_range = f", clip range [1 - {settings.epsilon:g}, 1 + {settings.epsilon_high:g}]"
     return "\n".join([
         f"training {model} with {settings.algorithm}: {task.name} ({len(task.train)} prompts, "
-        f"{len(task.test)} held out), on {device}{after}",
+        f"{len(task.test)} held out), on {device}, {path} path{after}",
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
         f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",

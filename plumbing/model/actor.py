@@ -9,8 +9,8 @@ import torch
 from plumbing.model.halves import halve_matrices
 from plumbing.model.policy import load_policy, most_tokens
 from plumbing.parallel import processes
-from plumbing.speed import fast
 from plumbing.parallel.devices import autocast
+from plumbing.speed.fast import fast_response_logp
 from plumbing.speed.rollouts import concat
 from rollout import Scorer, Scores
 from routes import has_sigmoid, routers_of
@@ -37,7 +37,7 @@ class Actor(Scorer):
         """A rollout -> its ActorScores under the policy. record: also return the routes."""
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
-        way = super().forward if self.plain else partial(fast.response_logp, self.policy)
+        way = super().forward if self.plain else partial(fast_response_logp, self.policy)
         with autocast(self.policy.device, self.half) if self.half else nullcontext():
             scores = way(rollout, temperature, entropy, entropy_grad, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]

@@ -8,12 +8,12 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import rollout as plain
 from moe import TinyMoE
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
-from plumbing.speed import fast
 from plumbing.speed.experts import on_its_device
+from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
+from rollout import response_logp, sample
 from routes import record_routes, routers_of
 
 POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
@@ -164,15 +164,16 @@ def check_log_probs(policy, tokenizer):
     """Refuse a model whose log-probs would be wrong in padded batches. The log-probs of sampling
     and of scoring, plain and fast, with padding and a shared prefix, must equal those of the
     model's own logits for each unpadded sequence by itself."""
-    ids = [(7 * i + 3) % policy.config.vocab_size for i in range(fast.MIN_PREFIX + 8)]
+    ids = [(7 * i + 3) % policy.config.vocab_size for i in range(MIN_PREFIX + 8)]
     prompts = [ids[:-5], ids[:-6] + ids[-4:]]  # they begin alike and are of unequal length
     uniforms = torch.tensor([[0.1, 0.3, 0.5], [0.9, 0.7, 0.5]]).repeat(2, 1)        # [B, T]
     wrong = []
     try:
-        for name, way in (("plain", plain), ("fast", fast)):
-            drawn = way.sample(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
+        for name, draw, score in (("plain", sample, response_logp),
+                                  ("fast", fast_sample, fast_response_logp)):
+            drawn = draw(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
             own = own_logp(policy, drawn)                                           # [B, T]
-            scored = way.response_logp(policy, drawn, entropy=False).logp           # [B, T]
+            scored = score(policy, drawn, entropy=False).logp                       # [B, T]
             for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scored)):
                 close = (logp - own).abs() < CLOSE * (1 + own.abs())      # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]

@@ -1,4 +1,5 @@
-"""Fast versions of `sample` and `response_logp` of rollout.py, with the same results.
+"""fast_sample and fast_response_logp: `sample` and `response_logp` of rollout.py, with the same
+results in less time.
 
 Identical computations are shared:
     a prefix that all prompts share (few-shot lines, a system prompt)       once for all of them
@@ -32,17 +33,17 @@ MAX_PACKED = 256  # longest packed row, in tokens: attention between responses i
 # ---------------------------------------------------------------------------------------- sampling
 
 class FastSampler(Sampler):
-    """A rollout.Sampler that uses sample() of this file."""
+    """A rollout.Sampler that calls fast_sample."""
 
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         temperature = self.temperature if temperature is None else temperature
-        return sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
-                      temperature, uniforms, self.stop, **options)
+        return fast_sample(self.policy, self.tokenizer, prompts, group_size, self.max_new_tokens,
+                           temperature, uniforms, self.stop, **options)
 
 
 @torch.no_grad()
-def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), leave=None, insert=None, drop_every=None, reads=None):
+def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0,
+                uniforms=None, stop=(), leave=None, insert=None, drop_every=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
@@ -221,8 +222,8 @@ def shared_prefix_first(ids, mask, position, prefix):
 
 # --------------------------------------------------------------------------------------- log-probs
 
-def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                  max_logits=None, record=False):
+def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
+                       max_logits=None, record=False):
     """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
     chunks, which read the LM head's weights less often (None: as the device wants it).
 

@@ -1,7 +1,7 @@
 """rollout.py: python -m pytest tests/concepts/test_rollout.py
 
-References: transformers' own generation, plain sampling of every row, and frequencies against exact
-probabilities.
+References: transformers' own generation and frequencies against exact probabilities. That the fast
+functions give the same results: tests/speed.
 """
 
 import pytest
@@ -9,9 +9,8 @@ import torch
 
 import models
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.speed.fast import sample
 from plumbing.speed.rollouts import concat
-from rollout import draw, token_logp
+from rollout import draw, response_logp, sample, token_logp
 
 TOKENIZER = builtin_tokenizer()
 PROMPTS = ["3+8=", "1+2+3+4=", "7="]             # of three lengths: two are left-padded
@@ -31,9 +30,9 @@ def uniforms(rows, width, seed=0):
     return torch.rand(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def rolled(model, G=3, T=12, temperature=1.0, seed=0, prompts=PROMPTS, **options):
-    return sample(model, TOKENIZER, prompts, G, T, temperature,
-                  uniforms(len(prompts) * G, T, seed), **options)
+def rolled(model, G=3, T=12, temperature=1.0, seed=0, prompts=PROMPTS, draw_with=sample, **options):
+    return draw_with(model, TOKENIZER, prompts, G, T, temperature,
+                     uniforms(len(prompts) * G, T, seed), **options)
 
 
 def assert_same(one, other):
@@ -50,46 +49,6 @@ def responses(rollout):
 
 # ------------------------------------------------------------------------------- rows of a rollout
 
-def test_a_common_prefix_survives_cutting_and_joining():
-    shots = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))         # all prompts begin with it
-    rollout = rolled(make(), T=10, seed=4, prompts=[shots + p for p in (*PROMPTS, "7=")])
-    parts = concat([rollout.groups(torch.tensor([2, 0])), rollout.rows(3, 6), rollout.rows(9, 12)])
-    assert rollout.rows(4, 5).prefix == parts.prefix == len(shots)
-    for q, i in enumerate((2, 0, 1, 3)):
-        ours, theirs = (x.prompt_ids[j][x.prompt_mask[j]] for x, j in ((parts, q), (rollout, i)))
-        assert torch.equal(ours, theirs)
-    rows = [6, 7, 8, 0, 1, 2, 3, 4, 5, 9, 10, 11]            # whole groups of three
-    assert parts.texts == [rollout.texts[i] for i in rows]
-    assert responses(parts) == [responses(rollout)[i] for i in rows]
-    other = rolled(make(), T=10)
-    assert concat([rollout, other]).prefix == other.prefix == 0
-
-
-@every_model
-def test_dropping_ended_rows_changes_no_token(kind):
-    model = make(kind)
-    assert_same(*(rolled(model, drop_every=n, seed=3) for n in (1, 1000)))
-
-
-@every_model
-@pytest.mark.parametrize("G, T, temperature", [(8, 12, 1.0), (8, 12, 0.5), (4, 6, 0)])
-def test_responses_that_are_equal_so_far_share_a_row_and_part_where_they_differ(
-        kind, G, T, temperature):
-    model, rows = make(kind), []
-    model.get_output_embeddings().weight.data *= 12         # a sure policy: equal for a while
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
-    tree = rolled(model, G, T, temperature, drop_every=1)
-    shared, rows[:] = sum(rows[1:]), []
-    each = rolled(model, G, T, temperature, drop_every=1000)
-    assert shared < 0.8 * sum(rows[1:]), "the model computes fewer rows"
-    assert_same(tree, each)
-    if temperature == 0:                                    # greedy: one row per prompt
-        assert shared <= len(PROMPTS) * (T - 1) and len(set(tree.texts)) <= len(PROMPTS)
-    else:
-        assert len(set(tree.texts)) > len(PROMPTS)
-
-
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():
     model, numbers = make(), uniforms(9, 12, seed=1)
     whole = sample(model, TOKENIZER, PROMPTS, 3, 12, 1.0, numbers)
@@ -98,6 +57,15 @@ def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():
     assert_same(parts, whole)
     prompts = [x.prompt_ids[x.prompt_mask] for x in (parts, whole)]
     assert torch.equal(*prompts)
+
+
+@every_model
+def test_log_probs_of_sampling_and_of_scoring_are_those_of_each_sequence_alone(kind):
+    model = make(kind)
+    rollout = rolled(model, temperature=0.7)
+    want = models.own_logp(model, rollout, 0.7)              # 0 outside the mask
+    for found in (rollout.sampler_logp, response_logp(model, rollout, 0.7).logp):
+        assert torch.allclose(found, want, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------- drawing

@@ -69,9 +69,9 @@ def test_sampled_scored_and_replayed_through_the_same_weights(dense):
         if "lora_B" in name:
             p.data.normal_(std=0.1)
     prompts = ["1+2=", "3+4+5="]
-    for batch in (fast.sample(policy, TOKENIZER, prompts, 6, 8, uniforms=torch.rand(12, 8)),
+    for batch in (fast.fast_sample(policy, TOKENIZER, prompts, 6, 8, uniforms=torch.rand(12, 8)),
                   sample(policy, TOKENIZER, prompts, 1, 4, uniforms=torch.rand(2, 4))):
-        for score in (response_logp, fast.response_logp):
+        for score in (response_logp, fast.fast_response_logp):
             close(score(policy, batch).logp, batch.sampler_logp, atol=1e-4)
 
 

@@ -62,7 +62,7 @@ def test_the_ratio_is_1_and_without_the_sets_the_surviving_mass(kind, settings):
     temperature, mask = settings.get("temperature", 1.0), rollout.mask
     assert sets_of(rollout).shape[:2] == mask.shape
     assert (sets_of(rollout) == rollout.response_ids[..., None]).any(-1)[mask].all()
-    for scoring in (response_logp, fast.response_logp):
+    for scoring in (response_logp, fast.fast_response_logp):
         logp = scoring(POLICY, rollout, temperature).logp
         torch.testing.assert_close(logp, rollout.sampler_logp, rtol=1e-5, atol=1e-5)
         w = token_ratio(logp, rollout.sampler_logp, mask)[mask]

@@ -31,7 +31,7 @@ FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
 SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all begin with
 WAYS = {"plain": (Sampler, plain_logp),
-        "fast": (fast.FastSampler, fast.response_logp)}
+        "fast": (fast.FastSampler, fast.fast_response_logp)}
 
 
 def sampled(model, way="fast", prompts=SHORT, group_size=4, checkpointing=False, **options):
@@ -135,7 +135,7 @@ def rolled(model, width=0):
     """Two responses of up to five tokens to each of three prompts, which have up to four tokens
     behind `width` that all begin with."""
     prompts = ["1+9+"[:width] + tail for tail in ("3+8=", "7+=", "2=")]
-    found = fast.sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
+    found = fast.fast_sample(model, builtin_tokenizer(), prompts, 2, 5, uniforms=uniforms(6, 5))
     return replace(found, prefix=width)                      # so short, the sampler does not use it
 
 
@@ -168,7 +168,7 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
     for start, stop in ((0, 4), (0, 2), (2, 4), *[(1, 2)] * bool(width)):   # groups, a part of one
         cut = mini.rows(start, stop)
         with torch.no_grad(), forced(model, cut), record_routes(model) as used:
-            fast.response_logp(model, cut)
+            fast.fast_response_logp(model, cut)
         for taken, want in zip(used.passes, cut.attached["routes"].recorded.passes, strict=True):
             assert torch.equal(taken.indices, want.indices)
         found = response_routes(used, cut).indices
@@ -207,9 +207,9 @@ def test_the_reference_is_scored_with_the_routes_of_the_old_policy(run, calls):
     reference = feature.reference.policy
     for (_, _, _, batch, *_), _, _ in batches:
         with torch.no_grad(), forced(reference, batch.rollout):
-            want = fast.response_logp(reference, batch.rollout).logp
+            want = fast.fast_response_logp(reference, batch.rollout).logp
         torch.testing.assert_close(batch.more["ref_logp"], want, atol=1e-6, rtol=0)
-    free = fast.response_logp(reference, batch.rollout.without("routes")).logp
+    free = fast.fast_response_logp(reference, batch.rollout.without("routes")).logp
     assert (free - batch.more["ref_logp"]).abs().max() > 1e-3, "its own experts are others"
 
 

@@ -21,7 +21,7 @@ from tiny_run import chance, read_json, slow
 TOKENIZER = builtin_tokenizer("0123456789+=,. sum()")
 LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
 PROMPTS = ["3+8=", "9+5+1="]
-WAYS = {"plain": (Sampler, plain_logp), "fast": (fast.FastSampler, fast.response_logp)}
+WAYS = {"plain": (Sampler, plain_logp), "fast": (fast.FastSampler, fast.fast_response_logp)}
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_rows_that_differ_in_a_tools_words_or_in_who_wrote_them_are_scored_apart
     ids[0, 2] = (ids[0, 2] + 1) % 10
     rollout = replace(rollout, response_ids=ids, mask=mask)
     assert fast.distinct(rollout)[0].group_size == 3         # three kinds, and no more than that
-    close(fast.response_logp(make(), rollout).logp, plain_logp(make(), rollout).logp)
+    close(fast.fast_response_logp(make(), rollout).logp, plain_logp(make(), rollout).logp)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -95,7 +95,7 @@ def run(case):
     return found | {"where": {name: gpu.sites[name].most_common(12) for name in PHASES}}
 
 
-PHASES = {"rollout": (fast, "sample"), "token step": (fast.Rows, "step"),
+PHASES = {"rollout": (fast, "fast_sample"), "token step": (fast.Rows, "step"),
           "look": (fast.Rows, "drop"), "cut": (train.Batch, "groups"),
           "update": (train, "update")}
 

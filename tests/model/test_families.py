@@ -12,13 +12,14 @@ import pytest
 import torch
 
 import models
-import rollout as plain
 from models import gradient, own_logp
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model.actor import trained_policy
 from plumbing.model.policy import load_policy
 from session.arguments import parse
 from plumbing.speed import fast
+from plumbing.speed.fast import fast_response_logp, fast_sample
+from rollout import response_logp, sample
 from tiny_run import slow
 
 TOKENIZER = builtin_tokenizer()
@@ -168,16 +169,17 @@ def test_sampling_and_all_paths_of_scoring_equal_the_models_own_logits(name, tmp
     alike = tokens(18)
     prompts = [alike + tokens(n) for n in (1, 4, 7)]
     uniforms = torch.rand(3 * G, T, generator=generator)
-    for way in (fast, plain):
-        drawn = way.sample(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms)
+    for draw in (fast_sample, sample):
+        drawn = draw(model, TOKENIZER, prompts, G, T, TEMPERATURE, uniforms)
         own = own_logp(model, drawn, TEMPERATURE)
         weights = torch.randn(own.shape, generator=torch.Generator().manual_seed(2))
         wanted = gradient(model, (own * weights).sum())
         assert (drawn.sampler_logp - own).abs().max() < 1e-3
-        for module, most in (fast, fast.MAX_PACKED), (fast, 0), (plain, 0):
+        for score, most in ((fast_response_logp, fast.MAX_PACKED), (fast_response_logp, 0),
+                            (response_logp, 0)):
             with monkeypatch.context() as patch:
                 patch.setattr(fast, "MAX_PACKED", most)
-                logp = module.response_logp(model, drawn, TEMPERATURE).logp
+                logp = score(model, drawn, TEMPERATURE).logp
             assert (logp - own).abs().max() < 2e-5
             found = gradient(model, (logp * weights).sum())
             assert (found - wanted).norm() < 1e-4 * wanted.norm()

@@ -12,12 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import rollout as plain
 from make_max_data import make_max_data
 from make_smollm2 import FOLDER, make_smollm2
 from models import own_scores
-from plumbing.speed import fast
-from plumbing.speed.fast import sample
+from plumbing.speed.fast import fast_response_logp, fast_sample
+from rollout import response_logp, sample
 from tiny_run import metrics, python, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,14 +78,16 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
 
 # -------------------------------------------------------------------------- sampling and log-probs
 
-@pytest.mark.parametrize("way, temperature", [(fast, 1.0), (fast, 0.7), (plain, 0.7)])
-def test_logp_is_that_of_a_plain_forward(model, tokenizer, way, temperature):
+@pytest.mark.parametrize("draw, temperature", [(fast_sample, 1.0), (fast_sample, 0.7),
+                                               (sample, 0.7)])
+def test_logp_is_that_of_a_plain_forward(model, tokenizer, draw, temperature):
     prompts = [chat(tokenizer, question) for question in QUESTIONS]
     torch.manual_seed(0)
-    rollout = way.sample(model, tokenizer, prompts, 3, 24, temperature=temperature)
+    rollout = draw(model, tokenizer, prompts, 3, 24, temperature=temperature)
     assert rollout.mask.sum(-1).unique().numel() > 1         # some answers end before others
     with torch.no_grad():
-        quick, slow = (one.response_logp(model, rollout, temperature) for one in (fast, plain))
+        quick, slow = (score(model, rollout, temperature)
+                       for score in (fast_response_logp, response_logp))
         logp, entropy = own_scores(model, rollout, temperature)                     # [B, T] each
     for found in (quick.logp, slow.logp, rollout.sampler_logp):
         torch.testing.assert_close(found, logp, atol=1e-4, rtol=0)
@@ -94,8 +95,8 @@ def test_logp_is_that_of_a_plain_forward(model, tokenizer, way, temperature):
 
 
 def test_greedy_sampling_is_what_generate_does(model, tokenizer):
-    rollout = sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS], 1, 24,
-                     temperature=0)
+    rollout = fast_sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS],
+                          1, 24, temperature=0)
     for text, question in zip(rollout.texts, QUESTIONS):
         assert text == answer(model, tokenizer, question).removesuffix("<|im_end|>")
 

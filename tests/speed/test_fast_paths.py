@@ -4,6 +4,7 @@ benchmarks/ measures it). python -m pytest tests/speed/test_fast_paths.py
 References: transformers' own cache; the CPU allocator's peak. Log-probs: test_logprobs.py.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,10 @@ import torch
 import rollout
 from losses import policy_loss
 from plumbing.speed import fast
-from test_rollout import PROMPTS, TOKENIZER, assert_same, every_model, make, uniforms
+from plumbing.speed.fast import fast_response_logp, fast_sample
+from plumbing.speed.rollouts import concat
+from rollout import sample
+from test_rollout import PROMPTS, assert_same, every_model, make, responses, rolled
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -25,13 +29,69 @@ import versus_trl  # noqa: E402
 from tiny_run import read_json
 
 
+fast_rolled = functools.partial(rolled, draw_with=fast_sample)
+
+
+# ---------------------------------------------------------------------------------------- sampling
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0])
 @every_model
 def test_the_fast_sampler_draws_the_tokens_of_the_plain_one(kind, temperature):
     model = make(kind)
-    assert_same(*(way.sample(model, TOKENIZER, PROMPTS, 3, 20, temperature, uniforms(9, 20))
-                  for way in (fast, rollout)))
+    assert_same(*(rolled(model, T=20, temperature=temperature, draw_with=draw)
+                  for draw in (fast_sample, sample)))
 
+
+def test_a_common_prefix_survives_cutting_and_joining():
+    shots = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))         # all prompts begin with it
+    rollout = fast_rolled(make(), T=10, seed=4, prompts=[shots + p for p in (*PROMPTS, "7=")])
+    parts = concat([rollout.groups(torch.tensor([2, 0])), rollout.rows(3, 6), rollout.rows(9, 12)])
+    assert rollout.rows(4, 5).prefix == parts.prefix == len(shots)
+    for q, i in enumerate((2, 0, 1, 3)):
+        ours, theirs = (x.prompt_ids[j][x.prompt_mask[j]] for x, j in ((parts, q), (rollout, i)))
+        assert torch.equal(ours, theirs)
+    rows = [6, 7, 8, 0, 1, 2, 3, 4, 5, 9, 10, 11]            # whole groups of three
+    assert parts.texts == [rollout.texts[i] for i in rows]
+    assert responses(parts) == [responses(rollout)[i] for i in rows]
+    other = fast_rolled(make(), T=10)
+    assert concat([rollout, other]).prefix == other.prefix == 0
+
+
+@every_model
+def test_dropping_ended_rows_changes_no_token(kind):
+    model = make(kind)
+    assert_same(*(fast_rolled(model, drop_every=n, seed=3) for n in (1, 1000)))
+
+
+@every_model
+@pytest.mark.parametrize("G, T, temperature", [(8, 12, 1.0), (8, 12, 0.5), (4, 6, 0)])
+def test_responses_that_are_equal_so_far_share_a_row_and_part_where_they_differ(
+        kind, G, T, temperature):
+    model, rows = make(kind), []
+    model.get_output_embeddings().weight.data *= 12         # a sure policy: equal for a while
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True)
+    tree = fast_rolled(model, G, T, temperature, drop_every=1)
+    shared, rows[:] = sum(rows[1:]), []
+    each = fast_rolled(model, G, T, temperature, drop_every=1000)
+    assert shared < 0.8 * sum(rows[1:]), "the model computes fewer rows"
+    assert_same(tree, each)
+    if temperature == 0:                                    # greedy: one row per prompt
+        assert shared <= len(PROMPTS) * (T - 1) and len(set(tree.texts)) <= len(PROMPTS)
+    else:
+        assert len(set(tree.texts)) > len(PROMPTS)
+
+
+@pytest.mark.parametrize("flag, path, module, unused", [
+    ("", "fast", rollout, "sample"), ("--plain", "plain", fast, "fast_sample")])
+def test_the_first_line_of_a_run_says_which_path_it_takes(flag, path, module, unused, run, capsys,
+                                                          monkeypatch):
+    monkeypatch.setattr(module, unused, None)
+    run(flag)
+    assert f", on cpu, {path} path" in capsys.readouterr().out.splitlines()[0]
+
+
+# ---------------------------------------------------------------------- memory and the benchmarks
 
 def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens():
     V = 8192
@@ -39,7 +99,7 @@ def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens():
 
     def peak(T):
         batch = memory.random_rollout(V, 1, 1, 8, T)
-        score = lambda: fast.response_logp(model, batch, entropy=False, max_logits=64 * V)
+        score = lambda: fast_response_logp(model, batch, entropy=False, max_logits=64 * V)
         model.zero_grad()
         return memory.peak_bytes(lambda: score().logp.sum().backward())
     more = peak(512) - peak(256)

@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-import rollout as plain
 from models import gradient, own_scores
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.fast import distinct, groups_per_row, response_logp
+from plumbing.speed.fast import distinct, fast_response_logp, fast_sample, groups_per_row
 from plumbing.speed.rollouts import FastRollout
-from test_rollout import PROMPTS, every_model, make, rolled
+from rollout import response_logp
+from test_rollout import PROMPTS, every_model, make
+from test_rollout import rolled as plainly_rolled
 
+rolled = functools.partial(plainly_rolled, draw_with=fast_sample)
 SHOTS = "".join(f"{i}+{i}={2 * i % 10}," for i in range(5))     # 25 tokens, of all prompts
 FEW_SHOT = [SHOTS + prompt for prompt in (*PROMPTS, "7=")]
 
@@ -33,12 +35,13 @@ BATCHES = {  # what is scored, with the temperature
     "temperature": lambda model: (rolled(model, temperature=0.7), 0.7),
     "a common prefix": lambda model: (rolled(model, T=10, seed=4, prompts=FEW_SHOT), 1.0),
     "equal responses": lambda model: (repeated(rolled(model, G=4, seed=15)).rows(0, 8), 1.0)}
-WAYS = {  # how: the module, MAX_PACKED, options, gradient checkpointing
-    "plain": (plain, 0, {}, False),
-    "packed": (fast, fast.MAX_PACKED, {}, False),
-    "shared": (fast, 0, {}, False),
-    "five rows of logits at a time": (fast, fast.MAX_PACKED, dict(max_logits=17 * 5), False),
-    "checkpointing": (fast, fast.MAX_PACKED, {}, True)}
+WAYS = {  # how: the function, MAX_PACKED, options, gradient checkpointing
+    "plain": (response_logp, 0, {}, False),
+    "packed": (fast_response_logp, fast.MAX_PACKED, {}, False),
+    "shared": (fast_response_logp, 0, {}, False),
+    "five rows of logits at a time": (fast_response_logp, fast.MAX_PACKED,
+                                       dict(max_logits=17 * 5), False),
+    "checkpointing": (fast_response_logp, fast.MAX_PACKED, {}, True)}
 
 
 @functools.cache
@@ -60,12 +63,12 @@ def one_at_a_time(kind, batch):
 def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
         kind, batch, way, monkeypatch):
     rollout, temperature, weights, want, reference = one_at_a_time(kind, batch)
-    module, packed, options, checkpointing = WAYS[way]
+    score, packed, options, checkpointing = WAYS[way]
     monkeypatch.setattr(fast, "MAX_PACKED", packed)
     model = make(kind)
     if checkpointing:
         checkpoint_activations(model.train())
-    scores = module.response_logp(model, rollout, temperature, entropy_grad=True, **options)
+    scores = score(model, rollout, temperature, entropy_grad=True, **options)
     found = torch.stack([scores.logp, scores.entropy])
     assert torch.allclose(found, want, atol=1e-5)
     difference = gradient(model, (found * weights).sum()) - reference
@@ -74,7 +77,7 @@ def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
 
 def test_the_entropy_has_a_gradient_or_is_left_out_as_asked():
     model = make()
-    entropy = lambda **asked: response_logp(model, rolled(model), **asked).entropy
+    entropy = lambda **asked: fast_response_logp(model, rolled(model), **asked).entropy
     assert entropy(entropy=False) is None and not entropy().requires_grad
     assert entropy(entropy_grad=True).requires_grad
 
@@ -120,6 +123,6 @@ def test_one_response_per_prompt_pays_nothing_for_the_machinery(kind):
     rollout = rolled(model, G=1)
     model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(kwargs["input_ids"].shape), with_kwargs=True)
-    response_logp(model, rollout)
+    fast_response_logp(model, rollout)
     width = rollout.prompt_ids.shape[1] + rollout.mask.shape[1]
     assert rows == [(3, width - 1)], "one plain forward"
