@@ -113,7 +113,6 @@ class Clip:
     defaults are those of PPO's clip."""
     of: str = "w"                # what the clip range limits: w (any ratio), log w or π - μ
     widest: float = 1.0          # epsilon and epsilon_high must be below this
-    pulls: str | None = None     # the constant of a pull towards π_old, also where A = 0
 
     @property
     def center(self):
@@ -128,8 +127,7 @@ CLIPS = {  # the clips that are not of PPO's kind
     "tv": Clip(of="π - μ"),
     "kl": Clip(of="π - μ"),
     "kl-two-sided": Clip(of="π - μ", widest=math.inf),
-    "tv-two-sided": Clip(of="π - μ", pulls="tau"),
-    "square": Clip(pulls="beta"),
+    "tv-two-sided": Clip(of="π - μ"),
 }
 
 
@@ -411,6 +409,18 @@ def high_entropy_mask(entropy, mask, quantile):
     below = ordered[math.floor(rank)]                                            # []
     above = ordered[math.ceil(rank)]                                             # []
     return mask & (entropy >= torch.lerp(below, above, rank % 1))                # [B, T]
+
+
+def has_pull(row):
+    """Whether the loss of a row of OBJECTIVES has a gradient where A = 0, as DRO's pull towards
+    π_old, once the policy has changed: tried on one response."""
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    old_logp = torch.full((1, 4), -1.5)                                          # [1, 4]
+    change = torch.tensor([[-0.9, -0.01, 0.01, 1.0]])                            # [1, 4]
+    logp = (old_logp + change).requires_grad_()                                  # [1, 4]
+    loss, _ = policy_loss(row, logp, old_logp, torch.zeros(1), mask, weights=mask.float(),
+                          router_shift=torch.ones(1, 4))
+    return bool(torch.autograd.grad(loss, logp)[0].any())
 
 
 def validate_choice(argument, value, known):

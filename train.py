@@ -55,7 +55,7 @@ from session import checkpoints, dry_run, folder as run, memory, screen
 from session.errors import errors_in_one_line
 from session.learner import forced, make_learner
 from session.metrics import Recorder
-from plumbing.speed import equal_groups
+from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores, rows_of
 from routes import Pass, router_shift
 
@@ -161,7 +161,7 @@ def update(settings, learner, mini):
     features = learner.features
     row = settings.row                           # of losses.OBJECTIVES, with the run's options
     shifts = row.ratio == "log-shifted"          # RSPO, which compares routers
-    live = mini if settings.plain else equal_groups.with_gradient(learner, mini)
+    live, rest = (mini, None) if settings.plain else zero_variance_groups.split(learner, mini)
     learner.optimizer.zero_grad()
     done = []                                    # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
@@ -175,18 +175,29 @@ def update(settings, learner, mini):
                 row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
                 factors=part.factors, router_shift=shift)
-            terms = {name: term for in_loss in features.hooks["in_loss"]
-                     for name, term in in_loss(part, new, live).items()}
+            terms = {}
+            for in_loss in features.hooks["in_loss"]:
+                terms |= check_terms(in_loss(part, new, mini), terms)
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
         terms = {name: term.detach() for name, term in terms.items()}
         done.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats(learner.gather(done))
-    stats = stats if settings.plain else equal_groups.of_whole(stats, mini.rollout.mask)
+    stats = stats if rest is None else zero_variance_groups.with_rest(learner, stats, rest)
     for before_step in features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(learner, stats, settings.max_grad_norm)
+
+
+def check_terms(terms, others):
+    """Loss terms of a feature, {name: 0-dim tensor}. Raises ValueError for one whose name does not
+    end in _loss, by which the terms of micro-batches are added up, or is that of another term."""
+    for name in terms:
+        if not name.endswith("_loss") or name in others:
+            raise ValueError(f"loss term {name!r} of a feature must have a name of its own that "
+                             "ends in _loss")
+    return terms
 
 
 def optimizer_step(learner, stats, max_grad_norm):

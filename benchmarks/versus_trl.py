@@ -44,7 +44,6 @@ from plumbing.data import running_sum, tasks  # noqa: E402
 from plumbing.data.datafiles import Problem  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 from plumbing.data.task import Task  # noqa: E402
-from plumbing.speed import equal_groups  # noqa: E402
 from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
@@ -314,7 +313,7 @@ def contributions(ours, rounds):
         "packed rows": [(fast, "MAX_PACKED", 0)],
         "equal responses once": [rows(2), twice],
         "the same, and ended rows dropped": [rows(never), twice],
-        "skipping dead groups": [(equal_groups, "with_gradient", lambda settings, batch: batch)],
+        "skipping dead groups": [(learner, "skip_zero_variance", False)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
             (learner.actor, "routed", False)]}

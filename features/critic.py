@@ -29,7 +29,6 @@ class Flags:
 class Critic(Feature):
     flags = Flags
     gives = ("values", "lam")
-    adds_gradient = True
     needs_actor = True
 
     @classmethod

@@ -107,9 +107,9 @@ class Distillation(Feature):
         if settings.teacher_update_rate and batch.step > 1:
             move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
         batch.more["taught"] = taught(settings.self_distillation, batch)            # [B]
-        batch.more["teacher_logp"] = self.logp(learner, batch)                      # [B, T]
+        batch.more["teacher_logp"] = self._logp(learner, batch)                      # [B, T]
 
-    def logp(self, learner, batch):
+    def _logp(self, learner, batch):
         """log π_T [B, T] of the responses. Those that it does not teach get log π_old, so their
         advantage is 0."""
         if not self.settings.self_distillation:

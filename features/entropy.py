@@ -30,16 +30,15 @@ class Entropy(Feature):
     def __init__(self, run):
         self.coef = run.settings.entropy_coef
         self.quantile = run.settings.entropy_quantile
-        self.adds_gradient = self.coef > 0
         self.old = {"entropy": self.quantile > 0}
         self.new = {"entropy": self.coef > 0, "entropy_grad": self.coef > 0}
+        if not self.coef:
+            self.in_loss = None
 
     def before_updates(self, learner, batch, old):
         if self.quantile:
             batch.weigh(high_entropy_mask(old.entropy, batch.rollout.mask, self.quantile))
 
     def in_loss(self, part, new, mini):
-        if not self.coef:
-            return {}
         per_token = part.rollout.mask / mini.rollout.mask.sum().clamp(min=1)        # [B, T]
         return {"entropy_loss": -self.coef * (per_token * new.entropy).sum()}

@@ -17,12 +17,12 @@ HOOKS = ("sampler", "stream", "collect", "before_updates", "advantages", "in_los
 
 
 class Feature:
-    """What one feature adds to a run. A hook that is not overridden is never called."""
+    """What one feature adds to a run. A hook that is not overridden is never called, nor one that a
+    run does not need and that __init__ has set to None. What else a class has begins with _."""
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
     gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
-    adds_gradient = False        # whether a response with A = 0 still moves the policy
     apart = False                # whether it keeps what it trains beside the weights, see `policy`
     engines = ()                 # values of --sampler for which it has a `base_sampler`
     needs_actor = False          # whether its forwards return more than rollout.Scores
@@ -114,8 +114,9 @@ class Feature:
         """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
 
     def in_loss(self, part, new, mini):
-        """{NAME_loss: term}: what is added to the loss of the micro-batch `part` of the mini-batch
-        `mini`. new: its Scores under π_θ. Terms of the micro-batches are added up and logged."""
+        """{NAME_loss: term}: what is added to the loss of the micro-batch `part`. new: its Scores
+        under π_θ. mini: the whole mini-batch, over which a mean is taken, because the terms of the
+        micro-batches are added up. They are logged, too."""
 
     def before_step(self, learner, mini):
         """When the gradients of the mini-batch are complete, before their norm is measured and
@@ -146,10 +147,9 @@ class Features:
 
     def __init__(self, features=()):
         self.all = list(features)
-        self.hooks = {hook: [getattr(f, hook) for f in self.all
-                             if getattr(type(f), hook) is not getattr(Feature, hook)]
+        self.hooks = {hook: [getattr(f, hook) for f in self.all if getattr(f, hook) is not None
+                             and getattr(type(f), hook) is not getattr(Feature, hook)]
                       for hook in HOOKS}
-        self.adds_gradient = any(f.adds_gradient for f in self.all)
         self.head_start = max((f.head_start for f in self.all), default=0)
         self.old = {name: True for f in self.all for name, on in f.old.items() if on}
         self.new = {name: True for f in self.all for name, on in f.new.items() if on}

@@ -51,19 +51,19 @@ class Lengths(Feature):
 
     def before_updates(self, learner, batch, old):
         if self.settings.overlong_cache:
-            batch.parts = self.longer(batch.rollout, batch.parts)                   # [B, K + 1]
-            batch.sampled = [(one, self.longer(one, parts)) for one, parts in batch.sampled]
+            batch.parts = self._longer(batch.rollout, batch.parts)                   # [B, K + 1]
+            batch.sampled = [(one, self._longer(one, parts)) for one, parts in batch.sampled]
             batch.added = (*batch.added, "overlong")
         if self.settings.mask_truncated_completions:         # metrics still describe all of them
             rollout = batch.rollout
             kept = rollout.mask & ~rollout.truncated[:, None]                       # [B, T]
             batch.rollout = replace(rollout, mask=kept)
 
-    def longer(self, rollout, parts):
+    def _longer(self, rollout, parts):
         """The rewards in parts [B, K] with the penalty as one more, of weight 1: [B, K + 1]."""
-        return torch.cat([parts, self.penalty(rollout)[:, None]], 1)                # [B, K + 1]
+        return torch.cat([parts, self._penalty(rollout)[:, None]], 1)                # [B, K + 1]
 
-    def penalty(self, rollout):
+    def _penalty(self, rollout):
         """DAPO's penalty [B]. Like the limit, it counts all tokens of a response, including those
         that a tool inserted: up to the last one of the policy's."""
         mask = rollout.mask                                                         # [B, T]

@@ -20,7 +20,6 @@ class Flags:
 
 class LoadBalancing(Feature):
     flags = Flags
-    adds_gradient = True
     new = {"record": True}
 
     @classmethod

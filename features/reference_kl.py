@@ -76,11 +76,12 @@ class ReferenceKL(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.actor = run.actor
-        self.adds_gradient = not kl_in_rewards(run.settings)
         self.reference = run.frozen()
+        if kl_in_rewards(run.settings):
+            self.in_loss = None
 
     def before_updates(self, learner, batch, old):
-        self.move(batch.step)
+        self._move(batch.step)
         ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
         batch.more["ref_logp"] = ref_logp
         if kl_in_rewards(self.settings):
@@ -88,15 +89,13 @@ class ReferenceKL(Feature):
             batch.more["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")     # [B, T]
             batch.more["beta"] = self.settings.beta
 
-    def move(self, step):
+    def _move(self, step):
         """Before batch `step`, move the reference towards the policy if it is time."""
         settings = self.settings
         if settings.sync_ref_model and step > 1 and (step - 1) % settings.ref_model_sync_steps == 0:
             move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
 
     def in_loss(self, part, new, mini):
-        if kl_in_rewards(self.settings):
-            return {}
         kl = kl_penalty(new.logp, part.more["ref_logp"], part.rollout.mask,
                         self.settings.kl_estimator, part.old_logp)                  # [B, T]
         return {"kl_loss": self.settings.beta * (part.weights * kl).sum()}

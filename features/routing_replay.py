@@ -52,9 +52,9 @@ class RoutingReplay(Feature):
             check_routers(run.actor.policy)
 
     def sampler(self, sampler):
-        return RecordingSampler(sampler, self.settings) if self.by_sampler() else sampler
+        return RecordingSampler(sampler, self.settings) if self._by_sampler() else sampler
 
-    def by_sampler(self):
+    def _by_sampler(self):
         return self.settings.routing_replay == "rollout"
 
     def before_updates(self, learner, batch, old):
@@ -64,7 +64,7 @@ class RoutingReplay(Feature):
         if old.passes is None:
             return
         own = None
-        if self.by_sampler():                # the old log-probs have forced routes
+        if self._by_sampler():                # the old log-probs have forced routes
             free = learner.score(batch.rollout.without("routes"))
             own = free.routes
             batch.more["free_logp"] = free.logp                                     # [B, T]

@@ -359,7 +359,7 @@ GONE = {
     "torch_compile": "on a GPU, --sampler vllm samples faster",
     "merge": "merge_and_unload of peft does it (docs/data.md)",
     "objective_constants": "change the constant in its row of losses.OBJECTIVES, or add a row",
-    "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md has such a one",
+    "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md",
     "positive_example_nll_weight": "add the term as a feature of your own: "
                                    ".github/CONTRIBUTING.md",
     "length_penalty": "return it as a part of the reward, from a function of the whole batch in "

@@ -14,6 +14,7 @@ from plumbing.data.stream import PromptStream
 from plumbing.engines.samplers import make_sampler
 from plumbing.model.actor import Run, make_scorer
 from plumbing.parallel import processes
+from plumbing.speed import zero_variance_groups
 from plumbing.speed.rollouts import join_scores
 from routes import replay_routes
 from session.arguments import BITSANDBYTES
@@ -35,6 +36,7 @@ class Learner:
     features: Features = Features()  # what the flags of features/ add
     scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
     world: int = 1               # how many processes share the work
+    skip_zero_variance: bool = False     # whether an update may leave out zero-variance groups
 
     @property
     def policy(self):
@@ -101,6 +103,8 @@ def make_learner(settings, task, policy, tokenizer, device):
         settings, actor, tokenizer, sampler, judge=judge, response_logp=wrapped,
         optimizer=optimizer, schedule=make_schedule(settings, optimizer, features.head_start),
         stream=stream, features=features, world=processes.world(),
+        skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features,
+                                                               processes.world()),
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
 
 

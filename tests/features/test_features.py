@@ -16,6 +16,7 @@ import pytest
 
 import train
 from features import FEATURES
+from features.entropy import Entropy
 from features.feature import HOOKS, Feature, Features, flag
 from features.mismatch import Mismatch
 from session import arguments
@@ -170,7 +171,6 @@ def test_only_the_hooks_of_a_feature_are_called():
     own = {hook: [getattr(loud, hook)] for hook in ("before_updates", "state_dict")}
     assert features.hooks == dict.fromkeys(HOOKS, []) | own
     assert features.old == {"entropy": True} and features.new == {"record": True}
-    assert not features.adds_gradient
     assert features.state_dict() == {"Loud": {"count": 3}}
 
 
@@ -188,10 +188,18 @@ def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatc
             ("--algorithm gspo", arguments, "ALGORITHMS", preset,
              "--algorithm gspo: objective 'gpso' is unknown; known: "),
             ("--mismatch token_truncate --steps 1", Mismatch, "metrics",
-             lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten")):
+             lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten"),
+            ("", Mismatch, "befor_step", print, "befor_step of the feature Mismatch is no hook, "
+             "did you mean before_step? (features/feature.py has them all"),
+            ("--entropy_coef 1 --steps 1", Entropy, "in_loss",
+             lambda self, part, new, mini: {"bonus": new.entropy.mean()},
+             "loss term 'bonus' of a feature must have a name of its own that ends in _loss"),
+            ("--entropy_coef 1 --beta 1 --steps 1", Entropy, "in_loss",
+             lambda self, part, new, mini: {"kl_loss": new.entropy.mean()},
+             "loss term 'kl_loss' of a feature must have a name of its own")):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, name, wrong)
-            assert words in run.refused(given)
+            patch.setattr(owner, name, wrong, raising=False)
+            assert words in run.refused(given, begun=True)
 
 
 def test_a_condition_may_name_a_flag_that_is_not_there():

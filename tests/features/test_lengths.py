@@ -39,7 +39,7 @@ def test_the_penalty_counts_the_tokens_of_a_tool_and_of_a_response_that_was_cut_
     lengths = Lengths(SimpleNamespace(settings=settings, task=task))
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = SimpleNamespace(mask=mask, truncated=torch.tensor([False, False, True]))
-    assert lengths.penalty(rollout).tolist() == [0, -0.5, -1]
+    assert lengths._penalty(rollout).tolist() == [0, -0.5, -1]
 
 
 def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, calls, then):

@@ -3,6 +3,7 @@
 python -m pytest -m slow tests/features/test_own_feature.py
 """
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,38 @@ from tiny_run import TINY, documented, metrics, program, python
 
 
 SECTION, (TEXT, LINES, COMMAND) = documented("A feature, for example")
+# The first update of a run, again in float64 with a loop over responses and tokens. At ratio 1 the
+# gradient of GSPO's loss is that of -Â/(N·|y|) · Σ log π.
+AGAIN = """
+import copy, json, sys
+import torch
+import train
+from rollout import response_logp
+inner, found = train.update, {}
+
+def update(settings, learner, mini):
+    policy = copy.deepcopy(learner.policy).double()
+    logp = response_logp(policy, mini.rollout).logp
+    gspo, imitation, count = 0, 0, 0
+    for i, row in enumerate(mini.rollout.mask):
+        places = [t for t in range(len(row)) if row[t]]
+        gspo = gspo - mini.advantages[i] * sum(logp[i, t] for t in places) / len(places)
+        if mini.parts[i, 0] == 1:
+            imitation = imitation - sum(logp[i, t] for t in places)
+            count += len(places)
+    term = settings.imitation_coef * imitation / count
+    (gspo / len(mini.rollout.mask) + term).backward()
+    norm = sum(p.grad.square().sum() for p in policy.parameters() if p.grad is not None).sqrt()
+    right = (mini.parts[:, 0] == 1).view(-1, mini.group_size).all(-1)
+    stats = inner(settings, learner, mini)
+    if not found:
+        found.update(term=[stats["imitation_loss"], term.item()], norm=[stats["grad_norm"],
+                     norm.item()], groups=[int(right.sum()), len(right)])
+    return stats
+train.update = update
+train.main(sys.argv[1:])
+print(json.dumps(found))
+"""
 
 
 @pytest.fixture
@@ -33,19 +66,28 @@ def call(cold_start, tmp_path):
 def test_a_documented_feature_trains_by_its_file_and_two_lines(call):
     _, *command = COMMAND.split()
     flag, value = command[1:3]
-    done = call(*command, *TINY, "--warmup_steps", "0")
+    done = call(*command, *TINY)
     assert done.returncode == 0, done.stderr
-    folder = command[-1]
-    limits = [record["advantage_limit"] for record in metrics(call.home / folder)]
-    assert len(limits) == 3 and all(0 < limit < 3 for limit in limits)
-    assert call("train.py", *TINY, "--warmup_steps", "0", "--steps", "3", "--output_dir",
-                   "plain").returncode == 0
-    limited, plain = (metrics(call.home / one) for one in (folder, "plain"))
-    assert "advantage_limit" not in plain[0] and limited[0]["reward"] == plain[0]["reward"]
-    assert limited[0]["grad_norm"] < plain[0]["grad_norm"], "the largest advantages are smaller"
+    terms = [record["imitation_loss"] for record in metrics(call.home / command[-1])]
+    assert len(terms) == 3 and all(0 < term < 2 for term in terms)
+    assert call("train.py", *TINY, "--steps", "3", "--output_dir", "without").returncode == 0
+    assert "imitation_loss" not in metrics(call.home / "without")[0]
     help = " ".join(call("train.py", "--help").stdout.split())
-    assert f"{flag} float limit advantages" in help and "the size of advantages:" in help
-    said = call("train.py", flag, "2")
-    assert said.returncode == 2 and said.stderr.count("\n") == 1 and f"{flag} 2.0" in said.stderr
+    assert f"{flag} float coefficient of the cross-entropy" in help and "imitation:" in help
+    said = call("train.py", flag, "-1")
+    assert said.returncode == 2 and said.stderr.count("\n") == 1 and f"{flag} -1.0" in said.stderr
     said = call("tools/export.py", "trl", "--algorithm", "grpo", flag, value).stdout
     assert f"{flag} {value}" in said.split("trl.GRPOConfig(")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "--plain", "--micro_batch_size 4"])
+def test_its_term_is_that_of_all_right_responses_those_of_zero_variance_groups_too(more, call):
+    shape = "--steps 1 --prompts_per_step 8 --num_generations 2 --steps_per_generation 1"
+    done = call("-c", AGAIN, *TINY, *shape.split(), "--imitation_coef", "0.5", *more.split())
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    equal, groups = found["groups"]
+    assert 0 < equal < groups, "zero-variance groups with right responses, and others"
+    for ours, loop in (found["term"], found["norm"]):
+        assert ours == pytest.approx(loop, rel=1e-4)

@@ -51,7 +51,7 @@ REASONS = {
     "runs.py:passes": "a sandbox: tests/data/test_documented.py",
     "judge.py:judge": "a server: tests/data/test_documented.py",
     "--advantage over_median": "tests/concepts/test_learner.py writes the row and runs it",
-    "--advantage_quantile": "tests/features/test_own_feature.py writes the file and runs it",
+    "--imitation_coef": "tests/features/test_own_feature.py writes the file and runs it",
 }
 RUN = [(document, line) for document, line in COMMANDS if not any(what in line for what in REASONS)]
 

@@ -23,7 +23,7 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 OTHERS = {*"""nproc_per_node nnodes help no-deps reject chroot memory network pids-limit rlimit_as
     rm really_quiet time_limit flag name no_name learning-rate ro-bind tmpfs proc dev unshare-all
     die-with-parent config-path config-name new-session headless no-sandbox hide-scrollbars logdir
-    check advantage_quantile""".split()}                     # the last: CONTRIBUTING's example
+    check imitation_coef""".split()}                     # the last: CONTRIBUTING's example
 
 
 # -------------------------------------------------------------------------------- files and links
@@ -62,7 +62,7 @@ def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
     if "--sampler vllm" in line:                             # it needs an environment of its own
         monkeypatch.syspath_prepend(str(ROOT / "tests/features/fake"))
     words = shlex.split(line.split("&&")[-1].replace("$arm --seed $seed ", ""))
-    theirs = {"over_median", "--advantage_quantile"}         # CONTRIBUTING's examples
+    theirs = {"over_median", "--imitation_coef"}         # CONTRIBUTING's examples
     if "train.py" in words and not theirs & {*words}:
         assert parse(words[words.index("train.py") + 1:])
     if "passk" in words:
