@@ -20,6 +20,7 @@ Next: losses.py, which multiplies ratio and advantage.
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -430,6 +431,7 @@ def check_rewards(rewards, group_size=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     def row(label, numbers):
         print(f"  {label:22}" + "".join(f"{round(x, 3) + 0.0:+8.3f}" for x in numbers))
 

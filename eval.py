@@ -17,6 +17,7 @@ if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while 
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     from tools import commands
     commands.first_word(sys.argv[1:], __doc__)   # --help does not wait for the imports below
 

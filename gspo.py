@@ -206,6 +206,7 @@ def train(policy, tokenizer, problems):
     print(f"mean reward of the first five batches {first:.3f}, of the last five {last:.3f}")
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     if sys.argv[1:] and sys.argv[1].startswith("-"):         # it has no flags; train.py has them
         print(__doc__)
         sys.exit(sys.argv[1] not in ("-h", "--help"))

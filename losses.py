@@ -21,6 +21,7 @@ Next: rollout.py, where the log-probs come from.
 """
 
 import math
+import sys
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -466,6 +467,7 @@ def check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     # Two responses to one prompt: a right one of 4 tokens and a wrong one of 2. w: the token ratios
     w = torch.tensor([[1.00, 1.90, 0.40, 1.25], [1.05, 0.75, 1.00, 1.00]])
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])

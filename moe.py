@@ -8,6 +8,7 @@ are not implemented; a config that asks for them raises ValueError.
 Next: routes.py, on what its routers choose.
 """
 
+import sys
 from functools import partial
 
 import torch
@@ -306,6 +307,7 @@ def check_config(config):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     torch.manual_seed(0)
     model = TinyMoE(Qwen3MoeConfig(
         vocab_size=128, hidden_size=96, num_hidden_layers=4, num_attention_heads=4, head_dim=24,

@@ -19,6 +19,7 @@ Next: advantages.py, the other factor of the loss.
 """
 
 import math
+import sys
 
 import torch
 
@@ -115,6 +116,7 @@ def ratio_stats(logp, old_logp, mask):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     # One response of 512 tokens. The update changed two of them, to 1.9 and to 0.4 times their old
     # probability.
     log_w = torch.zeros(1, 512, dtype=torch.float64)

@@ -16,6 +16,7 @@ Repetition penalties are left out on purpose: their distribution depends on the 
 Next: train.py, the loop that joins sampling, advantages and loss.
 """
 
+import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -392,6 +393,7 @@ def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=Fa
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 

@@ -8,6 +8,7 @@ ValueError with its name. `python routes.py` shows an example.
 Next: eval.py, which measures a policy and draws a run.
 """
 
+import sys
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -231,6 +232,7 @@ def load_balancing_loss(logits, mask, share, tokens=None, sigmoid=False):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     import copy
 
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

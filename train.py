@@ -36,6 +36,7 @@ if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while 
 from session.arguments import first_word, parse
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     first_word(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
 import math

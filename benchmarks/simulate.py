@@ -102,6 +102,7 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     if {"-h", "--help"} & {*sys.argv[1:]}:
         sys.exit(print(__doc__))
     try:

@@ -8,6 +8,7 @@ The reward is the share of the twenty numbers before the first wrong one.
 import argparse
 import json
 import random
+import sys
 from pathlib import Path
 
 TERMS = 20
@@ -44,5 +45,6 @@ def write(folder=Path("data")):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     write()

@@ -317,6 +317,7 @@ MEASURES = {"drift": drift, "lengths": lengths, "flips": flips, "by_pass_rate": 
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", choices=MEASURES)
     parser.add_argument("--seed", type=int, default=0)

@@ -105,5 +105,6 @@ def objectives_six():
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     style.save(objectives_six(), ROOT / "docs/figures/objectives_six.png")

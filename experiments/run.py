@@ -521,5 +521,6 @@ def make_all(name, question, options):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     with until_the_reader_leaves():
         main()

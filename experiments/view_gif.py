@@ -73,5 +73,6 @@ def main():
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     main()

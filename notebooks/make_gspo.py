@@ -12,6 +12,7 @@ import argparse
 import base64
 import json
 import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +47,7 @@ import contextlib
 import copy
 import io
 import re
+import sys
 
 import matplotlib.pyplot as plt
 
@@ -347,6 +349,7 @@ def picture(book, words):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     help_form = argparse.RawDescriptionHelpFormatter
     argparse.ArgumentParser(description=__doc__, formatter_class=help_form).parse_args()
     book = executed(notebook((ROOT / "gspo.py").read_text(encoding="utf-8")))

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import random
+import sys
 from pathlib import Path
 
 NAMES = "Ana Ben Carla David Elena Felix Grace Hugo Ines Jonas".split()
@@ -40,6 +41,7 @@ def reward(response, answer):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     argparse.ArgumentParser(description=__doc__).parse_args()
     Path("data").mkdir(exist_ok=True)
     Path("data/notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()),

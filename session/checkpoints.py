@@ -278,8 +278,12 @@ def save(run, step, policy, tokenizer, state):
 
 
 def sync(path):
-    """Wait until a file, or a folder, is on the disk."""
-    number = os.open(path, os.O_RDONLY)
+    """Wait until a file, or a folder, is on the disk. Windows cannot open a folder, and fsync there
+    needs a file that may be written to."""
+    folder = path.is_dir()
+    if folder and not hasattr(os, "O_DIRECTORY"):
+        return
+    number = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(number)
     finally:

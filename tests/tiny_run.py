@@ -53,12 +53,12 @@ def chance(rule="sum(map(ord, response)) % 3 / 2", n=40):
     return "--dataset_name rows.jsonl --verifier mine.py:reward --max_completion_length 8"
 
 
-def python(*words, cwd=None, processes=1, code=0):
+def python(*words, cwd=None, processes=1, code=0, encoding="utf-8"):
     """Python with these words, as a process of its own or as several of torchrun's, which must end
     with this exit code (None: with any): a CompletedProcess with what it printed."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run([sys.executable, *torchrun * (processes > 1), *map(str, words)], cwd=cwd,
-                          capture_output=True, encoding="utf-8", timeout=900)
+                          capture_output=True, encoding=encoding, timeout=900)
     assert code in (None, done.returncode), done.stdout[-2000:] + done.stderr[-2000:]
     return done
 

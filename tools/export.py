@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
 from session.arguments import parse

@@ -1,6 +1,7 @@
 """The built-in task: last digits of a running sum, and a teacher that makes a systematic error."""
 
 import random
+import sys
 import zlib
 
 from plumbing.data.datafiles import Problem
@@ -96,6 +97,7 @@ def longest_answer(task):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     task = running_sum()
     rng = random.Random(4)
     problem = task.train[0]

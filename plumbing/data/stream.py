@@ -1,6 +1,7 @@
 """Data position: the order of the prompts."""
 
 import random
+import sys
 
 
 class PromptStream:
@@ -55,5 +56,6 @@ class PromptStream:
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     stream = PromptStream([6])
     print(f"epoch 0: {stream.next(6)}; epoch 1: {stream.next(4)}")

@@ -50,6 +50,16 @@ def test_a_call_without_an_encoding_is_noticed():
         assert not [*without_encoding(line)], line
 
 
+def test_a_script_prints_on_any_console():
+    """π or × in a console's cp1252 would end it with a UnicodeEncodeError."""
+    for file, text in FILES.items():
+        blocks = [node for node in ast.parse(text).body
+                  if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+        if blocks and not file.startswith("tests/") and file != "plumbing/data/verifiers.py":
+            first = ast.unparse(blocks[0].body[0])
+            assert first == "sys.stdout.reconfigure(errors='replace')", file
+
+
 def test_no_module_needs_posix_to_be_imported():
     for file, text in FILES.items():
         for node in ast.parse(text).body:

@@ -1,0 +1,86 @@
+"""The scripts as Windows runs them, as far as another system can show it: without POSIX modules,
+with Windows' fsync, printing in cp1252. python -m pytest tests/run/test_windows.py
+
+Windows opens no folder, and its fsync needs a file that may be written to. LC_ALL=C stands for its
+locale: a file that is opened without an encoding is read as ASCII.
+"""
+
+import json
+import os
+
+from tiny_run import ROOT, TINY, python
+
+# Runs scripts one after the other, each as `python SCRIPT WORDS`, in a process where this project,
+# but no library, misses what Windows does not have.
+WINDOWS = """
+import builtins, errno, fcntl, json, os, runpy, signal, sys
+import matplotlib.pyplot, transformers
+
+ROOT, fsync, opened, imported = sys.argv[1], os.fsync, os.open, builtins.__import__
+POSIX = {"resource", "fcntl", "pwd", "grp", "termios", "pty", "syslog"}
+
+def ours():
+    return sys._getframe(2).f_code.co_filename.startswith(ROOT)
+
+def windows_import(name, *rest, **options):
+    if name in POSIX and ours():
+        raise ModuleNotFoundError(f"No module named {name!r}")
+    return imported(name, *rest, **options)
+
+def windows_open(path, *rest, **options):
+    if os.path.isdir(path) and ours():
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    return opened(path, *rest, **options)
+
+def windows_fsync(number):
+    if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+    fsync(number)
+
+for module, names in ((os, "O_DIRECTORY sched_getaffinity killpg setsid"),
+                      (signal, "SIGALRM SIGHUP SIGPIPE alarm setitimer pause")):
+    for name in names.split():
+        delattr(module, name)
+os.open, os.fsync, builtins.__import__ = windows_open, windows_fsync, windows_import
+for script, *words in json.loads(sys.argv[2]):
+    sys.stdout.reconfigure(errors="strict")
+    sys.argv = [script, *words]
+    sys.path[0] = os.path.dirname(script)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as stop:
+        assert not stop.code, (script, words, stop.code)
+"""
+LOCALE = {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0", "LC_ALL": "C",
+          "PYTHONCOERCECLOCALE": "0"}
+
+
+def windows(monkeypatch, *commands):
+    """What the commands print. Fails unless each exits with 0."""
+    for name, value in LOCALE.items():
+        monkeypatch.setenv(name, value)
+    scripts = [[str(ROOT / script), *words] for script, *words in commands]
+    return python("-c", WINDOWS, ROOT, json.dumps(scripts), encoding="cp1252").stdout
+
+
+def test_a_run_and_what_is_made_of_it(workplace, cold_start, monkeypatch):
+    checkpoint = "run/checkpoints/step_1"
+    flags = [*TINY, "--steps", "1", "--output_dir", "run", "--eval_prompts", "4"]
+    flags += ["--eval_samples", "1"]
+    printed = windows(monkeypatch, ["train.py", *flags],
+                      ["train.py", "--output_dir", "run", "--resume", "--steps", "2"],
+                      ["train.py", *flags, "--output_dir", "dry", "--dry_run"],
+                      ["eval.py", "view", "run"], ["eval.py", "dashboard", "run"],
+                      ["eval.py", "ask", checkpoint, "1+2=", "--answer", "1,3."])
+    assert sorted(os.listdir("run/checkpoints")) == ["step_1", "step_2"]
+    assert "Windows does not tell its peak" in printed and "run/dashboard.png" in printed
+    assert "temperature 1   reward" in printed
+
+
+def test_every_worked_example_prints(workplace, monkeypatch):
+    """They print π, λ or ▲, which cp1252 does not have: ? instead."""
+    concepts = "ratios advantages losses rollout moe routes".split()
+    printed = windows(monkeypatch, *([f"{name}.py"] for name in concepts),
+                      ["gspo.py", "--help"], ["train.py", "--help"], ["eval.py", "--help"],
+                      ["eval.py", "claims", "learning"])
+    assert printed.count("?") > 10
