@@ -7,31 +7,30 @@ import torch
 from torch import nn
 
 
-def adapted_layers(policy):
-    """[(name, layer)] of the layers that carry an adapter."""
-    return [(name, module) for name, module in policy.named_modules() if hasattr(module, "lora_A")]
+def has_adapters(policy):
+    return hasattr(policy, "peft_model")
 
 
-def merged(policy, dtype=torch.float32):
-    """A plain copy in `dtype`, with the adapters, if any, added to the matrices.
-
-    Weights are copied one by one, and no buffer is rounded: RoPE's frequencies stay float32. A
-    matrix that is also the embedding table (tied weights) gets a copy of its own first, because its
-    adapter changes only one of the two.
-    """
+def plain_copy(policy, dtype=torch.float32):
+    """A frozen copy in `dtype`, with the adapters, if any, merged into the matrices. Weights are
+    copied one by one, and no buffer is rounded: RoPE's frequencies stay float32."""
     copies = {}
     for name, p in policy.named_parameters():
         kind = torch.float32 if ".lora_" in name else dtype
         copies[id(p)] = nn.Parameter(p.detach().to(kind, copy=True), requires_grad=False)
-    plain = copy.deepcopy(policy, copies)
-    uses = Counter(id(p) for module in plain.modules() for p in module.parameters(recurse=False))
-    for name, layer in adapted_layers(plain):
-        base = layer.get_base_layer()
-        if uses[id(base.weight)] > 1:
+    copied = copy.deepcopy(policy, copies)
+    return merge_adapters(copied) if has_adapters(copied) else copied
+
+
+def merge_adapters(policy):
+    """The policy with its adapters merged into the matrices by peft. A matrix that is also the
+    embedding table (tied weights) is copied first, because its adapter changes only one of the
+    two."""
+    uses = Counter(id(p) for module in policy.modules() for p in module.parameters(recurse=False))
+    for layer in policy.modules():
+        base = layer.get_base_layer() if hasattr(layer, "lora_A") else None
+        if base is not None and uses[id(base.weight)] > 1:
             base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
-            plain.config.tie_word_embeddings = False
-        layer.merge()
-        plain.set_submodule(name, base)
-    for name in ("adapters", "first_adapters", "peft_config", "save_pretrained"):
-        vars(plain).pop(name, None)
-    return plain
+            policy.config.tie_word_embeddings = False
+    vars(policy).pop("save_pretrained", None)                # the model's own again
+    return vars(policy).pop("peft_model").merge_and_unload()

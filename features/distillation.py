@@ -134,12 +134,11 @@ class Distillation(Feature):
 
     def state_dict(self):
         moves = self.settings.teacher_update_rate
-        return {"teacher": weights_of(self.teacher, self.run.actor.policy)} if moves else {}
+        return {"teacher": weights_of(self.teacher)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.teacher_update_rate:
-            put_back(self.teacher, self.run.actor.policy, state.get("teacher"), "teacher",
-                     "teacher_update_rate")
+            put_back(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
 
 
 def added(advantages, coef, teacher_logp, old_logp, mask):

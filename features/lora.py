@@ -1,34 +1,32 @@
 """LoRA (2106.09685, by peft): small trained low-rank products beside frozen matrices.
 
 A frozen matrix needs no gradient and no AdamW moments, and with --bf16 or --fp16 it is held in 16
-bits (plumbing/model/halves.py): about 2 bytes per parameter instead of 16. The reference of --beta
-is the same model with the adapters that the run started from. Checkpoints are peft's
-(`PeftModel.from_pretrained` reads them). A run that starts from an adapter's checkpoint goes on
-with that adapter, so every checkpoint holds all that was trained since the base model.
+bits (plumbing/model/halves.py): about 2 bytes per parameter instead of 16. The policy is the base
+model of a PeftModel, policy.peft_model, which saves, merges and switches off the adapters. The
+reference of --beta is the model without adapters. Checkpoints are peft's. A run that starts from an
+adapter's checkpoint continues to train that adapter.
 """
 
 import copy
 import json
 import logging
 import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.random import fork_rng, manual_seed
 
-from features.copies import merged
-from features.feature import Feature, flag
+from features.copies import merge_adapters
+from features.feature import Feature, flag, refuse
 from features.nf4 import round_to_4bit
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                  bnb_4bit_use_double_quant=True)     # the format of four_bit.py
+UNMOVED = "without adapters the model is the base model, whose weights do not move"
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,9 @@ class Flags:
     use_peft: bool = flag(
         False, "train LoRA adapters and freeze the weights of the model, with about ten times the "
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
-               "checkpoint, go on training its adapters (needs pip install peft)",
-        section="adapters", without="shard", saves_memory=True, also="lora qlora")
+               "checkpoint, continue to train its adapters (needs pip install peft)",
+        section="adapters", saves_memory=True, also="lora qlora",
+        without={"shard": None, "sync_ref_model": UNMOVED, "teacher_update_rate": UNMOVED})
     lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", also="rank r")
     lora_alpha: int = flag(
         32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
@@ -54,6 +53,21 @@ class LoRA(Feature):
         return settings.use_peft
 
     @classmethod
+    def check(cls, settings):
+        start = settings.model_name_or_path
+        if not settings.use_peft or not is_adapter(start):
+            return
+        if getattr(settings, "beta", 0):
+            refuse(settings, "beta", f"cannot be combined with continuing the adapters of {start}: "
+                   "its reference policy is the model without adapters, which is not the starting "
+                   "policy; start from their merged weights (docs/data.md)")
+        if trained_in_4bit(start) and not getattr(settings, "load_in_4bit", False):
+            raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
+                             " weights; add --load_in_4bit, or start from their merged weights "
+                             "(docs/data.md)")
+        check_same_adapters(settings, start)
+
+    @classmethod
     def base_of(cls, folder):
         return base_of(folder) if is_adapter(folder) else None
 
@@ -61,9 +75,10 @@ class LoRA(Feature):
     def read(cls, policy, folder):
         """The base model, or what it is after 4-bit quantization, with the adapters that were
         trained beside these weights added to them."""
-        if in_4bit(folder):
+        if trained_in_4bit(folder):
             round_to_4bit(policy)
-        return merged(put_in(policy, folder=folder).to(policy.device))
+        config = import_peft().PeftConfig.from_pretrained(folder)
+        return merge_adapters(load_adapters(insert_adapters(policy, config), folder))
 
     @classmethod
     def following(cls, settings, checkpoint):
@@ -76,32 +91,38 @@ class LoRA(Feature):
     @classmethod
     def policy(cls, settings, policy, saved):
         start = settings.model_name_or_path
-        start = start if is_adapter(start) else None
-        if start and in_4bit(start) and not getattr(settings, "load_in_4bit", False):
-            raise ValueError(f"--model_name_or_path {start}: its adapters were trained beside 4-bit"
-                             " weights; add --load_in_4bit, or start from their merged weights "
-                             "(docs/data.md)")
-        if start:
-            check_continues(policy, settings, start)
-        add_adapters(policy, settings, start)
-        policy.first_adapters = [p.detach().clone() for p in named_adapters(policy).values()]
-        policy.save_pretrained = partial(save_policy, policy)
-        if saved:
-            load_adapters(policy, saved)
-        return policy
+        add_adapters(policy, settings, start if is_adapter(start) else None)
+        policy.save_pretrained = partial(save_adapters, policy)
+        return load_adapters(policy, saved) if saved else policy
 
     def __init__(self, run):
-        policy = run.actor.policy
-        policy.first_adapters = [x.to(run.device) for x in policy.first_adapters]
-        run.frozen = lambda: Frozen(run.actor)
+        run.frozen = lambda: WithoutAdapters(run.actor)
+
+
+class WithoutAdapters(nn.Module):
+    """The reference policy of --beta: an Actor whose adapters are switched off."""
+
+    def __init__(self, actor):
+        super().__init__()
+        self.actor = [actor]                                 # in a list, so it is no submodule
+
+    policy = property(lambda self: self.actor[0].policy)
+    routed = property(lambda self: self.actor[0].routed)
+
+    def forward(self, rollout, **options):
+        with self.policy.peft_model.disable_adapter():
+            return self.actor[0](rollout, **options)
 
 
 def add_adapters(policy, settings, folder=None):
-    """Freeze the policy and add adapters to it: new ones, as the flags say, or those of a
-    checkpoint folder."""
-    config = None if folder else new_config(policy, settings)
+    """Freeze the policy and insert adapters: new ones, as the flags describe them, or those of a
+    checkpoint folder. Raises ValueError without peft, and if they do not fit the model."""
+    peft = import_peft()
     try:
-        return put_in(policy, config, folder, settings.seed)
+        if folder:
+            config = peft.PeftConfig.from_pretrained(folder)
+            return load_adapters(insert_adapters(policy, config), folder)
+        return insert_adapters(policy, new_config(policy, settings), settings.seed)
     except ValueError as error:
         words = " ".join(str(error).split())[:200]
         if words.startswith("--"):
@@ -119,104 +140,28 @@ def new_config(policy, settings):
     if not targets:
         raise ValueError(f"--use_peft: {type(policy).__name__} has no linear layer besides its LM "
                          "head, so no layer can carry an adapter")
-    transposed = any(isinstance(m, Conv1D) for _, m in policy.named_modules())   # GPT-2: [in, out]
-    return package().LoraConfig(
-        r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules=targets, lora_dropout=0.0,
-        task_type="CAUSAL_LM", base_model_name_or_path=str(policy.name_or_path),
-        fan_in_fan_out=transposed)
+    return import_peft().LoraConfig(
+        r=settings.lora_r, lora_alpha=settings.lora_alpha, target_modules=targets,
+        task_type="CAUSAL_LM", base_model_name_or_path=str(policy.name_or_path))
 
 
-def check_continues(policy, settings, folder):
-    """Raise ValueError unless the flags describe the adapters in `folder`, which the run will go on
-    training. policy: their base model, without adapters."""
-    saved = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-    asked = new_config(policy, settings)
-    for own, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
-                      ("lora_target_modules", "target_modules")):
-        theirs = spelled(saved[name])
-        now = spelled(getattr(asked, name))
-        if theirs != now:
-            raise ValueError(f"--{own} {now}: the adapters of {folder}, which this run would go "
-                             f"on training, have {theirs}; give --{own} {theirs}, or start from "
-                             "their merged weights (docs/data.md) to train new ones")
-
-
-def spelled(value):
-    """A value of peft's configuration as on the command line."""
-    return " ".join(sorted(value)) if isinstance(value, (list, set)) else str(value)
-
-
-@contextmanager
-def adapters_at(policy, values):
-    """Inside the block, the policy computes with other adapters. values: one tensor for each of
-    named_adapters, in their order."""
-    own = list(named_adapters(policy).values())
-    held = [parameter.data for parameter in own]
-    for parameter, value in zip(own, values, strict=True):
-        parameter.data = value
-    try:
-        yield
-    finally:
-        for parameter, data in zip(own, held):
-            parameter.data = data
-
-
-class Frozen(nn.Module):
-    """The reference policy of --beta: an Actor with the adapters that the run started from."""
-
-    def __init__(self, actor):
-        super().__init__()
-        self.actor = [actor]                                 # in a list, so it is no submodule
-
-    policy = property(lambda self: self.actor[0].policy)
-    routed = property(lambda self: self.actor[0].routed)
-
-    def pairs(self):
-        """[(weight of the reference, weight of the policy)]."""
-        now = named_adapters(self.policy).values()
-        return list(zip(self.policy.first_adapters, now, strict=True))
-
-    def forward(self, rollout, **options):
-        with adapters_at(self.policy, self.policy.first_adapters):
-            return self.actor[0](rollout, **options)
-
-
-def save_policy(policy, folder):
-    """Write peft's checkpoint of the adapters, and the model's config.json."""
-    config = copy.deepcopy(policy.config)
-    if getattr(policy, "is_loaded_in_4bit", False):
-        config.quantization_config = FOUR_BITS
-    config.save_pretrained(folder)
-    policy.adapters.save_pretrained(folder)
-    weights = {name: p.detach().contiguous() for name, p in named_adapters(policy).items()}
-    save_file(weights, Path(folder) / WEIGHTS)
+def check_same_adapters(settings, folder):
+    """Raise ValueError unless the flags describe the adapters in `folder`, which the run will
+    continue to train."""
+    saved = read_json(Path(folder) / CONFIG)
+    for flag_name, name in (("lora_r", "r"), ("lora_alpha", "lora_alpha"),
+                            ("lora_target_modules", "target_modules")):
+        ours, theirs = (" ".join(sorted(value)) if isinstance(value, list) else str(value)
+                        for value in (getattr(settings, flag_name), saved[name]))
+        if ours and ours != theirs:
+            raise ValueError(f"--{flag_name} {ours}: the adapters of {folder}, which this run would"
+                             f" continue to train, have {theirs}; give --{flag_name} {theirs}, or "
+                             "start from their merged weights (docs/data.md) to train new ones")
 
 
 # --------------------------------------------------------------------------- adapters, by peft
 
-def put_in(policy, config=None, folder=None, seed=0):
-    """Freeze the policy and add adapters to it: new ones as peft's config says, which do not change
-    its output yet, or those of a checkpoint folder.
-
-    Raises ValueError without peft, and for modules that the model does not have.
-    """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
-    warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")   # `merged` unties
-    peft = package()
-    config = peft.PeftConfig.from_pretrained(folder) if folder else config
-    config.inference_mode = False                            # peft would freeze its weights
-    with fork_rng():
-        manual_seed(seed)                                    # the same adapters in every process
-        peft.inject_adapter_in_model(config, policy)
-    for p in named_adapters(policy).values():
-        p.data = p.data.float()      # peft may give them the 16-bit dtype of a 4-bit layer
-    policy.adapters = config
-    if folder:
-        load_adapters(policy, folder)
-    return policy
-
-
-def package():
+def import_peft():
     """The module peft. Raises ValueError without it."""
     try:
         import peft
@@ -225,15 +170,58 @@ def package():
     return peft
 
 
+def insert_adapters(policy, config, seed=0):
+    """Freeze the policy and insert new adapters, which do not change its output yet. Raises
+    ValueError for modules that the model does not have."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
+    for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
+                  "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
+                  "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
+        warnings.filterwarnings("ignore", words)
+    config.inference_mode = False                            # peft would freeze its weights
+    with fork_rng():
+        manual_seed(seed)                                    # the same adapters in every process
+        model = import_peft().PeftModel(policy, config)
+    vars(policy)["peft_model"] = model                       # no submodule: it contains the policy
+    return policy
+
+
+def load_adapters(policy, folder):
+    """Copy the adapters of a checkpoint into those of the policy, which it returns. Raises
+    ValueError if they do not fit."""
+    if not (Path(folder) / WEIGHTS).is_file():
+        raise ValueError(f"{folder} has no {WEIGHTS}")
+    try:
+        found = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
+    except Exception as error:                               # safetensors' and torch's kinds
+        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: "
+                         f"{' '.join(str(error).split())[:200]}") from None
+    if found.missing_keys or found.unexpected_keys:
+        raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
+    return policy
+
+
+def save_adapters(policy, folder):
+    """Write peft's checkpoint of the adapters, and the model's config.json."""
+    config = copy.deepcopy(policy.config)
+    if getattr(policy, "is_loaded_in_4bit", False):
+        config.quantization_config = FOUR_BITS
+    config.save_pretrained(folder)
+    policy.peft_model.save_pretrained(folder, save_embedding_layers=False)
+
+
 def is_adapter(folder):
     return folder is not None and (Path(folder) / CONFIG).is_file()
+
+
+def read_json(file):
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def base_of(folder):
     """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
     there is none, or if that is an adapter, too."""
-    config = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
-    base = config.get("base_model_name_or_path")
+    base = read_json(Path(folder) / CONFIG).get("base_model_name_or_path")
     if not base:
         raise ValueError(f"{folder}/{CONFIG} names no base model")
     if is_adapter(base):
@@ -242,27 +230,8 @@ def base_of(folder):
     return base
 
 
-def in_4bit(folder):
+def trained_in_4bit(folder):
     """Whether the adapters of a checkpoint were trained beside 4-bit weights: its config.json then
-    says how they were quantized."""
+    records how they were quantized."""
     file = Path(folder) / "config.json"
-    return file.is_file() and "quantization_config" in json.loads(file.read_text(encoding="utf-8"))
-
-
-def named_adapters(policy):
-    """{peft's name in a file: parameter}"""
-    return {f"base_model.model.{name.replace('.default', '')}": p
-            for name, p in policy.named_parameters() if ".lora_" in name}
-
-
-def load_adapters(policy, folder):
-    """Copy the adapters of a checkpoint into the policy's."""
-    try:
-        saved = load_file(Path(folder) / WEIGHTS)
-        own = named_adapters(policy)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: {error}") from None
-    if {n: p.shape for n, p in saved.items()} != {n: p.shape for n, p in own.items()}:
-        raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
-    for name, parameter in own.items():
-        parameter.data.copy_(saved[name])
+    return file.is_file() and "quantization_config" in read_json(file)

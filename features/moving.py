@@ -5,34 +5,26 @@
 import torch
 
 
-def pairs_of(frozen, policy):
-    """[(weight of the frozen policy, weight of the trained one)], in an order that a checkpoint can
-    keep."""
-    if hasattr(frozen, "pairs"):
-        return frozen.pairs()
-    return list(zip(frozen.policy.parameters(), policy.parameters(), strict=True))
-
-
 @torch.no_grad()
 def move_towards(frozen, policy, share):
     """Move the frozen policy towards the trained one, weight by weight: share · π + (1 - share) ·
     π_frozen (TR-DPO 2404.09656, TRL's sync_ref_model)."""
-    for old, new in pairs_of(frozen, policy):
+    for old, new in zip(frozen.policy.parameters(), policy.parameters(), strict=True):
         new = new.full_tensor() if hasattr(new, "full_tensor") else new      # of a sharded policy
         old.data = old.data.lerp(new.to(old.device, old.dtype), share)       # a new tensor: a
         # checkpoint may still hold the old one
 
 
-def weights_of(frozen, policy):
+def weights_of(frozen):
     """What a checkpoint keeps of a frozen policy that moves: its weights, a list of tensors."""
-    return [own.data for own, _ in pairs_of(frozen, policy)]
+    return [p.data for p in frozen.policy.parameters()]
 
 
-def put_back(frozen, policy, weights, what, flag):
+def put_back(frozen, weights, what, flag):
     """The reverse of weights_of. Raises ValueError if weights is None: the checkpoint lacks `what`,
     which --flag moves."""
     if weights is None:
         raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: an older "
                          "version wrote it; start a new run")
-    for own, saved in zip(weights_of(frozen, policy), weights, strict=True):
+    for own, saved in zip(weights_of(frozen), weights, strict=True):
         own.copy_(saved)

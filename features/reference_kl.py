@@ -106,12 +106,11 @@ class ReferenceKL(Feature):
 
     def state_dict(self):
         moves = self.settings.sync_ref_model
-        return {"reference": weights_of(self.reference, self.actor.policy)} if moves else {}
+        return {"reference": weights_of(self.reference)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
-            put_back(self.reference, self.actor.policy, state.get("reference"), "reference policy",
-                     "sync_ref_model")
+            put_back(self.reference, state.get("reference"), "reference policy", "sync_ref_model")
 
 
 def kl_in_rewards(settings):

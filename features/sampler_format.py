@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from features.copies import adapted_layers, merged
+from features.copies import has_adapters, plain_copy
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
 
@@ -78,8 +78,8 @@ def sampling_copy(policy, dtype):
     if dtype == "float32" and all_float32(policy):
         return policy
     kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
-    copied = merged(policy, kind)
-    source = copied if adapted_layers(policy) else policy
+    copied = plain_copy(policy, kind)
+    source = copied if has_adapters(policy) else policy
     for new, old in zip(copied.parameters(), source.parameters(), strict=True):
         new.data.copy_(rounded(old.data, dtype))
     return copied

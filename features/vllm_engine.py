@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch.random import fork_rng
 
-from features.copies import adapted_layers, merged
+from features.copies import has_adapters, plain_copy
 from features.vllm import GPU_SHARE
 from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.parallel import processes
@@ -232,7 +232,7 @@ def forget_packed_experts(model):
 
 def plain(policy):
     """The policy without adapters: itself, or a copy with the adapters merged."""
-    return merged(policy) if adapted_layers(policy) else policy
+    return plain_copy(policy) if has_adapters(policy) else policy
 
 
 @contextmanager

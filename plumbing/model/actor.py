@@ -112,7 +112,7 @@ class Run:
 
     def frozen(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are
-        drawn. A feature may replace this method, and give its Scorer a method `pairs`."""
+        drawn. A feature may replace this method."""
         with torch.random.fork_rng(devices=[]):
             return self.scorer_of(load_policy(self.settings, self.task, self.device)[0])
 

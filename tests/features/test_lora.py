@@ -12,11 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import models
-from features.lora import adapters_at, add_adapters, named_adapters
-from features.copies import adapted_layers
+from features.lora import WithoutAdapters, add_adapters
 from plumbing.model.halves import halve_matrices
 from features.sampler_format import sampling_copy
-from test_rollout import make as made
+from rollout import Scorer
+from test_rollout import make as made, rolled
 from tiny_run import chance
 
 qwen3 = partial(made, "qwen3")
@@ -42,15 +42,14 @@ def adapted(make, trained=True):
 
 
 @pytest.mark.parametrize("make", [qwen3, tiny_moe])
-def test_adapters_begin_as_nothing_and_with_the_first_ones_it_is_the_model_before_them(make):
+def test_new_adapters_change_nothing_and_the_reference_is_the_model_without_them(make):
     pytest.importorskip("peft")
     new, before = adapted(make, trained=False)
     assert torch.equal(new(input_ids=IDS).logits, before)
+    rollout = rolled(new)
     model, before = adapted(make)
-    assert not torch.allclose(model(input_ids=IDS).logits, before, atol=1e-2)
-    first = [p.detach() for p in named_adapters(new).values()]
-    with adapters_at(model, first):
-        assert torch.equal(model(input_ids=IDS).logits, before)
+    reference = WithoutAdapters(Scorer(model))
+    assert torch.equal(reference(rollout).logp, Scorer(new)(rollout).logp)
     assert not torch.allclose(model(input_ids=IDS).logits, before, atol=1e-2)
     assert all(p.requires_grad == (".lora_" in name) for name, p in model.named_parameters())
 
@@ -81,7 +80,7 @@ def test_gpt2s_layers_carry_adapters_too(run):
     assert first["grad_norm"] > 0
     ours, theirs = (AutoModelForCausalLM.from_pretrained("gpt2") for _ in range(2))
     add_adapters(ours, SimpleNamespace(**vars(ARGS) | dict(lora_r=16, lora_alpha=32)), STEP)
-    layers = {name.split(".")[-1] for name, _ in adapted_layers(ours)}
+    layers = {name.split(".")[-4] for name, _ in ours.named_parameters() if "lora_A" in name}
     assert layers == {"c_attn", "c_proj", "c_fc"}
     plain = peft.PeftModel.from_pretrained(theirs, STEP).merge_and_unload()
     torch.testing.assert_close(plain(input_ids=IDS).logits, ours(input_ids=IDS).logits, atol=1e-5,
@@ -105,12 +104,14 @@ def test_frozen_matrices_in_16_bits_compute_what_autocast_computes(make):
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=IDS).logits
         logits.float().square().sum().backward()
-        found.append([logits, *(p.grad for p in named_adapters(model).values())])
+        found.append([logits, *(p.grad for p in model.parameters() if p.requires_grad)])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("flags, wanted", [
     ("--use_peft --shard", "--shard"),
+    ("--use_peft --beta 0.1 --sync_ref_model", "whose weights do not move"),
+    ("--use_peft --algorithm sdpo", "--teacher_update_rate 0.05"),
     ("--lora_target_modules q_proj", "--use_peft"),
     ("--use_peft --lora_target_modules nowhere", "nowhere")])
 def test_what_cannot_be_combined_is_refused_in_a_line(flags, wanted, run):

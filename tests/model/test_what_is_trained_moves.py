@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import tiny_run
 from moe import TinyMoE
-from features.lora import add_adapters, named_adapters
+from features.lora import add_adapters
 from session.arguments import parse
 
 WAYS = {"float32": "", "bfloat16": "--bf16 true", "LoRA": "--use_peft",
@@ -46,7 +46,9 @@ def before_training(args):
     policy = TinyMoE.from_pretrained(args.model_name_or_path)
     if args.use_peft:
         policy.name_or_path = args.model_name_or_path
-        return {name: p.detach() for name, p in named_adapters(add_adapters(policy, args)).items()}
+        names = {f"base_model.model.{name.replace('.default', '')}": p
+                 for name, p in add_adapters(policy, args).named_parameters() if p.requires_grad}
+        return {name: p.detach() for name, p in names.items()}
     return {name: p.detach() for name, p in policy.named_parameters()}
 
 
