@@ -125,9 +125,10 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
         asked = problems[part]
         prompts = task.encode(sampler.tokenizer, asked, settings.chat_template,
                               settings.max_prompt_length)
+        played = {"rows": [task.rows[p] for p in asked]} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
-                                 temperature=temperature)
-        judged = task.judge(rollout.texts, asked, rollout.token_lists())           # [B, K]
+                                 temperature=temperature, **played)
+        judged = task.judge(rollout.texts, asked, rollout.token_lists(), rollout.games)   # [B, K]
         columns = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
         for rows, values in zip(answers.values(), columns):

@@ -46,6 +46,8 @@ class Rollout:
     texts: list                  # B strings, each cut before its stop string
     group_size: int
     attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
+    turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
+    games: list | None = None    # B records of what was played (features/turns.py: Game)
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
@@ -65,7 +67,8 @@ class Rollout:
         """The same responses after other prompts, given as Q lists of token ids."""
         ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [Q, P] each
         return Rollout(ids, mask, self.response_ids, self.mask, self.sampler_logp, self.truncated,
-                       self.texts, self.group_size, self.without("routes").attached)
+                       self.texts, self.group_size, self.without("routes").attached,
+                       self.turn_rewards, self.games)
 
     def without(self, name):
         """The rollout without what is attached by that name. Without "routes", routers choose by
@@ -74,27 +77,25 @@ class Rollout:
         return replace(self, attached=others)
 
     def token_lists(self):
-        """The token ids of each response as B lists: end-of-sequence token and inserted tokens
+        """The token ids of each response as B lists: end-of-sequence token and observations
         included, padding not."""
-        width = self.mask.shape[1]
-        places = torch.arange(1, width + 1, device=self.mask.device)                # [T]
-        last = (self.mask * places).amax(-1)                                        # [B]
-        lengths = torch.where(self.truncated, width, last)      # [B] an inserted token may be last
-        return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths.tolist())]
+        lengths = [game.length for game in self.games or []] or self.mask.sum(-1).tolist()
+        return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths)]
 
     def cut(self, prompts, rows, group_size):
         """The prompts numbered `prompts` [q] with the responses `rows` [q · group_size], as a new
         Rollout. What is attached has methods cut(rollout, prompts, rows), and join(others, P, T)
         where rollouts are joined (plumbing/speed/rollouts.py: concat)."""
-        texts = [self.texts[i] for i in rows.tolist()]
+        texts, games = (x and [x[i] for i in rows.tolist()] for x in (self.texts, self.games))
         device = self.mask.device
         prompts, rows = (x.to(device, non_blocking=True) for x in (prompts, rows))
         of_prompts = {name: getattr(self, name)[prompts] for name in ("prompt_ids", "prompt_mask")}
-        of_rows = {name: getattr(self, name)[rows]
-                   for name in ("response_ids", "mask", "sampler_logp", "truncated")}
+        names = ["response_ids", "mask", "sampler_logp", "truncated"]
+        names += ["turn_rewards"] if self.games else []
+        of_rows = {name: getattr(self, name)[rows] for name in names}
         attached = {name: x.cut(self, prompts, rows) for name, x in self.attached.items()}
-        return replace(self, **of_prompts, **of_rows, texts=texts, group_size=group_size,
-                       attached=attached)
+        return replace(self, **of_prompts, **of_rows, texts=texts, games=games,
+                       group_size=group_size, attached=attached)
 
 
 def rows_of(index, group_size):
@@ -127,7 +128,7 @@ class Sampler:
 
 @torch.no_grad()
 def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0, uniforms=None,
-           stop=(), leave=None, insert=None):
+           stop=(), leave=None, limits=None):
     """π_old samples G responses to each prompt -> `Rollout`, on the model's device.
 
     prompts      Q lists of token ids, or Q strings
@@ -137,9 +138,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                  end-of-sequence token
     leave        a function of (logits [b, V] of token t, t, which responses they are of) -> the
                  logits to draw from, -inf where a token must not be drawn
-    insert       a function of (responses so far [B, t], inserted [B, T], which go on [B]), called
-                 after each token. The tokens that it writes into `inserted`, from t on, come next:
-                 the policy reads them, but they are not in the loss mask
+    limits       [B] the largest number of tokens of each response; None: max_new_tokens
     """
     model.eval()
     device = model.device
@@ -155,7 +154,7 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
-    inserted = torch.full((B, T), -1, device=device)            # [B, T] -1: the policy's token
+    limits = torch.full((B,), T, device=device) if limits is None else limits.to(device)   # [B]
 
     cache = DynamicCache(config=model.config)
     attention = prompt_mask.repeat_interleave(G, 0).long()                          # [B, P]
@@ -164,25 +163,23 @@ def sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.
                    position_ids=position, past_key_values=cache, use_cache=True,
                    logits_to_keep=1).logits[:, -1]                                  # [B, V]
     position = attention.sum(-1, keepdim=True)                                      # [B, 1]
+    last = (position[:, 0] + limits).max() - 1           # a response that has ended goes no further
 
-    for t in range(T):
+    for t in range(int(limits.max())):
         logits = leave(logits, t, slice(None)) if leave else logits                 # [B, V]
         token, chosen = draw_token(logits, uniforms[:, t], temperature)             # [B], [B]
-        own = inserted[:, t] < 0                                                    # [B]
-        response[:, t] = torch.where(own, token, inserted[:, t]).masked_fill(ended, pad)
-        logp[:, t] = chosen.masked_fill(ended | ~own, 0.0)
-        lengths += ~ended
-        ended |= own & is_end(response[:, :t + 1])
-        if t + 1 == T or ended.all():
+        over = ended | (t >= limits)                                                # [B]
+        response[:, t] = token.masked_fill(over, pad)                               # [B]
+        logp[:, t] = chosen.masked_fill(over, 0.0)                                  # [B]
+        lengths += ~over
+        ended |= ~over & is_end(response[:, :t + 1])
+        if (ended | (t + 1 >= limits)).all():
             break
-        if insert:
-            insert(response[:, :t + 1], inserted, own & ~ended)
         attention = F.pad(attention, (0, 1), value=1)                               # [B, P+t+1]
         logits = model(input_ids=response[:, t:t + 1], attention_mask=attention,
-                       position_ids=position + t, past_key_values=cache,
+                       position_ids=(position + t).clamp(max=last), past_key_values=cache,
                        use_cache=True).logits[:, -1]                                # [B, V]
-    return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended,
-                  inserted)
+    return finish(tokenizer, stop, (prompt_ids, prompt_mask), G, response, logp, lengths, ended)
 
 
 def token_ids(tokenizer, prompts):
@@ -255,12 +252,11 @@ class StopStrings(StopStringCriteria):
         return StopStringCriteria.clean_tokenizer_vocab(tokenizer, prefix, **options)
 
 
-def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended, inserted):
+def finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended):
     """The Rollout of what was sampled: cut to the longest response, with its mask and texts.
     prompts: (ids, mask), [Q, P] each."""
     width = int(lengths.max())
     mask = torch.arange(width, device=lengths.device) < lengths[:, None]            # [B, T]
-    mask &= inserted[:, :width] < 0
     response = response[:, :width]                                                  # [B, T]
     logp = logp[:, :width]                                                          # [B, T]
     rows = [ids[:n] for ids, n in zip(response.tolist(), lengths.tolist())]

@@ -133,12 +133,13 @@ def sample(settings, learner, task, problems, step, attempt=0):
     T = task.max_completion_length
     generator = generator_for(settings.seed, step, attempt + 1)
     uniforms = torch.rand(B, T, generator=generator)                                # [B, T]
-    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms)
+    played = {"rows": [task.rows[p] for p in problems]} if task.played else {}
+    return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 
 
 def reward(learner, rollout, problems):
     """The rewards of the responses in parts, one per verifier: [B, K]."""
-    parts = learner.judge(rollout.texts, problems, rollout.token_lists())           # [B, K]
+    parts = learner.judge(rollout.texts, problems, rollout.token_lists(), rollout.games)
     return parts.to(rollout.mask.device)
 
 

@@ -20,13 +20,13 @@ from features.routing_replay import RoutingReplay
 from features.sampler_format import SamplerFormat
 from features.srpo import SRPO
 from features.token_credit import TokenCredit
-from features.tools import Tools
 from features.trackers import Trackers
+from features.turns import Turns
 from features.vllm import VLLM
 from features.zero_variance import ZeroVariance
 
 # The order is also that of their loss terms, which are added up from left to right. Routes are
 # recorded (RoutingReplay) inside what replaces the weights that are sampled (SamplerFormat).
-FEATURES = (Bounds, FourBit, LoRA, KeptTokens, Tools, RoutingReplay, SamplerFormat, VLLM,
+FEATURES = (Bounds, FourBit, LoRA, KeptTokens, RoutingReplay, SamplerFormat, VLLM, Turns,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Trackers)

@@ -64,15 +64,16 @@ class VllmSampler:
                                  memory_share)
 
     @torch.no_grad()
-    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+    def sample(self, prompts, group_size, uniforms=None, temperature=None, limits=None):
         """See rollout.Sampler.sample; row i is drawn with a seed made of uniforms[i]. Raises
         ValueError if vLLM cannot load the policy, or does not sample from its weights."""
         temperature = self.temperature if temperature is None else temperature
         prompts = token_ids(self.tokenizer, prompts)
         rows = [{"prompt_token_ids": list(p)} for p in prompts for _ in range(group_size)]
-        settings = [dict(seed=seed, temperature=temperature, max_tokens=self.max_new_tokens,
+        limits = [self.max_new_tokens] * len(rows) if limits is None else limits.tolist()
+        settings = [dict(seed=seed, temperature=temperature, max_tokens=limit,
                          logprobs=0, stop_token_ids=self.ends, stop=list(self.stop))
-                    for seed in row_seeds(uniforms, len(rows))]
+                    for seed, limit in zip(row_seeds(uniforms, len(rows)), limits)]
         with self.engine.awake():
             changed = self.engine.update(self.policy)
             responses = self.engine.generate(rows, settings)

@@ -351,6 +351,9 @@ SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults ho
 # Flags that train.py once had, and what to do instead.
 GONE = {
     "use_cpu": "write --device cpu",
+    "tool": "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)",
+    "tool_stop": "write --stop, and the tool as an --environment FILE.py:CLASS "
+                 "(docs/data.md#an-environment)",
     "print_trl_config": "type python tools/export.py trl and the other flags",
     "print_verl_config": "docs/speed.md has a table of verl's keys",
     "optimizer_offload": "write --optim paged_adamw_8bit, or train adapters",

@@ -100,13 +100,16 @@ class RewardFunction:
                 f"parameter completions or completion_ids): it runs in this process, with no time "
                 "limit, and an error in it ends the run")
 
-    def scores(self, texts, problems, rows, ids=None):
+    def scores(self, texts, problems, rows, ids=None, games=None):
         """The rewards of B texts as a list of floats, with NaN for None. rows: the data rows of the
-        problems, as dicts. ids: the token ids of the texts, B lists."""
+        problems, as dicts. ids: the token ids of the texts, B lists. games: what was played with
+        an environment; completions are then its messages."""
         given = {"prompts": [p.prompt if p.earlier is None else messages_of(p) for p in problems],
                  "completions": [text if p.earlier is None else
                                  [{"role": "assistant", "content": text}]
                                  for text, p in zip(texts, problems)]}
+        if games:
+            given["completions"] = [game.messages for game in games]
         if ids is not None:
             given["completion_ids"] = ids
         given |= {name: [row.get(name) for row in rows] for name in self.columns}

@@ -5,6 +5,7 @@ This file does not depend on models or losses.
 
 import hashlib
 import json
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Callable
@@ -45,6 +46,7 @@ class Task:
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag says it
     rows: dict = field(default_factory=dict)     # problem -> its row in the data, for verifiers
+    played: bool = False         # with an environment: the first part of the reward is the return
 
     @property
     def verifier_errors(self):
@@ -79,7 +81,8 @@ class Task:
     @property
     def part_names(self):
         """The names of the K parts of the reward. A response is right if its first part is 1."""
-        own = [name for v in self.verifiers for name in v.names or [v.name]]
+        own = ["return"] * self.played
+        own += [name for v in self.verifiers for name in v.names or [v.name]]
         return self.names or list(dict.fromkeys(own)) or ["correct"]
 
     def weights(self, parts):
@@ -123,11 +126,12 @@ class Task:
         total = sum(weight * column for weight, column in zip(weights, decimals.T))     # [B]
         return total.float().to(parts.device)                                           # [B]
 
-    def judge(self, texts, problems, ids=None):
+    def judge(self, texts, problems, ids=None, games=None):
         """The parts of the rewards [B, K] of B = Q·G responses to Q problems; the G responses to a
         problem are adjacent, in the order of `problems`. Several responses are verified at a time.
 
-        ids: the token ids of every response, for reward functions that ask for completion_ids. NaN
+        ids: the token ids of every response, for reward functions that ask for completion_ids.
+        games: what was played with an environment, a features.turns.Game for every response. NaN
         means that a response does not have this part; one without any part is counted as an error.
         """
         G = len(texts) // len(problems)
@@ -135,7 +139,9 @@ class Task:
         if self.parts is None:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, asked)]
             return torch.tensor(rewards).view(-1, 1)
-        scores = self.parts(texts, asked, ids)
+        scores = self.parts(texts, asked, ids, games) if games else self.parts(texts, asked, ids)
+        for row, game in zip(scores, games or []):
+            row["return"] = math.fsum(game.rewards)          # ten times 0.1 is 1
         parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in scores])
         lost = parts.isnan().all(1).nonzero().flatten().tolist()
         if lost:

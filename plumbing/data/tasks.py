@@ -27,14 +27,16 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 
 def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_column=None,
               verifier=(), time_limit=None, stop=(), chat=True, size=1024, seed=0,
-              reward_weights=(), system_prompt=None, prompt_template="{prompt}"):
+              reward_weights=(), system_prompt=None, prompt_template="{prompt}",
+              environment=False):
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
-    without one: math. For reasoning_gym `size` problems of each generator are made with `seed`, and
-    its own verifier is always the first. time_limit: seconds per response, None: 3; a reward
-    function of a whole batch has none. The task's `notes` list the rows that were left out. Raises
-    ValueError or FileNotFoundError.
+    without one: math, or with an environment (features/turns.py) only its rewards. For
+    reasoning_gym `size` problems of each generator are made with `seed`, and its own verifier is
+    always the first. time_limit: seconds per response, None: 3; a reward function of a whole batch
+    has none. The task's `notes` list the rows that were left out. Raises ValueError or
+    FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
     made = None
@@ -42,11 +44,12 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
         generators = gym_generators(dataset_name, size, seed)
         kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
         made = gym_rows(generators)
+    kinds = kinds or ([] if environment else ["math"])
     train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
                                                answer_column, made)
     columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
     verifiers = tuple(RewardFunction(kind, columns) if is_whole_batch(kind)
-                      else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds or ["math"])
+                      else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds)
     single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
     first = train[:8]
     rows = [row_of[p] for p in train[:8]]
@@ -55,11 +58,11 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
         scores = [v.parts(response, problem.answer, row_of[problem]) for v in single]
         return {name: value for part in scores for name, value in part.items()}
 
-    def parts(texts, problems, ids):
+    def parts(texts, problems, ids, games=None):
         rows = [row_of[p] for p in problems]
         judged = in_parallel(parts_of_one, texts, problems) if single else [{} for _ in texts]
         for v in whole:
-            for one, value in zip(judged, v.scores(texts, problems, rows, ids)):
+            for one, value in zip(judged, v.scores(texts, problems, rows, ids, games)):
                 one[v.name] = value
         return judged
 
@@ -140,7 +143,8 @@ def from_arguments(settings):
                    verifier=settings.verifier, time_limit=settings.verifier_timeout,
                    stop=settings.stop, chat=settings.chat_template,
                    seed=settings.seed, reward_weights=settings.reward_weights,
-                   system_prompt=text_or_file(settings, "system_prompt"), prompt_template=template)
+                   system_prompt=text_or_file(settings, "system_prompt"), prompt_template=template,
+                   environment=bool(getattr(settings, "environment", None)))
     if settings.dataset_name is None:
         task = running_sum(settings.min_terms, settings.max_terms, settings.verbose_answers)
     else:

@@ -43,8 +43,7 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     logp = logp.masked_fill(after, 0.0)
     if not logp.isfinite().all():
         raise ValueError("the engine returned a log-prob that is not a finite number")
-    return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended,
-                  inserted=torch.full_like(response, -1))
+    return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 
 def padded(rows, width, fill):

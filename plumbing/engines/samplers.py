@@ -69,8 +69,10 @@ class SharedSampler(Wrapper):
         super().__init__(sampler)
         self.actor = actor
 
-    def sample(self, prompts, group_size, uniforms=None, **options):
+    def sample(self, prompts, group_size, uniforms=None, rows=None, **options):
+        """rows: of the data, one per prompt, for an environment (features/turns.py)."""
         own = processes.share(len(prompts))
+        options |= {} if rows is None else {"rows": rows[own]}
         if uniforms is not None:
             uniforms = uniforms.unflatten(0, (len(prompts), group_size))[own].flatten(0, 1)
         with processes.gathered(self.actor) as policy:

@@ -16,16 +16,16 @@ class Turns(NamedTuple):
     after: str           # from the user's words to the assistant's first token
 
 
-def read_turns(tokenizer, **variables):
+def read_turns(tokenizer, role="user", **variables):
     """Render a conversation with the chat template -> Turns.
 
     A template may end the last turn with another token than an earlier one (gpt-oss does): `end` is
-    that of the last turn, with which a model ends its response. variables: the template's own, such
-    as enable_thinking=False. Raises ValueError if the tokenizer has no chat template or the
-    template cannot render the conversation.
+    that of the last turn, with which a model ends its response. role: of the message between the
+    two turns, user or tool. variables: the template's own, such as enable_thinking=False. Raises
+    ValueError if the tokenizer has no chat template or the template cannot render the conversation.
     """
     chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": REPLY},
-            {"role": "user", "content": WORDS}]
+            {"role": role, "content": WORDS}]
     last = render(tokenizer, chat[:2], **variables)
     whole = render(tokenizer, chat, add_generation_prompt=True, **variables)
     if REPLY not in last or REPLY not in whole:

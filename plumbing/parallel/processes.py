@@ -90,11 +90,11 @@ def gather(part):
 def divided(judge):
     """A Task.judge that shares the groups among the processes; every process gets the whole
     result."""
-    def shared(texts, problems, ids=None):
+    def shared(texts, problems, ids=None, games=None):
         own = share(len(problems))
         G = len(texts) // len(problems)
         rows = slice(own.start * G, own.stop * G)
-        parts = judge(texts[rows], problems[own], ids and ids[rows])
+        parts = judge(texts[rows], problems[own], ids and ids[rows], games and games[rows])
         return torch.cat(gather(parts))                                             # [B, K]
     return shared
 

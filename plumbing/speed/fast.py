@@ -43,7 +43,7 @@ class FastSampler(Sampler):
 
 @torch.no_grad()
 def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0,
-                uniforms=None, stop=(), leave=None, insert=None, drop_every=None, reads=None):
+                uniforms=None, stop=(), leave=None, limits=None, drop_every=None, reads=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
@@ -53,7 +53,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     """
     if not copies_rows(model.config):
         return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
-                                           temperature, uniforms, stop, leave, insert))
+                                           temperature, uniforms, stop, leave, limits))
     model.eval()
     device = model.device
     G = group_size
@@ -71,27 +71,27 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
-    inserted = torch.full((B, T), -1, device=device)                                # [B, T]
+    limits = torch.full((B,), T, device=device) if limits is None else limits.to(device)   # [B]
+    last = (prompts[1].sum(-1).repeat_interleave(G) + limits).max() - 1
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
-    rows = Rows(model, *prompts, prefix, G, share=drop_every == 1)
+    rows = Rows(model, *prompts, prefix, G, last, share=drop_every == 1)
+    longest = int(limits.max())
 
-    for t in range(T):
+    for t in range(longest):
         logits = rows.logits[rows.of]                                               # [b, V]
         logits = leave(logits, t, live) if leave else logits                        # [b, V]
         token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
-        over = ended[live]                                                          # [b]
-        own = inserted[live, t] < 0                                                 # [b]
-        token = torch.where(own, token, inserted[live, t]).masked_fill(over, pad)   # [b]
+        over = ended[live] | (t >= limits[live])                                    # [b]
+        token = token.masked_fill(over, pad)                                        # [b]
         response[live, t] = token
-        logp[live, t] = chosen.masked_fill(over | ~own, 0.0)
+        logp[live, t] = chosen.masked_fill(over, 0.0)
         lengths[live] += ~over
-        ended[live] = over | own & is_end(response[live, :t + 1])
-        if t + 1 == T:
+        ended[live] |= ~over & is_end(response[live, :t + 1])
+        if t + 1 == longest:
             break
-        if insert:
-            insert(response[:, :t + 1], inserted, (inserted[:, t] < 0) & ~ended)
         if (t + 1) % drop_every == 0:
-            keep = (~ended[live]).nonzero().squeeze(-1)                             # [b]
+            goes_on = ~ended[live] & (t + 1 < limits[live])                         # [b]
+            keep = goes_on.nonzero().squeeze(-1)                                    # [b]
             if len(keep) == 0:
                 break
             live = live[keep]                                                       # [b]
@@ -100,15 +100,16 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
         if reads is not None:
             reads.append((live, rows.of))
         rows.step(token)
-    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended, inserted)
+    rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended)
     return FastRollout.of(rollout, prefix=prefix)
 
 
 class Rows:
     """The n rows of the model while sampling; b >= n responses read them."""
 
-    def __init__(self, model, ids, mask, prefix, group_size, share):
-        """share: responses that are equal so far read the same row; otherwise each has its own."""
+    def __init__(self, model, ids, mask, prefix, group_size, last, share):
+        """last: the largest position of a token. share: responses that are equal so far read the
+        same row; otherwise each has its own."""
         copies = 1 if share else group_size
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
         self.cache = growing_cache(model.config)
@@ -118,6 +119,7 @@ class Rows:
         self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
         self.attention = seen_last(inputs["attention_mask"], copies)                # [n, ..., P]
         self.position = mask.sum(-1).repeat_interleave(copies)               # [n] of the next token
+        self.last = last
         responses = torch.arange(len(ids) * group_size, device=ids.device)          # [b]
         self.of = responses // (group_size // copies)                  # [b] the row that each reads
         self.own = not share                                  # no two responses read the same row
@@ -149,7 +151,7 @@ class Rows:
         self.logits = self.step_model(
             input_ids=tokens[:, None], attention_mask=self.attention, use_cache=True,
             position_ids=self.position[:, None], past_key_values=self.cache).logits[:, -1]
-        self.position = self.position + 1                                           # [n]
+        self.position = (self.position + 1).clamp(max=self.last)                    # [n]
 
 
 def equal_so_far(row, token):
@@ -273,8 +275,8 @@ def keeps_rows(model):
 def distinct(rollout):
     """(a smaller rollout without most of the repeated responses, the row of it that belongs to each
     response: an index [B] or slice(None)). Two responses differ if a token up to their last loss
-    token differs, including inserted tokens, or if a token was written by the policy in one and
-    inserted in the other. Every group keeps the same number of rows: as many as
+    token differs, including observations, or if a token was written by the policy in one and
+    observed in the other. Every group keeps the same number of rows: as many as
     the group with the most different responses needs, at least two."""
     G = rollout.group_size
     number = torch.arange(len(rollout.mask), device=rollout.mask.device)            # [B]

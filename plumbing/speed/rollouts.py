@@ -49,7 +49,9 @@ def concat(rollouts):
                      right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
                      [t for r in rollouts for t in r.texts], rollouts[0].group_size,
                      {name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
-                      for name, x in rollouts[0].attached.items()})
+                      for name, x in rollouts[0].attached.items()},
+                     right("turn_rewards") if rollouts[0].games else None,
+                     [game for r in rollouts for game in r.games or []] or None)
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
     return FastRollout.of(joined, prefix=shared(rollouts))

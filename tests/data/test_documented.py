@@ -153,17 +153,15 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
 
 
 def test_the_calculator(workplace):
-    argv = section("A tool")[0]
+    argv = section("An environment")[0]
     task = from_arguments(parse(argv))
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
-    tool = parse(argv).loaded_tool
-    assert tool.stop == "</tool>"
-    assert tool("3=<tool>1+1</tool> <tool> 2*(3-10) </tool>") == "-14"
-    assert tool("<tool>__import__('os')</tool>") == "error: only whole numbers with + - *"
-    problem = task.train[0]
-    right = f"<tool>{problem.prompt[:-1]}</tool>{problem.answer}"
-    assert judged(task, [right, right + "1", problem.answer], [problem] * 3) == [1, 0, 1]
+    assert task.stop == ("\n", "</tool>")
+    step = parse(argv).loaded_environment.begin({"answer": "948"}, 0).step
+    assert step("3=<tool> 2*(3-10) ") == ("-14", 0, False)
+    assert step("<tool>__import__('os')") == ("error: only whole numbers with + - *", 0, False)
+    assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]
 
 
 needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_dir(),
@@ -177,7 +175,7 @@ def test_smollm2_calls_the_calculator(workplace):
     small = ("--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --device cpu "
              "--output_dir run").split()
     Path("checkpoints").symlink_to(SMOLLM2.parent)
-    train.main([*section("A tool")[0], *small])
+    train.main([*section("An environment")[0], *small])
     record, = metrics("run")
     group = read_json("run/tokens.jsonl")[0]
     rows = [*zip(group["tokens"], group["mask"])]

@@ -16,6 +16,7 @@ import torch
 
 import advantages
 from advantages import gdpo, group_advantages, with_group_mean
+from features.turns import Game
 from plumbing.data import tasks
 from plumbing.data.reward_functions import RewardFunction, is_whole_batch
 from plumbing.data.running_sum import running_sum
@@ -431,13 +432,14 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     assert not hasattr(colorsys, "mine")
 
 
-def test_completion_ids_are_the_sampled_tokens_with_a_tools_output():
+def test_completion_ids_are_all_tokens_of_a_response_with_the_observations():
     rows = [  # tokens, which of them are loss tokens, whether it was cut off, how many it is given
         ([4, 5, 6, 7], [1, 1, 1, 1], True, 4), ([4, 9, 9, 7], [1, 0, 0, 1], False, 4),
         ([4, 15, 16, 16], [1, 1, 0, 0], False, 2),
-        ([4, 5, 9, 9], [1, 1, 0, 0], True, 4)]               # cut off by the tool's output
+        ([4, 5, 9, 9], [1, 1, 0, 0], True, 4)]               # cut off in an observation
     ids, mask, cut = (torch.tensor(column) for column in [*zip(*rows)][:3])
-    rollout = Rollout(ids, mask.bool(), ids, mask.bool(), ids.float(), cut, [""] * 4, 1)
+    rollout = Rollout(ids, mask.bool(), ids, mask.bool(), ids.float(), cut, [""] * 4, 1,
+                      games=[Game(length=n) for *_, n in rows])
     assert rollout.token_lists() == [tokens[:n] for tokens, _, _, n in rows]
 
 
@@ -504,7 +506,7 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     seen = calls(Task, "judge")
     record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")
-    ((_, _, problems, _), _, parts), = seen
+    ((_, _, problems, *_), _, parts), = seen
     rollout, = sys.modules["verifier_recorder"].ROLLOUTS
     function = eval(f"trl_rewards.{made}")
     asked = [p for p in problems for _ in range(4)]

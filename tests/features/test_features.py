@@ -37,8 +37,9 @@ ON = {                                                       # flags that switch
     "Entropy": "--entropy_coef 0.01", "Critic": "--algorithm ppo",
     "Trackers": "--report_to tensorboard",
     "RoutingReplay": "--routing_replay old", "SamplerFormat": "--sampler_dtype int4",
-    "Tools": "--tool mine.py:tool --tool_stop , --model_name_or_path model --verifier exact "
-             "--dataset_name rows.jsonl --max_completion_length 8",
+    "Turns": "--environment mine.py:Seven --stop , --model_name_or_path model --max_turns 3 "
+             "--dataset_name rows.jsonl --max_completion_length 8 --algorithm gspo_token "
+             "--advantage turn_returns",
     "VLLM": "--sampler vllm", "LoRA": "--use_peft",
     "FourBit": "--load_in_4bit"}
 NAMES = [feature.__name__ for feature in FEATURES]
@@ -92,7 +93,14 @@ def in_turn(place, home, names):
 def named(workplace, cold_start):
     """What the flags of ON name: rows.jsonl, mine.py and model."""
     chance()
-    Path("mine.py").write_text("def tool(text):\n    return '7'\n", encoding="utf-8")
+    Path("mine.py").write_text("""
+import random
+class Seven:
+    def __init__(self, row, seed):
+        self.rng = random.Random(seed)
+    def step(self, text):
+        return "7", len(text) / 10, self.rng.random() < 0.2
+""", encoding="utf-8")
     Path("model").symlink_to(cold_start)
 
 
@@ -135,7 +143,7 @@ def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, 
             "--lr_scheduler_type constant_with_warmup --steps")
     whole = run(f"{line} 3", folder="whole")
     killed(2, f"{line} 3")
-    run("--resume" + " --tool mine.py:tool" * (name == "Tools"))     # code is named again
+    run("--resume" + " --environment mine.py:Seven" * (name == "Turns"))     # code is named again
     assert differences("whole", "run", 3) == []
     numbers = {key: value for key, value in whole[0].items() if isinstance(value, float)}
     numbers.pop("route_bytes_per_token", None)               # equal rows are recorded once

@@ -13,8 +13,8 @@ from tiny_run import jsonl, read_json, state
 
 CUT = "--max_completion_length 3 --mask_truncated_completions "      # answers of one number have
 HELD = "--lr_scheduler_type constant_with_warmup "                   # three tokens, of two, five
-TOOL = ("--model_name_or_path policy --dataset_name sums.jsonl --verifier exact "
-        "--tool mine.py:tool --tool_stop , --max_completion_length 4")
+PLAYED = ("--model_name_or_path policy --dataset_name sums.jsonl --stop , "
+          "--environment mine.py:Always --max_completion_length 4")
 
 
 @pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
@@ -33,7 +33,7 @@ def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, calls):
     assert limit - zones[0] >= 5 > limit - 1 - zones[1]
 
 
-def test_the_penalty_counts_the_tokens_of_a_tool_and_of_a_response_that_was_cut_off():
+def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
     settings = SimpleNamespace(overlong_cache=0.5)
     task = SimpleNamespace(max_completion_length=8)
     lengths = Lengths(SimpleNamespace(settings=settings, task=task))
@@ -62,14 +62,16 @@ def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, 
     "--beta 0.1", "--algorithm grpo --advantage distillation --self_distillation answer",
     "--dynamic_sampling", "--routing_replay old", "--entropy_coef 0.1",
     "--mismatch token_truncate --sampler_dtype int4", "--reduction constant", "--algorithm sdpo",
-    "--algorithm kpop", "--router_aux_loss_coef 0.1", TOOL])
+    "--algorithm kpop", "--router_aux_loss_coef 0.1", PLAYED])
 def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_start):
     """All responses are cut off: no weight moves, nothing is NaN, and the metrics say so."""
-    if flags == TOOL:                                        # answers need five tokens, the tool's
-        Path("policy").symlink_to(cold_start)                # among them, and have four
+    if flags == PLAYED:
+        Path("policy").symlink_to(cold_start)
         jsonl("sums.jsonl", [{"prompt": f"{a}+{b}=", "answer": "2,1."}
                              for a in range(1, 4) for b in range(1, 4)])
-        Path("mine.py").write_text("def tool(text):\n    return '1'\n", encoding="utf-8")
+        Path("mine.py").write_text("class Always:\n    def __init__(self, row):\n        pass\n"
+                                   "    def step(self, text):\n        return '1', 0, False\n",
+                                   encoding="utf-8")
     records = run("--steps 2 --max_completion_length 1 --mask_truncated_completions " + flags)
     assert [r["truncated"] for r in records] == [1, 1]
     assert [r["empty_minibatches"] for r in records] == [2, 2]
@@ -77,7 +79,7 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_st
     text = Path("run/metrics.jsonl").read_text(encoding="utf-8")
     assert "NaN" not in text and "Infinity" not in text
     assert not state("run", 2)["optimizer"]["state"]                  # AdamW has not made a step
-    assert flags != TOOL or records[0]["length"] < 4                  # the tool was called
+    assert flags != PLAYED or records[0]["length"] < 4            # observations do not count
 
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["the first group", "the second group"])

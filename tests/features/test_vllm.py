@@ -171,8 +171,6 @@ def test_passk_uses_an_engine_in_the_format_that_it_is_given(place, vllm):
     ("--sampler vllm --routing_replay rollout", "only the built-in sampler"),
     ("--sampler vllm --load_in_4bit --use_peft --model_name_or_path model",
      "only the built-in sampler"),
-    ("--sampler vllm --tool t.py:f --dataset_name rows.jsonl --model_name_or_path model",
-     "only the built-in sampler"),
     ("--sampler vllm --sampler_dtype int8", "is not a format of --sampler vllm"),
     ("--vllm_gpu_memory_utilization 0.5", "needs --sampler vllm"),
     ("--vllm_gpu_memory_utilization 1.5", "not between 0 and 1"),

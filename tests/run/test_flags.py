@@ -154,8 +154,8 @@ verifier               | exact or mine.py:reward | reward | DATA
 verifier_timeout       | 0.01 | code | DATA --verifier mine.py:slow
 reward_weights         | 1 0.5 | reward | DATA mine.py:reward
 chat_template          | false | widths | DATA
-tool                   | mine.py:tool --tool_stop , | samples | DATA
-tool_stop              | , or = | samples | DATA --tool mine.py:tool
+environment            | mine.py:Play | samples | DATA --stop ,
+max_turns              | 1 | samples | DATA --stop , --environment mine.py:Play
 system_prompt          | 3 | widths | DATA
 prompt_template        | 1+1=2,{prompt} | widths | DATA
 stop                   | , | length | DATA
@@ -231,8 +231,12 @@ def slow(response, answer):
     time.sleep(0.03)
     return 1.0
 
-def tool(text):
-    return "11"
+class Play:
+    template = False
+    def __init__(self, row):
+        pass
+    def step(self, text):
+        return "11", 0.5, False
 """}
 
 

@@ -194,7 +194,8 @@ def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(own, killed, capsys)
 # ------------------------------------------------------------------------------- config.json
 
 @pytest.mark.parametrize("flag, value", [
-    ("sampler", "evil.py:F"), ("verifier", ["exact", "evil.py:F"]), ("tool", "./a/evil.py:F")])
+    ("sampler", "evil.py:F"), ("verifier", ["exact", "evil.py:F"]),
+    ("environment", "./a/evil.py:F")])
 def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
     Path("evil.py").write_text("open('ran', 'w').close()\n", encoding="utf-8")
     edit(**{flag: value})
@@ -335,7 +336,7 @@ INSIDE = {
     "test_dataset_name": (f"{MODEL} --verifier exact", "run/rows.jsonl"),
     "stage2_dataset_name": (f"{MODEL} --verifier exact --stage2_step 1", "run/more.jsonl"),
     "verifier": (MODEL, "run/mine.py:reward"),
-    "tool": (f"{MODEL} --verifier exact", "run/mine.py:tool"),
+    "environment": (MODEL, "run/mine.py:Play"),
     "sampler": (f"{MODEL} --verifier exact", "run/own.py:Own"),
     "config": ("--prompts_per_step 4", "run/config.yaml"),
     "system_prompt": (f"{MODEL} --verifier exact", "@run/text"),
@@ -359,7 +360,8 @@ def place(finished, workplace):
                      for i in range(9) for j in range(9)])
     Path("run/own.py").write_text("from rollout import Sampler\n\n\nclass Own(Sampler):\n"
                                   "    pass\n", encoding="utf-8")
-    Path("run/mine.py").write_text("def tool(text):\n    return ''\n\n\n"
+    Path("run/mine.py").write_text("class Play:\n    def __init__(self, row):\n        pass\n"
+                                   "    def step(self, text):\n        pass\n\n\n"
                                    "def reward(response, answer):\n    return 1.0\n",
                                    encoding="utf-8")
     Path("run/text").write_text("{prompt}", encoding="utf-8")

@@ -1,0 +1,265 @@
+"""Turns: what is played with an environment, token by token, and what ends a run in one line.
+python -m pytest tests/features/test_environment.py"""
+
+import math
+import re
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from features.turns import Environment, TurnSampler
+from models import make as model_of
+from plumbing.data.running_sum import builtin_tokenizer
+from plumbing.engines.responses import as_rollout
+from plumbing.speed import fast
+from rollout import Sampler
+from rollout import response_logp as plain_logp
+
+ROOT = Path(train.__file__).parent
+SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
+LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
+STOP = ("+", "9")
+# Of chance and of raggedness: long observations, stop strings and end tokens in them, many turns.
+RAGGED = """
+import random
+class Ragged:
+    template = False
+    seeds = []
+    def __init__(self, row, seed):
+        self.seeds.append(seed)
+        self.rng = random.Random(seed)
+    def step(self, text):
+        words = ["7,", "+", "9", "+9+", "<eos>", "abcdefabcdef"]
+        return self.rng.choice(words), len(text) / 10, self.rng.random() < 0.2
+"""
+
+
+class Unlimited(Sampler):
+    """A sampler of the user's own, which knows no limits."""
+
+    def sample(self, prompts, group_size, uniforms=None, temperature=None):
+        return super().sample(prompts, group_size, uniforms, temperature)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """environment(source) -> the Environment of the only class in it."""
+    def load(source):
+        file = tmp_path / "mine.py"
+        file.write_text(source, encoding="utf-8")
+        return Environment(f"{file}:{source.partition('class ')[2].partition(':')[0]}")
+    return load
+
+
+def make(seed=0):
+    return model_of("tiny_moe", seed=seed, vocab_size=len(LETTERS), initializer_range=0.02,
+                    eos_token_id=LETTERS.eos_token_id, pad_token_id=LETTERS.pad_token_id)
+
+
+def spell(ids):
+    """One character per token: $ is the end."""
+    tokens = LETTERS.convert_ids_to_tokens(ids)
+    return "".join({"<eos>": "$", "<pad>": "_"}.get(token, token) for token in tokens)
+
+
+def check_games(rollout, kind, seeds, T, max_turns=math.inf):
+    """Play every response again from its tokens alone, in the plainest way."""
+    for i, ids in enumerate(rollout.token_lists()):
+        own = rollout.mask[i, :len(ids)].tolist()
+        rewards = rollout.turn_rewards[i].tolist()
+        player = kind({}, seed=seeds[i])
+        runs = [(mine, [t for t, _ in places])
+                for mine, places in groupby(enumerate(own), key=lambda place: place[1])]
+        turns = [run for mine, run in runs if mine]
+        cut = bool(rollout.truncated[i])
+        texts, done, read = [], False, None
+        for number, (mine, run) in enumerate(runs):
+            last = number == len(runs) - 1
+            text = spell([ids[t] for t in run])
+            if not mine:
+                word = read.replace("<eos>", "$")
+                assert text == word or last and cut and word.startswith(text)
+                continue
+            assert not done and len(texts) < max_turns
+            ends = [c in (*STOP, "$") for c in text]
+            assert not any(ends[:-1])
+            if not ends[-1]:
+                assert last and cut
+                texts.append(text.replace("_", ""))
+                continue
+            texts.append(text[:-1].replace("_", ""))         # as decoded without special tokens
+            read, reward, done = player.step(texts[-1])
+            assert rewards[run[-1]] == pytest.approx(reward)
+            rewards[run[-1]] = 0.0
+        assert rewards == [0.0] * len(rewards) and rollout.texts[i] == "\n".join(texts)
+        out = not done and not cut
+        assert len(ids) == T if cut else done or len(turns) == max_turns
+        assert rollout.games[i].out_of_turns == out and rollout.games[i].turns == texts
+
+
+@pytest.mark.parametrize("seed, turns", [(0, None), (1, 2), (2, 1), (3, 4), (4, None), (5, 3)])
+def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own_sampler(
+        seed, turns, environment):
+    ragged = environment(RAGGED)
+    model = make(seed)
+    T = 14
+    uniforms = torch.rand(12, T)
+    rollouts = []
+    for sampler in (Sampler, fast.FastSampler, Unlimited):
+        ragged.kind.seeds.clear()
+        player = TurnSampler(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns, True)
+        rollouts.append(player.sample(["3+8=", "9+5+1="], 6, uniforms=uniforms, rows=[{}, {}]))
+    first, *others = rollouts
+    seeds = list(ragged.kind.seeds)
+    assert len(set(seeds)) == 2 and seeds == [seeds[0]] * 6 + [seeds[6]] * 6     # one per prompt
+    check_games(first, ragged.kind, seeds, T, turns or math.inf)
+    for other in others:
+        for name in ("response_ids", "mask", "truncated", "turn_rewards", "texts", "games"):
+            one, two = getattr(first, name), getattr(other, name)
+            assert torch.equal(one, two) if isinstance(one, torch.Tensor) else one == two, name
+        torch.testing.assert_close(first.sampler_logp, other.sampler_logp, atol=1e-5, rtol=1e-5)
+    for score in (plain_logp, fast.fast_response_logp):
+        torch.testing.assert_close(score(model, rollouts[1]).logp, first.sampler_logp, atol=1e-5,
+                                   rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------- the chat template
+
+class Scripted(Sampler):
+    """Samples what stands in `turns`, lists of token ids, one after the other."""
+
+    turns = []
+
+    def sample(self, prompts, group_size, uniforms=None, temperature=None, limits=None):
+        self.seen = prompts
+        ids = self.turns.pop(0)
+        return as_rollout(self.policy, self.tokenizer, prompts, group_size, [ids],
+                          [[-1.0] * len(ids)], self.stop)
+
+
+ECHO = """
+class Echo:
+    def __init__(self, row):
+        self.left = 2
+    def step(self, text):
+        self.left -= 1
+        return f"You said {text!r}.", 0.25, self.left < 0
+"""
+
+
+@pytest.mark.checkpoint
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python tests/make_smollm2.py makes it")
+@pytest.mark.parametrize("end, other", [("<|im_end|>", ""), ("\n", ""), ("<|im_end|>", "odd"),
+                                        ("<|endoftext|>", "")])
+def test_tokens_are_kept_and_read_as_the_template_writes_a_conversation(end, other, environment):
+    """SmolLM2's own template. With another end token the one that was written stays; a word that
+    was sampled in odd pieces stays so."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    policy = AutoModelForCausalLM.from_pretrained(SMOLLM2).eval()
+    policy.generation_config.eos_token_id = [0, 2]
+    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+    words = ["It is 7", "hello", "bye"]
+    own = [encode(word) for word in words]
+    if other:
+        own[1] = [*encode("h"), *encode("ello")]
+        assert own[1] != encode("hello")
+    chat = [{"role": "user", "content": "Guess."}]
+    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+    Scripted.turns = [ids + encode(end) for ids in own]
+    scripted = Scripted(policy, tokenizer, 200, 1.0, ("\n",) if end == "\n" else ())
+    sampler = TurnSampler(scripted, environment(ECHO), None, True)
+    rollout = sampler.sample([prompt], 1, uniforms=torch.rand(1, 200), rows=[{}])
+    ids, = rollout.token_lists()
+    for word in words[:2]:
+        chat += [{"role": "assistant", "content": word + "\n" * (end == "\n")},
+                 {"role": "user", "content": f"You said {word!r}."}]
+    assert rollout.games[0].messages == [
+        *({**m, "content": m["content"].rstrip("\n")} for m in chat[1:]),
+        {"role": "assistant", "content": "bye"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    if end == "<|endoftext|>":                               # written by the policy in its place
+        head, *turns = text.split("assistant\n")
+        text = "assistant\n".join([head, *(t.replace("<|im_end|>", end, 1) for t in turns)])
+    expected = encode(text + "bye" + end)
+    assert tokenizer.decode(prompt + ids) == text + "bye" + end
+    assert (prompt + ids == expected) == (not other)
+    assert scripted.seen == [prompt + ids[:-len(own[2] + encode(end))]]
+    mask = rollout.mask[0]
+    assert [int(t) for t in rollout.response_ids[0][mask]] == sum(
+        (ids + encode(end) for ids in own), [])              # the end of every turn is trained
+    assert rollout.turn_rewards.sum() == 0.75 and not rollout.truncated
+
+
+@pytest.mark.checkpoint
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="python tests/make_smollm2.py makes it")
+def test_sampling_and_scoring_agree_over_the_turns_of_smollm2(environment):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    tokenizer = AutoTokenizer.from_pretrained(SMOLLM2)
+    policy = AutoModelForCausalLM.from_pretrained(SMOLLM2).eval()
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Count to three."}],
+                                           add_generation_prompt=True)["input_ids"]
+    sampler = TurnSampler(fast.FastSampler(policy, tokenizer, 64, 1.0, ("\n", ".")),
+                          environment(ECHO), None, True)
+    rollout = sampler.sample([prompt, prompt[3:]], 2, rows=[{}, {}],
+                             uniforms=torch.rand(4, 64, generator=torch.Generator().manual_seed(3)))
+    assert max(len(game.rewards) for game in rollout.games) > 1
+    for score in (plain_logp, fast.fast_response_logp):
+        gap = (score(policy, rollout).logp - rollout.sampler_logp).abs().max().item()
+        assert gap < 5e-5
+
+
+@pytest.mark.parametrize("template, words", [
+    ("{{ messages[0].content }}:", "leaves out"),
+    ("{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}", "one turn")])
+def test_a_template_of_one_turn_is_refused_unless_the_class_does_without(template, words,
+                                                                         environment):
+    tokenizer = builtin_tokenizer("0123456789+=,. abcdef")
+    tokenizer.chat_template = template
+    echo = environment(ECHO)
+    with pytest.raises(ValueError, match=f"--environment .*Echo: .*{words}.*template = False"):
+        TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True)
+    assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, False).between is None
+    echo.template = False
+    assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True).between is None
+
+
+# ---------------------------------------------------------------- what ends a run, in one line
+
+INIT = "    def __init__(self, row):\n        pass\n"
+
+
+def step(line):
+    return f"{INIT}    def step(self, text):\n        {line}\n"
+
+
+BAD = {
+    "import nowhere_at_all\n": "ModuleNotFoundError",
+    "raise SystemExit\n": "SystemExit",
+    "class Other:\n    pass\n": "has no attribute 'Play'",
+    f"class Play:\n{INIT}": "has no attribute 'step'",
+    "class Play:\n    def __init__(self):\n        pass\n    def step(self, text):\n        pass\n":
+        "too many positional arguments",
+    f"class Play:\n{INIT}    def step(self):\n        pass\n": "too many positional arguments",
+    f"class Play:\n    role = 'judge'\n{step('pass')}": "role is 'judge'",
+    "class Play:\n    def __init__(self, row):\n        row['number']\n    def step(self, text):\n"
+    "        pass\n": "__init__ raised KeyError: 'number', for the row",
+    f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* for the turn '",
+    f"class Play:\n{step('return None')}": "step returned None, not",
+    f"class Play:\n{step('return text, 1')}": "step returned .*, not",
+    f"class Play:\n{step('return text, float(str(0.5) and str(1e999)), True')}": "reward inf",
+    f"class Play:\n{step('return text, str(1), True')}": "reward '1'",
+    f"class Play:\n{step('return text, 1, None')}": "done as None",
+    f"class Play:\n{step('return str(), 1, False')}": "observation '' and is not done",
+    f"class Play:\n{step('return 7, 1, False')}": "observation 7 and is not done",
+    f"class Play:\n{step('return chr(8364), 1, False')}": "'€' cannot be tokenized"}
+
+
+@pytest.mark.parametrize("source", BAD)
+def test_a_bad_class_or_return_ends_the_run_in_one_line(source, own, refused):
+    Path("mine.py").write_text(source, encoding="utf-8")
+    said = refused(f"{own} --environment mine.py:Play --stop , --steps 1 --output_dir run")
+    assert "--environment mine.py:Play" in said and re.search(BAD[source], said), said
