@@ -8,11 +8,11 @@ experiments/run.py writes, and from `texts` in the results of benchmarks:
 
     learning: against GRPO          mean and 95 % interval of a rule
     mean learning: against GRPO     the mean alone
-    chosen learning: GRPO, mb4      the rate of the chosen cell
+    chosen learning: GRPO, mb4      the rate of the chosen setting
+    p steps: GSPO at 0.0002 × 4     Holm's p of a contrast over its family
     table learning                  the rules of a question with their intervals and verdicts
     lost dose                       what each variant loses in its settings
-    verdicts, league, reuse         three other tables of docs/evidence.md
-    uses, uses in short             how often an arm may use a batch
+    verdicts, readme                other tables of docs/evidence.md
 
 A test checks that the pages are what this writes.
 """
@@ -28,13 +28,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from questions import EQUAL, FIRST, QUESTIONS, REUSED                               # noqa: E402
+from intervals import REFUTED, in_words                                       # noqa: E402
+from questions import QUESTIONS                                     # noqa: E402
 from sentences import SENTENCES                                                     # noqa: E402
 
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")
-FIGURE = r"((?:(?!\n\n).){1,400}?)"              # as short as the words around it allow
 OLD_MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)       # of README, until it is moved
+
+OLD_NAMES = {"bands": "quotient of epsilons"}
 
 
 def pages():
@@ -46,21 +48,23 @@ def texts():
     found = json.loads((ROOT / "experiments/results/numbers.json").read_text(encoding="utf-8"))
     first, *others = found["league"]
     ratio = OBJECTIVES["grpo"].epsilon / OBJECTIVES["gspo"].epsilon
-    names = {"verdicts": verdicts(found), "league": league(found["league"]),
+    numbers = found["numbers"]
+    names = {"verdicts": verdicts(found), "readme": readme(found),
              "members": str(len(others) + 1),
              "members near the first": str(sum(row["near"] for row in others)),
              "samples of the first": f"{first['samples'] / others[-1]['samples']:.1f}",
-             "uses": uses(found["numbers"]), "uses in short": uses(found["numbers"], False),
-             "reuse": reuse(found["numbers"]), "bands": f"{ratio:.0f}"}
-    for key, number in found["numbers"].items():
+             "quotient of epsilons": f"{ratio:.0f}", "unrecorded": unrecorded(found["verdicts"])}
+    for key, number in numbers.items():
         if number["mean"] is not None:
             question, _, rule = key.partition(": ")
             form = QUESTIONS[question].rules[rule].form
             names[key] = interval(number, form)
             names[f"mean {key}"] = signed(form.format(number["mean"]))
-    names |= {f"table {question}": rules(question, found["numbers"]) for question in QUESTIONS}
-    names |= {f"lost {question}": lost(question, found["numbers"]) for question in ("dose", "lags")}
-    names |= {f"chosen {key}": rate(cell) for key, cell in found["chosen"].items()}
+    names |= {f"table {question}": rules(question, numbers) for question in QUESTIONS}
+    names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
+    names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
+    names |= {f"p {key}": probability(p) for key, p in found["steps"].items()}
+    names |= {old: names[new] for old, new in OLD_NAMES.items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
@@ -70,7 +74,7 @@ def interval(number, form):
     if number["mean"] is None:
         return "–"
     middle, low, high = (signed(form.format(number[key])) for key in ("mean", "low", "high"))
-    return middle if number["starts"] == "1" else f"{middle} [{low}, {high}]"
+    return middle if number["seeds"] == "1" else f"{middle} [{low}, {high}]"
 
 
 def signed(text):
@@ -78,9 +82,9 @@ def signed(text):
     return re.sub(r"(?<![\de])-", "−", text)
 
 
-def rate(cell):
-    """The rate of a cell such as "mb4 0.0006", as 6e-4."""
-    digits, exponent = f"{float(cell.split()[-1]):e}".split("e")
+def rate(setting):
+    """The rate of a setting such as "mb4 0.0006", as 6e-4."""
+    digits, exponent = f"{float(setting.split()[-1]):e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
 
 
@@ -94,31 +98,47 @@ def verdicts(found):
     p over all rows."""
     rows = []
     for name, question in QUESTIONS.items():
-        if not question.decides:
+        if not question.deciding:
             continue
         answer = found["verdicts"][name]
-        p = answer["holm"]
-        of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.decides}
+        of = {rule: found["numbers"][f"{name}: {rule}"] for rule in question.deciding}
         rule = next((rule for rule in of if of[rule]["verdict"] == answer["verdict"]), [*of][0])
-        number = interval(of[rule], question.rules[rule].form)
-        rows.append((question.claim, question.source, number, answer["verdict"],
-                     "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"))
-    return table(("claim", "source", "number", "verdict", "p"), *rows)
+        rows.append((f"`{name}`", question.claim, question.source,
+                     interval(of[rule], question.rules[rule].form), in_words(answer["verdict"]),
+                     probability(answer["holm"])))
+    return table(("question", "claim", "source", "number", "verdict", "p"), *rows)
+
+
+def readme(found):
+    """The rules that README's recommendations rest on, with Holm's p over them."""
+    rows = [(*key.split(": ", 1), interval(found["numbers"][key], "{:+.3f}"), probability(p))
+            for key, p in found["readme"].items()]
+    return table(("question", "rule", "difference in pass@1", "p"), *rows)
+
+
+def probability(p):
+    return "–" if p is None else "< 0.001" if p < 5e-4 else f"{p:.3f}"
+
+
+def unrecorded(verdicts):
+    """The questions whose runs have no machine or versions."""
+    return ", ".join(name for name, answer in verdicts.items()
+                     if answer["runs"] and not answer["recorded"])
 
 
 def rules(name, numbers):
     """The rules of a question that have a verdict, in the unit of the first."""
     question = QUESTIONS[name]
-    unit = question.rules[(*question.decides, *question.rules)[0]].form
-    found = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
-             if words.form == unit and numbers[f"{name}: {rule}"]["mean"] is not None}
-    judged = {rule: number for rule, number in found.items() if not question.rules[rule].reported}
+    unit = question.rules[(*question.deciding, *question.rules)[0]].form
+    judged = {rule: numbers[f"{name}: {rule}"] for rule, words in question.rules.items()
+              if words.form == unit and not words.reported
+              and numbers[f"{name}: {rule}"]["mean"] is not None}
     if not judged:
         return ""
-    starts = mode(number["starts"] for number in judged.values())
-    rows = [(rule, interval(number, unit), in_a_word(number, question.rules[rule].nothing))
+    seeds = mode(number["seeds"] for number in judged.values())
+    rows = [(rule, interval(number, unit), short_verdict(number, question.rules[rule].nothing))
             for rule, number in judged.items()]
-    return table((f"`{name}`, {starts} starts", "mean [95 %]", "verdict"), *rows)
+    return table((f"`{name}`, {seeds} seeds", "mean [95 %]", "verdict"), *rows)
 
 
 def lost(name, numbers):
@@ -133,51 +153,11 @@ def lost(name, numbers):
     return table(("lost", *settings), *rows)
 
 
-def uses(numbers, sizes=True):
-    """How often each arm is shown to gain from using a batch, of 1, 2 and 4 times, at equal
-    samples."""
-    said = []
-    for arm in FIRST:
-        of = {mu: numbers[f"reuse: {arm} gains from μ = {mu}, equal samples"] for mu in (4, 2)}
-        gains = [mu for mu, number in of.items() if number["verdict"] == "held"]
-        words = f"{arm} {gains[0]} times" if gains else f"{arm} {in_a_word(of[4], EQUAL)}"
-        number = interval(of[gains[0] if gains else 4], "{:+.3f}")
-        said.append(words + f" ({number})" * sizes)
-    return ", ".join(said)
-
-
-def reuse(numbers):
-    """What each arm gains from μ uses of a batch, and from which μ on its clip acts."""
-    columns = {"μ = 2, equal samples": "{} gains from μ = 2, equal samples",
-               "μ = 4": "{} gains from μ = 4, equal samples",
-               "μ = 4, equal steps": "{} gains from μ = 4, equal optimizer steps",
-               "minus GRPO, from μ = 1 to 4": "{} minus GRPO grows from μ = 1 to 4"}
-    rows = []
-    for arm in REUSED:
-        of = [numbers.get(f"reuse: {rule.format(arm)}") for rule in columns.values()]
-        acts = [f"μ = {mu}" for mu in (1, 2, 4)
-                if numbers[f"reuse: the clip of {arm} acts at μ = {mu}"]["verdict"] == "held"]
-        rows.append((arm, *(f"{interval(n, '{:+.3f}')} {in_a_word(n, EQUAL)}" if n else "–"
-                            for n in of), [*acts, "not shown"][0]))
-    return table((f"`reuse`, {len(QUESTIONS['reuse'].starts)} starts", *columns,
-                  "its clip acts from"), *rows)
-
-
-def in_a_word(number, nothing):
-    """A verdict without its starts; "equal" for an interval within ±nothing."""
-    word = number["verdict"].partition(" ")[0]
-    if word == "refuted" and -nothing <= number["low"] <= number["high"] <= nothing:
+def short_verdict(number, nothing):
+    """A verdict without its seeds; "equal" for an interval within ±nothing."""
+    if number["verdict"] == REFUTED and -nothing <= number["low"] <= number["high"] <= nothing:
         return "equal"
-    return word
-
-
-def league(rows):
-    """Members with the clip range that was chosen for them, where it is not the published one."""
-    rank = lambda row: "{} [{}–{}]".format(*row["rank"]) if row["rank"] else "made elsewhere"
-    band = lambda row: ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
-    shown = [(rank(row), f"`{row['member']}` {band(row)}".strip(), rate(row["cell"]),
-              f"{row['interval'][0]:.3f}") for row in rows]
-    return table(("rank [95 %]", "member, clip range", "rate", "pass@1"), *shown)
+    return in_words(number["verdict"]).partition(" ")[0]
 
 
 def fill(text, names, sentences=""):
@@ -192,22 +172,26 @@ def fill(text, names, sentences=""):
     text = OLD_MARK.sub(lambda mark: f"<!-- ={mark[1]} -->{known(mark[1])}<!-- / -->", text)
     text = TABLE.sub(lambda mark: f"<!-- ={mark[1]} -->\n\n{known(mark[1])}\n", text)
     for sentence in filter(None, map(" ".join, map(str.split, sentences.split("\n\n")))):
-        found = list(re.finditer(pattern(sentence), text, re.S))
+        figures = list(map(known, NAME.findall(sentence)))
+        found = list(re.finditer(pattern(sentence, figures), text, re.S))
         if len(found) != 1:
             raise ValueError(f"experiments/sentences.py: '{sentence}' is on the page {len(found)} "
                              "times, not once")
-        for i, name in reversed([*enumerate(NAME.findall(sentence), 1)]):
+        for i, figure in reversed([*enumerate(figures, 1)]):
             start, end = found[0].span(i)
-            if text[start:end].split() != known(name).split():           # else its lines stay
-                text = text[:start] + known(name) + text[end:]
+            if text[start:end].split() != figure.split():                # else its lines stay
+                text = text[:start] + figure + text[end:]
     return text
 
 
-def pattern(sentence):
-    """The regular expression of whole words of a page, with a group for each figure."""
-    words = re.split(r"\{.+?\}", sentence)
-    parts = (r"\s+".join(map(re.escape, part.split(" "))) for part in words)
-    return rf"(?<!\w){FIGURE.join(parts)}(?!\w)"
+def pattern(sentence, figures):
+    """The regular expression of whole words of a page, with a group for each figure, as short as
+    the words around it allow and not much longer than the new one."""
+    first, *others = (r"\s+".join(map(re.escape, part.split(" ")))
+                      for part in NAME.sub("\0", sentence).split("\0"))
+    more = (rf"((?:(?!\n\n).){{1,{len(figure) + 25}}}?){part}"
+            for figure, part in zip(figures, others))
+    return rf"(?<!\w){first}{''.join(more)}(?!\w)"
 
 
 def filled(page, names):

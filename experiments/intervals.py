@@ -1,13 +1,15 @@
 """Means with 95 % intervals, verdicts by the rules of evidence, and Holm's correction.
 
-A verdict is about a sentence: the 95 % t interval over cold starts must lie within the bounds that
-the rule of the sentence names.
+A verdict is about a claim. The 95 % t interval over seeds decides, by the bounds that the rule of
+the claim names:
 
-  held, refuted           the interval lies within the bounds named for this verdict
-  undecided (n starts)    the interval covers a bound, or there are fewer starts than the rule asks
+  supported               the interval lies inside the bounds for it
+  contradicted            it lies inside the bounds against it, or within ±nothing ("equal")
+  undecided (n seeds)     it covers a bound, or there are fewer seeds than the rule asks for, or
+                          all values are the same, which has no interval
 
-Every verdict has a p: the probability of an interval at least as far from the bound, if the true
-value were on the bound.
+A verdict has a p: the probability of an interval at least as far from the bound if the true value
+were on the bound. Results files record the first two as `held` and `refuted`.
 """
 
 import math
@@ -44,27 +46,41 @@ def error_of(values):
     return stdev(values) / math.sqrt(len(values))
 
 
-def decide(values, held, refuted=None, nothing=0, least=8):
-    """HELD, REFUTED or undecided by the interval of the mean of `values`, one per start.
+def decide(values, supported, contradicted=None, nothing=0, least=8):
+    """HELD, REFUTED or undecided by the interval of the mean of `values`, one per seed.
 
-    held, refuted: the bounds (low, high) within which the whole interval must lie; refuted None:
-    it must lie wholly outside those of `held`. nothing: an interval within ±nothing refutes, too.
+    supported, contradicted: bounds (low, high) between which the whole interval must lie, not on
+    them; contradicted None: it must lie outside those of `supported`. nothing: an interval within
+    ±nothing contradicts as well.
     """
     values = list(values)
-    undecided = f"undecided ({len(values)} start{'s' * (len(values) != 1)})"
+    undecided = f"undecided ({len(values)} seed{'s' * (len(values) != 1)})"
     if len(values) < max(2, least):
         return Verdict(undecided)
     _, low, high = interval(values)
     if nothing and -nothing <= low and high <= nothing:
         return Verdict(REFUTED, p_within(values, (-nothing, nothing)))
-    yes = p_within(values, held)
-    no = p_outside(values, held) if refuted is None else p_within(values, refuted)
-    if held[0] <= low and high <= held[1]:
+    if low == high:
+        return Verdict(undecided)
+    yes = p_within(values, supported)
+    no = (p_within(values, contradicted) if contradicted is not None
+          else p_outside(values, supported))
+    if supported[0] < low and high < supported[1]:
         return Verdict(HELD, yes)
-    outside = high < held[0] or low > held[1]
-    if outside if refuted is None else refuted[0] <= low and high <= refuted[1]:
+    outside = high < supported[0] or low > supported[1]
+    if outside if contradicted is None else contradicted[0] < low and high < contradicted[1]:
         return Verdict(REFUTED, no)
     return Verdict(undecided, min(yes, no))
+
+
+def decide_exact(values, bounds):
+    """HELD if every value lies between the bounds, else REFUTED. Without a p: nothing is drawn."""
+    return Verdict(HELD if all(bounds[0] < x < bounds[1] for x in values) else REFUTED)
+
+
+def in_words(verdict):
+    """A verdict as it is printed."""
+    return {HELD: "supported", REFUTED: "contradicted"}.get(verdict, str(verdict))
 
 
 def p_within(values, bounds):
@@ -88,8 +104,8 @@ def p_beyond(values, bound, side):
 
 
 def all_of(verdicts):
-    """The verdict on several sentences joined by 'and'. Its p: held, the largest of theirs;
-    refuted, the smallest times their number, as any of them would do."""
+    """The verdict on several claims joined by 'and'. Its p: HELD, the largest of theirs; REFUTED,
+    the smallest times their number, as any of them would do."""
     if REFUTED in verdicts:
         no = [v.p for v in verdicts if v == REFUTED and v.p is not None]
         return Verdict(REFUTED, min(1.0, min(no) * len(verdicts)) if no else None)
@@ -110,17 +126,22 @@ def holm(ps):
     return found
 
 
+def p_zero(values):
+    """The two-sided p of "the mean is not 0"."""
+    return min(1.0, *(p_beyond(values, 0, side) for side in (1, -1)))
+
+
 def ranks(found, draws=2000):
-    """{name: (rank of its mean, low, high)} of {name: {start: value}}, which all have the same
-    starts; the 95 % interval under resampled starts."""
-    starts = list(next(iter(found.values())))
+    """{name: (rank of its mean, low, high)} of {name: {seed: value}}, which all have the same
+    seeds; the 95 % interval under resampled seeds."""
+    seeds = list(next(iter(found.values())))
     rng = random.Random(0)
 
     def places(of):
         means = {name: mean(values[s] for s in of) for name, values in found.items()}
         ordered = sorted(means, key=lambda name: -means[name])
         return {name: place for place, name in enumerate(ordered, 1)}
-    drawn = [places(rng.choices(starts, k=len(starts))) for _ in range(draws)]
+    drawn = [places(rng.choices(seeds, k=len(seeds))) for _ in range(draws)]
     cut = round(draws * .025)
     return {name: (place, *sorted(of[name] for of in drawn)[cut:draws - cut:draws - 2 * cut - 1])
-            for name, place in places(starts).items()}
+            for name, place in places(seeds).items()}

@@ -45,7 +45,7 @@ from losses import policy_loss                                                  
 from ratios import perplexity, sequence_log_ratio, sequence_ratio                    # noqa: E402
 
 CPU = torch.device("cpu")
-S_BAND = (math.log(1 - 3e-4), math.log(1 + 4e-4))
+S_RANGE = (math.log(1 - 3e-4), math.log(1 + 4e-4))
 TERMS = (1, 2, 4, 8, 16, 32, 43)          # of verbose sums: answers of 7, 13, 25, 49, 97, 193, 259
 LONGEST = 166                             # never taught: answers of up to 997
 LONG = "--min_terms 1 --max_terms 43 --verbose_answers --hidden_size 64 --num_hidden_layers 2"
@@ -104,7 +104,7 @@ class Lab:
 
 @lru_cache(maxsize=1)
 def drift(seed, flags="", quick=False):
-    """{figure: value}: shares of clipped tokens and of answers whose s is outside its band,
+    """{figure: value}: shares of clipped tokens and of responses whose s is outside its clip range,
     Var[log w] of mini-batches 1 to 4 before their update, the largest distance of s from a quotient
     of perplexities over the answers of six batches."""
     lab = Lab(seed, f"--steps 12 {flags}")
@@ -121,7 +121,7 @@ def drift(seed, flags="", quick=False):
                     mask = mini.rollout.mask                                         # [B, T]
                     log_w = one.score(mini.rollout).logp - mini.old_logp             # [B, T]
                     log_s = log_w.sum(-1) / mask.sum(-1)                             # [B]
-                    outside += [not S_BAND[0] <= x <= S_BAND[1] for x in log_s.tolist()]
+                    outside += [not S_RANGE[0] <= x <= S_RANGE[1] for x in log_s.tolist()]
                 of_batch.append(one.update(mini))
             stats[name].append(of_batch)
         if step <= 6:
@@ -150,8 +150,9 @@ def distance(new, old, mask):
 @lru_cache(maxsize=1)
 @torch.enable_grad()
 def lengths(seed, flags="", quick=False):
-    """{figure: value}: the exponent of L in Var[log s] / Var[log w], and how much more often a band
-    that clips 15 % of the answers clips the shortest third of the lengths than the longest."""
+    """{figure: value}: the exponent of L in Var[log s] / Var[log w], and how much more often a
+    range that clips 15 % of the responses clips the shortest third of the lengths than the longest.
+    """
     args = parse(f"--seed {seed} --device cpu --cold_start_steps 150 {LONG}".split())
     task = tasks.from_arguments(args)
     tokenizer = running_sum.builtin_tokenizer()
@@ -259,7 +260,7 @@ def by_pass_rate(seed, flags="", quick=False):
     for step in range(1, (3 if quick else 50) + 1):
         for k, mini in enumerate(lab.minibatches(step, lab.rollout(step)), 1):
             if k > 1:                                 # on the first all ratios are 1
-                minis.append(groups(lab, mini))
+                minis.append(group_figures(lab, mini))
             lab.update(mini)
     every = [group for mini in minis for group in mini]
     lists = {name: [mean_or_none(group[name] for group in every if group["eighths"] == n)
@@ -270,7 +271,7 @@ def by_pass_rate(seed, flags="", quick=False):
         for name in ("log_s", "log_w", "log_w_rms", "clipped", "length")}
 
 
-def groups(lab, mini):
+def group_figures(lab, mini):
     """The figures of each group of a mini-batch, under the policy before its update: medians of
     |log s| over responses and of |log w| over tokens, the root mean square of log w, and shares of
     the loss tokens whose gradient the clip removes: of all responses, the right and the wrong."""

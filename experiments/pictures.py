@@ -1,11 +1,12 @@
-"""The pictures of the pages: intervals of a question's rules, reuse of a batch, six objectives.
+"""The figures of the pages, as PNG and SVG.
 
-    python experiments/pictures.py               docs/figures/objectives_six.png
+    python experiments/pictures.py               docs/figures/objectives_six
     python experiments/view_gif.py               docs/figures/view.gif, in a browser
-    python experiments/run.py                    docs/figures/NAME.png of the questions SHOWN
+    python experiments/run.py                    docs/figures/NAME of the questions SHOWN
 """
 
 import argparse
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -13,12 +14,16 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
+from intervals import HELD, REFUTED, in_words                                                 # noqa: E402
+from judging import split_terms                                                      # noqa: E402
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("steps", "depth")       # questions whose intervals docs/evidence.md shows
+SHOWN = ("steps", "depth", "reuse", "variance", "clipped_who", "league")  # of docs/evidence.md
+MARKS = {HELD: ("filled circle: supported", "o", True),
+         REFUTED: ("filled square: contradicted or equal", "s", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
 SIX = {                          # of README: objectives that differ in kind; drawn larger by
     "grpo": ("PPO's clip, per token", 1), "gspo": ("PPO's clip, per answer", 500),
@@ -29,53 +34,143 @@ SIX = {                          # of README: objectives that differ in kind; dr
 
 # ---------------------------------------------------------------------------------- of questions
 
-def forest(name, question, found):
-    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides;
-    filled where a verdict is held. Grey: what counts as equal."""
-    first = question.rules[(*question.decides, *question.rules)[0]]
+def save(figure, name):
+    """Write a figure as PNG and SVG: one of docs/evidence.md into docs/figures, another into
+    runs/questions. Returns the PNG's path."""
+    folder = ROOT / ("runs/questions" if name not in (*SHOWN, "objectives_six") else "docs/figures")
+    style.save(figure, folder / f"{name}.png", folder / f"{name}.svg")
+    return folder / f"{name}.png"
+
+
+def title(figure, question, verdict):
+    """The question of a figure, with its verdict."""
+    asked = f"{question.asks or question.claim} – {in_words(verdict)}"
+    asked = textwrap.fill(asked, int(11.5 * figure.get_figwidth()), break_on_hyphens=False)
+    figure.suptitle(asked, x=.01, ha="left", fontsize=10)
+
+
+def forest(name, question, found, verdict):
+    """Means and 95 % intervals of the rules that have runs, in the unit of the first that decides.
+    Returns the file, None without such a rule."""
+    first = question.rules[(*question.deciding, *question.rules)[0]]
+    unit = describe_unit(first)
     rows = [(rule, number) for rule, number in found.items()
-            if number["mean"] is not None and question.rules[rule].form == first.form]
-    figure, axes = style.panels(1, 1, height=.3 * len(rows) + 1.1, width=7.5)
-    axes.axvspan(-first.nothing, first.nothing, color=style.GREY, alpha=.2)
+            if number["mean"] is not None and describe_unit(question.rules[rule]) == unit]
+    if not rows:
+        return None
+    figure, axes = style.panels(1, 1, height=.3 * len(rows) + 1.7, width=7.5)
+    if first.nothing:
+        axes.axvspan(-first.nothing, first.nothing, color=style.GREY, alpha=.2,
+                     label=f"grey: within ±{first.nothing:g}, equal")
+    labelled = set()
     for y, (rule, number) in enumerate(reversed(rows)):
-        colour = style.BLUE if rule in question.decides else style.GREY
-        axes.plot([number[key] for key in ("low", "mean", "high")], [y] * 3, "-o", color=colour,
-                  markevery=[1], markerfacecolor=colour if number["verdict"] == "held" else "white")
+        colour = style.BLUE if rule in question.deciding else style.GREY
+        kind, marker, filled = MARKS.get(number["verdict"], ("open: no verdict", "o", False))
+        axes.plot([number[key] for key in ("low", "mean", "high")], [y] * 3, "-", color=colour,
+                  marker=marker, markevery=[1], markerfacecolor=colour if filled else "white",
+                  label=None if kind in labelled else kind)
+        labelled.add(kind)
     axes.axvline(0, color=style.BLACK, linewidth=.8)
     axes.set_yticks(range(len(rows)), [rule for rule, _ in reversed(rows)], fontsize=8)
-    style.label(axes, "", "mean, 95 % interval; filled: held; blue: decides", "")
-    figure.suptitle(textwrap.fill(question.claim, 80), x=.01, ha="left", fontsize=10)
-    style.save(figure, ROOT / f"docs/figures/{name}.png")
+    style.label(axes, "", f"{unit}: mean and 95 % interval over seeds", "")
+    if question.decided_by:
+        axes.plot([], [], color=style.BLUE, label="blue: decides")
+    figure.legend(loc="outside lower right", ncols=5, fontsize=7)
+    title(figure, question, verdict)
+    return save(figure, name)
 
 
-def reuse(curves):
-    """Reward against samples and against optimizer steps. curves: {(arm, "μ4"): mean pass rates of
-    the batches}, of fresh starts at the chosen rates."""
-    figure, both = style.panels(1, 2, sharey=True, width=8.6)
-    colours = {"GRPO": style.ORANGE, "GSPO": style.BLUE, "GSPO ×100": style.GREEN}
-    for (arm, group), rates in curves.items():
+def describe_unit(rule):
+    """What the number of a rule is: of "A - B", a difference in pass@1."""
+    terms = split_terms(rule.of)
+    figures = {figure.removeprefix("first_").removesuffix("_before") for *_, figure in terms}
+    what = ("held-out pass@1" if figures <= {"", "after", "before"}
+            else ", ".join(sorted(figures)).replace("_", " "))
+    return f"difference in {what}" if len(terms) > 1 else what
+
+
+def reuse(question, verdict, curves):
+    """Reward against samples and against optimizer steps. curves: {(variant, "μ4"): mean pass rates
+    of the batches}, of fresh seeds at the chosen rates."""
+    figure, both = style.panels(1, 2, sharey=True, width=8.6, height=3.9)
+    colours = {"GRPO": style.ORANGE, "GSPO": style.BLUE, "GSPO wide": style.GREEN}
+    for (variant, group), rates in sorted(curves.items()):
         mu = int(group.removeprefix("μ"))
         for axes, each in zip(both, (256, 4 * mu)):
             axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 2: "--", 4: "-"}[mu],
-                      color=colours[arm], label=f"{arm}, μ = {mu}")
-    style.label(both[0], "A batch used μ times", "samples drawn before", "pass rate of a batch")
-    style.label(both[1], "The same by optimizer steps", "steps before", "")
+                      color=colours[variant], label=f"{variant}, μ = {mu}")
+    style.label(both[0], "by samples", "samples drawn before the batch",
+                "share of right responses in the batch")
+    style.label(both[1], "by optimizer steps", "optimizer steps before the batch", "")
     both[1].legend(loc="lower right", fontsize=7)
-    style.save(figure, ROOT / "docs/figures/reuse.png")
+    title(figure, question, verdict)
+    return save(figure, "reuse")
 
 
-def variance(points):
+def variance(question, verdict, points):
     """Var[log s] / Var[log w] against 1/L. points: {model: [(1/L, factor)]}. The line: 1/L, as for
     tokens that move independently of each other."""
-    figure, axes = style.panels(1, 1, width=6.2)
+    figure, axes = style.panels(1, 1, width=6.2, height=3.9)
     for colour, (model, pairs) in zip(style.COLOURS, points.items()):
         axes.plot(*zip(*pairs), "o", color=colour, markersize=3, label=model)
+        for x, y in pairs:
+            if y > 1:                                # its mean 1/L tells how many: two or three
+                axes.annotate("a few of its 128 responses of 259\ntokens ended after the first: "
+                              "there\nlog s is one log w", (x, y), fontsize=7,
+                              textcoords="offset points", xytext=(6, -8))
     ends = [x for pairs in points.values() for x, _ in pairs]
-    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.BLACK, linewidth=.8)
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=style.BLACK, linewidth=.8,
+              label="1 / L: independent tokens")
     axes.set(xscale="log", yscale="log")
-    style.label(axes, "", "1 / L", "Var[log s] / Var[log w]")
+    style.label(axes, "", "mean of 1 / L", "Var[log s] / Var[log w]")
     axes.legend(fontsize=8)
-    style.save(figure, ROOT / "docs/figures/variance.png")
+    title(figure, question, verdict)
+    return save(figure, "variance")
+
+
+def league(question, verdict, rows):
+    """Mean pass@1 of the members of the league with its interval, the best above. rows: as
+    judging.tabulate_league makes them."""
+    figure, axes = style.panels(1, 1, height=.2 * len(rows) + 1, width=7.5)
+    for y, row in enumerate(reversed(rows)):
+        middle, low, high = row["interval"]
+        axes.plot([low, middle, high], [y] * 3, "-o", markevery=[1], markersize=4,
+                  color=style.BLUE if row["near"] or row is rows[0] else style.GREY)
+    axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=7)
+    axes.plot([], [], color=style.BLUE, label="blue: not told apart from the first")
+    axes.legend(loc="lower left", fontsize=8)
+    style.label(axes, "", "held-out pass@1: mean and 95 % interval over seeds", "")
+    title(figure, question, verdict)
+    return save(figure, "league")
+
+
+def describe_member(row):
+    """A member with its chosen clip range, where it is not the published one, and its rate."""
+    edges = ", ".join(re.findall(r"--epsilon\S* (\S+)", row["flags"]))
+    rate = float(row["setting"].split()[-1])
+    return f"{row['member']} {edges} at {rate:g}".replace("  ", " ")
+
+
+def by_pass_rate(question, verdict, runs):
+    """Sizes of ratios and clipped shares against the pass rate of the group: a thin line per seed,
+    a thick one for their mean."""
+    figure, panels = style.panels(1, 3, width=9.4, height=3.9)
+    drawn = (("log_s", "median |log s| of a response"), ("log_w_rms", "root mean square of log w"),
+             ("clipped", "share of tokens clipped"))
+    for axes, (name, what) in zip(panels, drawn):
+        for variant, colour, line in (("GRPO", style.ORANGE, "-"), ("GSPO", style.BLUE, "--"),
+                                      ("GSPO wide", style.GREEN, "-.")):
+            rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
+            eighths = [n for n in range(9) if rows and all(row[n] is not None for row in rows)]
+            if eighths:
+                style.band(axes, [n / 8 for n in eighths], [[row[n] for n in eighths]
+                                                            for row in rows], variant, colour,
+                           marker="o", line=line)
+        axes.set_yscale("log")
+        style.label(axes, "", "pass rate of the group", what)
+    panels[0].legend(fontsize=8)
+    title(figure, question, verdict)
+    return save(figure, "clipped_who")
 
 
 # ---------------------------------------------------------------------------------- of objectives
@@ -107,4 +202,4 @@ def objectives_six():
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    style.save(objectives_six(), ROOT / "docs/figures/objectives_six.png")
+    save(objectives_six(), "objectives_six")

@@ -1,20 +1,21 @@
 """The table of questions: what is claimed, which runs answer it, and the rule that decides.
 
-A question is arms × cells × cold starts. An arm and a cell are flags of train.py, a run is a
-command line: the question's own flags, the cell's, the arm's, where a later flag counts. A rule
-compares arms within a start and was written before the first run; `python experiments/run.py NAME`
-makes the runs that are missing, in the order of the plan, and judges. A new question is one entry.
+A question is variants × settings × seeds. A variant and a setting are flags of train.py, a run is
+a command line: the question's own flags, the setting's, the variant's; a later flag overrides. A
+rule compares variants at the same seed and was written before the first run. `python
+experiments/run.py NAME` makes the missing runs, in the order of the plan, and judges them. A new
+question is one entry.
 
-    "GRPO@2e-4"           the figure `after` (held-out pass@1 at the end) of an arm in a cell
-    "GRPO@best μ4"        in the cell with the highest mean over the choosing starts, of the cells
-                          whose names begin with "μ4 "
-    "GRPO@mean"           the mean over all cells, of the starts that have all of them
+    "GRPO@2e-4"           the figure `after` (held-out pass@1 at the end) of a variant in a setting
+    "GRPO@best μ4"        in the setting with the highest mean over the choosing seeds, of the
+                          settings whose names begin with "μ4 "
+    "GRPO@mean"           the mean over all settings, of the seeds that have all of them
     "GRPO@best:clipped"   another figure of the same runs
-    "A - B + C - D"       paired by start; runs of two machines or commits are never paired
+    "A - B + C - D"       paired by seed; runs whose machine, versions or code differ are not paired
 
-In a plan, "best μ4" is the chosen cell, "all μ4" every cell whose name begins so, and "edge μ4" the
-cell of `further` beside the chosen one, if that is the first or the last that was tried: a range
-that ends at its best is extended once, by one cell.
+In a plan, "best μ4" is the chosen setting, "all μ4" every setting whose name begins so, and
+"edge μ4" the setting of `further` beside the chosen one, if that is the first or the last that was
+tried: a range that ends at its best is extended once, by one setting.
 """
 
 from collections.abc import Callable
@@ -33,16 +34,19 @@ TINY = "1 M parameters, 4 layers, answers of about 20 tokens"
 
 @dataclass(frozen=True)
 class Rule:
-    """When the 95 % interval of a contrast's mean over starts decides: held and refuted are bounds
-    within which all of it lies (refuted None: all of it outside those of held); an interval within
-    ±nothing refutes too."""
+    """Which 95 % interval of a contrast's mean over seeds supports or contradicts a claim.
+
+    of: the contrast. supported, contradicted: bounds between which the whole interval must lie
+    (contradicted None: it must lie outside those of supported). An interval within ±nothing
+    contradicts as well: "equal"."""
     of: str
-    held: tuple = (0, inf)
-    refuted: tuple | None = (-inf, 0)
+    supported: tuple = (0, inf)
+    contradicted: tuple | None = (-inf, 0)
     nothing: float = 0
-    least: int = 8
-    starts: range | None = None      # None: those of the question
+    least: int = 8                   # seeds; fewer leave a claim undecided
+    seeds: range | None = None       # None: those of the question
     factor: bool = False             # values are factors: means and intervals of their logarithms
+    exact: bool = False              # no interval: the value of every seed must lie within bounds
     form: str = "{:+.3f}"
     reported: bool = False           # no rule was written beforehand: without a verdict
 
@@ -52,33 +56,34 @@ Reported = partial(Rule, reported=True)
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the plan: arms in cells at one start, then at the next."""
-    cells: str                       # separated by commas
-    starts: range
-    arms: tuple = ()                 # (): all of the question
-    count: int | None = None         # usable starts, refused ones not counted; None: all
+    """A part of the plan: variants in settings at one seed, then at the next."""
+    settings: str                    # separated by commas
+    seeds: range
+    variants: tuple = ()             # (): all of the question
+    count: int | None = None         # usable seeds, refused ones not counted; None: all
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     claim: str
+    asks: str = ""                   # the title of its figure
     source: str = "ours"
     reported: str = "no figure"
     regime: str
     flags: str = ""                  # of every run
-    arms: dict
-    cells: dict | Callable = field(default_factory=lambda: {"default": ""})  # {name: flags}, or a
-    starts: range = range(8)                                     # function of the arm
+    variants: dict                   # {name: flags}
+    settings: dict | Callable = field(default_factory=lambda: {"default": ""})   # {name: flags}, or
+    seeds: range = range(8)                                         # a function of the variant
     rules: dict
     decided_by: tuple = ()           # rules that together are the verdict; (): all but reported
-    depends: str = ""                # on what, if one of them is held and another refuted
-    parts: tuple = ()                # of the plan; (): all arms in all cells at the starts
-    choose: range = range(0)
-    choices: int = 4                 # usable starts that choose a cell
+    depends: str = ""                # on what, if one of them is supported, another contradicted
+    parts: tuple = ()                # of the plan; (): all variants in all settings at the seeds
+    choosing: range = range(0)       # the seeds that choose a setting
+    choices: int = 4                 # how many of them must be usable
     by: str = "after"                # the figure by whose mean it is chosen
-    further: dict = field(default_factory=dict)      # cells beyond the first and the last
-    groups: dict = field(default_factory=dict)       # {name: cells}, beside those that begin alike
-    rate_of: dict = field(default_factory=dict)      # {arm: the arm that chooses its cell}
+    further: dict = field(default_factory=dict)      # settings beyond the first and the last
+    groups: dict = field(default_factory=dict)       # {name: settings}, beside those that begin so
+    rate_of: dict = field(default_factory=dict)      # {variant: the one that chooses its setting}
     before: tuple = ()               # (path, command that makes it) of what its runs need
     seconds: float = 10              # guessed core-seconds of a run
     notes: str = ""                  # what the rules need in words
@@ -87,19 +92,19 @@ class Question:
 
     @property
     def plan(self):
-        return self.parts or (Part("all", self.starts),)
+        return self.parts or (Part("all", self.seeds),)
 
     @property
-    def decides(self):
+    def deciding(self):
         return self.decided_by or tuple(name for name, rule in self.rules.items()
                                         if not rule.reported)
 
-    def ladder(self, arm):
-        return self.cells(arm) if callable(self.cells) else self.cells
+    def settings_of(self, variant):
+        return self.settings(variant) if callable(self.settings) else self.settings
 
 
 def rates(*values, groups={"": ""}):
-    """{"GROUP RATE": flags} of cells: each group of flags at every learning rate."""
+    """{"GROUP RATE": flags} of settings: each group of flags at every learning rate."""
     return {f"{group} {rate:g}".strip(): f"--learning_rate {rate:g} {flags}".strip()
             for group, flags in groups.items() for rate in values}
 
@@ -109,22 +114,22 @@ def each(name, of, *axes, rule=Rule, **bounds):
     return {name.format(*words): rule(of.format(*words), **bounds) for words in product(*axes)}
 
 
-def chosen(*groups, arms=()):
-    """A plan: every group's cells at the choosing starts, its edge, its best at fresh starts."""
-    return tuple(Part(", ".join(f"{word} {group}" for group in groups), starts, arms)
-                 for word, starts in (("all", CHOOSE), ("edge", CHOOSE), ("best", FRESH)))
+def chosen(*groups, variants=()):
+    """A plan: each group's settings at the choosing seeds, its edge, its best at fresh seeds."""
+    return tuple(Part(", ".join(f"{word} {group}" for group in groups), seeds, variants)
+                 for word, seeds in (("all", CHOOSE), ("edge", CHOOSE), ("best", FRESH)))
 
 
 GRPO = "--algorithm grpo --epsilon_high 0.27"        # the clip range of GSPO's own baseline, §5.1
 KNOWN = {"GRPO": GRPO, "GSPO": "--algorithm gspo",
          "GSPO ×10": "--algorithm gspo --epsilon 3e-3 --epsilon_high 4e-3",
-         "GSPO ×100": "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04",
+         "GSPO wide": "--algorithm gspo --epsilon 0.03 --epsilon_high 0.04",
          "GRPO replay": f"{GRPO} --routing_replay old", "DAPO": "--algorithm dapo",
          "GMPO": "--algorithm gmpo", "CISPO": "--algorithm cispo", "DPPO": "--algorithm dppo"}
-FIRST = ("GRPO", "GSPO", "GSPO ×100")
+FIRST = ("GRPO", "GSPO", "GSPO wide")
 CHOOSE = range(700, 704)
 FRESH = range(704, 720)
-ABOVE = dict(nothing=EQUAL, least=16)                # held above 0; below 0 or equal: refuted
+ABOVE = dict(nothing=EQUAL, least=16)       # above 0: supported; below 0 or equal: contradicted
 BESIDE = dict(nothing=EQUAL, rule=Reported)
 
 
@@ -138,42 +143,47 @@ MAP_RATES = (1e-4, 2e-4, 4e-4, 6e-4, 8e-4, 12e-4, 16e-4)
 PLACES = {f"mb{m}": f"--steps_per_generation {m}" for m in (4, 8, 16)}
 OLD_CHOOSE = range(4)
 ROUGH = tuple(f"mb{m} {rate:g}" for rate in (8e-4, 16e-4) for m in (8, 16))
-MOE = ("GRPO", "GSPO", "GSPO ×10", "GSPO ×100", "GRPO replay")
+MOE = ("GRPO", "GSPO", "GSPO ×10", "GSPO wide", "GRPO replay")
 LEARNING = Question(
-    claim="GSPO with the paper's band learns faster than GRPO at equal budget",
+    claim="GSPO with the paper's clip range learns faster than GRPO at equal budget",
     source="GSPO §5.1 and figure 1", reported="higher reward at the same compute (curves only)",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
-    arms=known(*MOE)
+    variants=known(*MOE)
          | {"GSPO no clip": "--algorithm gspo --epsilon 0.99 --epsilon_high 0.99"},  # never acts
-    cells=rates(*MAP_RATES, groups=PLACES), groups={"rough": ROUGH}, choose=OLD_CHOOSE,
-    starts=range(4, 12),
+    settings=rates(*MAP_RATES, groups=PLACES), groups={"rough": ROUGH}, choosing=OLD_CHOOSE,
+    seeds=range(4, 12),
     parts=(Part("all mb4", OLD_CHOOSE, MOE), Part("best mb4", range(4, 12), MOE),
            Part(", ".join(ROUGH), OLD_CHOOSE, ("GSPO", "GSPO no clip"))),
     rules={"against GRPO": Rule("GSPO@best mb4 - GRPO@best mb4", nothing=EQUAL),
            "against GRPO with replay": Rule("GSPO@best mb4 - GRPO replay@best mb4", nothing=EQUAL),
            **each("{0[0]} against {0[1]}", "{0[2]}@best mb4 - {0[3]}@best mb4",
-                  (("×100", "GRPO", "GSPO ×100", "GRPO"),
-                   ("×10", "the paper's band", "GSPO ×10", "GSPO"),
-                   ("×100", "the paper's band", "GSPO ×100", "GSPO"),
+                  (("wide", "GRPO", "GSPO wide", "GRPO"),
+                   ("×10", "the paper's clip range", "GSPO ×10", "GSPO"),
+                   ("wide", "the paper's clip range", "GSPO wide", "GSPO"),
                    ("replay", "none", "GRPO replay", "GRPO")), **BESIDE),
            "no clip, large steps": Reported(
-               "GSPO no clip@mean rough - GSPO@mean rough", starts=OLD_CHOOSE),
+               "GSPO no clip@mean rough - GSPO@mean rough", seeds=OLD_CHOOSE),
            "GRPO": Reported("GRPO@best mb4", form="{:.3f}")},
-    notes="""Rates chosen on starts 0 to 3 of seven (of four at first: GRPO's and GSPO's fresh runs
+    decided_by=("against GRPO",),
+    notes="""Rates chosen on seeds 0 to 3 of seven (of four at first: GRPO's and GSPO's fresh runs
         at the later best were added then). Had the two shared rates given opposite signs, the
         verdict would depend on the rate. Large steps: rates of 8e-4 and more with 8 or 16
-        mini-batches, on the choosing starts, exploratory.""")
+        mini-batches, on the choosing seeds, exploratory.""")
 
 STEP_SIZES = {f"{rate:g} × {m}": f"--learning_rate {rate:g} --steps_per_generation {m}"
               for rate, m in ((2e-4, 4), (4e-4, 4), (6e-4, 4), (8e-4, 8), (8e-4, 16), (16e-4, 2))}
 STEPS = Question(
-    claim="GSPO with 100 times the band learns more than GRPO over six step sizes",
-    regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}", arms=known(*MOE[:4]),
-    cells=STEP_SIZES, starts=range(17, 25),
+    claim="GSPO with a clip range of 0.03 / 0.04 learns more than GRPO over six step sizes",
+    asks="Does GSPO learn more than GRPO, over six step sizes (learning rate × mini-batches)?",
+    regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}", variants=known(*MOE[:4]),
+    settings=STEP_SIZES, seeds=range(17, 25),
+    groups={"others": tuple(STEP_SIZES)[:4] + tuple(STEP_SIZES)[5:]},
     rules=each("{0}, mean", "{0}@mean - GRPO@mean", MOE[1:4], **BESIDE)
+          | each("{0}, mean without 0.0008 × 16", "{0}@mean others - GRPO@mean others", MOE[1:4],
+                 **BESIDE)
           | each("{0} at {1}", "{0}@{1} - GRPO@{1}", MOE[1:4], STEP_SIZES, **BESIDE),
     notes="""The rules were written for `--epsilon auto`, which was not shown to help and is gone;
-        the fixed bands stood beside it, by the same intervals.""")
+        the fixed ranges stood beside it, by the same intervals.""")
 
 # ----------------------------------------------------------------------- mixtures of experts
 
@@ -186,11 +196,12 @@ COLLAPSE = Question(
     regime=f"{TINY}, 16 rollout batches of 128 answers, rate 6e-4, 16 mini-batches",
     flags="--steps 16 --prompts_per_step 16 --plain --eval_prompts 128 --eval_samples 2 "
           "--lr_scheduler_type constant_with_warmup",
-    arms=known("GRPO", "GSPO", "GRPO replay"),
-    cells={"MoE": LARGE, "dense": f"{LARGE} --num_experts 1 --num_experts_per_tok 1"},
+    variants=known("GRPO", "GSPO", "GRPO replay"),
+    settings={"MoE": LARGE, "dense": f"{LARGE} --num_experts 1 --num_experts_per_tok 1"},
     parts=(Part("MoE", range(8)), Part("dense", range(8), ("GRPO", "GSPO"))),
     rules={"GSPO prevents it": Rule("GSPO@MoE - GRPO@MoE", form=GAIN),
-           "replay repairs it": Rule("GRPO replay@MoE - GRPO@MoE", refuted=(-inf, .05), form=GAIN),
+           "replay repairs it": Rule("GRPO replay@MoE - GRPO@MoE", contradicted=(-inf, .05),
+                                    form=GAIN),
            "flips cause it": Rule("GSPO@MoE - GRPO@MoE - GSPO@dense + GRPO@dense", form=GAIN),
            **each("{0[0]} collapses, {0[1]}", "{0[0]}@{0[1]}:collapsed",
                   (("GRPO", "MoE"), ("GSPO", "MoE"), ("GRPO replay", "MoE"), ("GRPO", "dense")),
@@ -203,53 +214,55 @@ DEEP = ("--hidden_size 48 --num_experts 16 --num_experts_per_tok 2 --min_terms 3
 DEEP_RATES = (5e-5, 7e-5, 1e-4, 1.4e-4, 2e-4, 2.8e-4, 4e-4)
 DEEP_REGIME = ("5.8 M parameters, 48 layers of 16 experts, answers of about 9 tokens, 16 rollout "
                "batches")
-DEEP_ARMS = ("GRPO", "GRPO replay", "GSPO", "GSPO ×100")
+DEEP_VARIANTS = ("GRPO", "GRPO replay", "GSPO", "GSPO wide")
 OTHERS = ("GSPO ×10", "GRPO R3", "GMPO", "DPPO")
 BREAKS = "48 layers 0.00028"
 SHALLOW = "4 layers 0.00028"
 AT_BREAKS = f"{{0}}@{BREAKS} - GRPO@{BREAKS}"
 AT_SHALLOW = f"{{0}}@{SHALLOW} - GRPO@{SHALLOW}"
 DEPTH = Question(
-    claim="At 48 layers, where runs break, GSPO with the paper's band ends above GRPO",
+    claim="At 48 layers, where runs break, GSPO with the paper's clip range ends above GRPO",
+    asks="Does anything end above GRPO at 48 layers, at the rate 2.8e-4 where runs break?",
     source="GSPO §5.3", reported="GRPO converges only with routing replay; GSPO needs none",
     regime=DEEP_REGIME, flags=f"--steps 16 {EVAL} {DEEP}",
-    arms=known(*DEEP_ARMS, "GSPO ×10") | {"GRPO R3": f"{GRPO} --routing_replay rollout"}
+    variants=known(*DEEP_VARIANTS, "GSPO ×10") | {"GRPO R3": f"{GRPO} --routing_replay rollout"}
          | known("GMPO", "DPPO"),
-    cells=rates(*DEEP_RATES, groups={"48 layers": "--num_hidden_layers 48"})
+    settings=rates(*DEEP_RATES, groups={"48 layers": "--num_hidden_layers 48"})
           | rates(2.8e-4, groups={"4 layers": "--num_hidden_layers 4"}),
-    choose=range(100), starts=range(200, 300), seconds=30,
-    parts=(Part(BREAKS, range(200, 300), DEEP_ARMS, 32),
+    choosing=range(100), seeds=range(200, 300), seconds=30,
+    parts=(Part(BREAKS, range(200, 300), DEEP_VARIANTS, 32),
            Part(BREAKS, range(300, 400), ("GRPO", *OTHERS), 8),
            Part("all 48 layers", range(100), count=4),
            Part("best 48 layers", range(400, 500), count=8),
-           Part(SHALLOW, range(500, 600), DEEP_ARMS, 8)),
-    rules={**each("{0} against GRPO, 2.8e-4", AT_BREAKS, ("GSPO", "GRPO replay", "GSPO ×100"),
+           Part(SHALLOW, range(500, 600), DEEP_VARIANTS, 8)),
+    rules={**each("{0} against GRPO, 2.8e-4", AT_BREAKS, ("GSPO", "GRPO replay", "GSPO wide"),
                   nothing=EQUAL, least=32),
-           "GSPO ×100 against GSPO, 2.8e-4": Rule(f"GSPO ×100@{BREAKS} - GSPO@{BREAKS}",
+           "GSPO wide against GSPO, 2.8e-4": Rule(f"GSPO wide@{BREAKS} - GSPO@{BREAKS}",
                                                   nothing=EQUAL, least=32),
            **each("{0} against GRPO, 2.8e-4", AT_BREAKS, OTHERS, nothing=EQUAL,
-                  starts=range(300, 400)),
+                  seeds=range(300, 400)),
            **each("{0} against GRPO, best rates", "{0}@best 48 layers - GRPO@best 48 layers",
-                  (*DEEP_ARMS[1:], *OTHERS), nothing=EQUAL, starts=range(400, 500)),
-           **each("{0} against GRPO, 4 layers", AT_SHALLOW, DEEP_ARMS[1:], nothing=EQUAL,
-                  starts=range(500, 600)),
+                  (*DEEP_VARIANTS[1:], *OTHERS), nothing=EQUAL, seeds=range(400, 500)),
+           **each("{0} against GRPO, 4 layers", AT_SHALLOW, DEEP_VARIANTS[1:], nothing=EQUAL,
+                  seeds=range(500, 600)),
            "before": Reported(f"GRPO@{BREAKS}:before", form="{:.2f}"),
            "GRPO": Reported(f"GRPO@{BREAKS}:after", form="{:.2f}"),
            "flips": Reported(f"GRPO@{BREAKS}:flips", form="{:.0%}")},
     decided_by=("GSPO against GRPO, 2.8e-4",),
-    notes="""A pilot of six starts chose 2.8e-4, where some runs broke; 32 starts were fixed
-        beforehand. A start whose cold start train.py refuses (pass@1 below 0.3) is skipped in all
-        arms and the next takes its place. 4 layers: the largest rate at which four arms still end
-        above their start, which is the same. 16 layers and the dense control are not complete.""")
+    notes="""A pilot of six seeds chose 2.8e-4, where some runs broke; 32 seeds were fixed
+        beforehand. A seed whose warm-up train.py refuses (pass@1 below 0.3) is skipped in all
+        variants and the next takes its place. 4 layers: the largest rate at which four variants
+        still end above where they began, which is the same. 16 layers and the dense control are not
+        complete.""")
 
-# what measures.py measures: one arm, one cell
-ONE = dict(arms={"GSPO": ""}, cells={"run": ""}, seconds=60)
+# what measures.py measures: one variant, one setting
+ONE = dict(variants={"GSPO": ""}, settings={"run": ""}, seconds=60)
 FLIPS = Question(
     claim="Expert flips are what makes token ratios noisy on a mixture of experts",
     source="GSPO §5.3", reported="about 10 % of experts per update in 48 layers",
     regime=f"{TINY}, 12 rollout batches", measure="flips",
-    rules={"at least half of Var[log w]": Rule("GSPO@run:share", held=(.5, 1),
-                                               refuted=(-inf, .2), form="{:.0%}")},
+    rules={"at least half of Var[log w]": Rule("GSPO@run:share", supported=(.5, 1),
+                                               contradicted=(-inf, .2), form="{:.0%}")},
     notes="""share: of Var[log w] on a batch's last mini-batch after its updates, summed over
         batches, what goes away when the new policy follows the old one's routes (this estimator
         was named after measuring).""", **ONE)
@@ -261,58 +274,58 @@ SAMPLERS = {bits: f"--sampler_dtype {bits}" for bits in BITS}
 
 
 def trusted(*names, name="{} trusted"):
-    """Arms whose old log-probs are the sampler's."""
-    return {name.format(arm): f"{KNOWN[arm]} --old_logp sampler" for arm in names}
+    """Variants whose old log-probs are the sampler's."""
+    return {name.format(variant): f"{KNOWN[variant]} --old_logp sampler" for variant in names}
 
 
 SAMPLER = Question(
     claim="GSPO tolerates the sampler's numerics, so old log-probs need no recomputation",
     source="GSPO §5.4", regime=f"{TINY}, 16 rollout batches, rate 4e-4",
     flags=f"--steps 16 --learning_rate 0.0004 {EVAL}",
-    arms=trusted("GRPO", "GSPO") | known("GRPO", "GSPO"), cells=SAMPLERS,
+    variants=trusted("GRPO", "GSPO") | known("GRPO", "GSPO"), settings=SAMPLERS,
     parts=(Part("int3, int4, bfloat16", range(8)),),
     rules=each("{1} tolerates {0}", "{1}@{0} - {1} trusted@{0}", ("bfloat16", "int4", "int3"),
-               ("GSPO", "GRPO"), held=(-inf, .05), refuted=(.05, inf), form=GAIN),
-    decided_by=("GSPO tolerates bfloat16", "GSPO tolerates int4"), depends="the dose",
+               ("GSPO", "GRPO"), supported=(-inf, .05), contradicted=(.05, inf), form=GAIN),
+    decided_by=("GSPO tolerates bfloat16", "GSPO tolerates int4"), depends="the quantization level",
     notes="""Lost: pass@1 with recomputed log-probs minus that with the sampler's; the sampler's
         weights are rounded row by row.""")
 DOSE = Question(
-    claim="GSPO with 100 times the paper's band loses less than GRPO where a coarse sampler is "
+    claim="GSPO with a clip range of 0.03 / 0.04 loses less than GRPO where a coarse sampler is "
           "trusted", source="GSPO §5.4", regime=f"{TINY}, 16 rollout batches, rate 4e-4",
-    flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", arms=known(*FIRST) | trusted(*FIRST),
-    cells=SAMPLERS,
-    groups={"coarse": ("int3", "int4")}, starts=range(25, 41),
+    flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", variants=known(*FIRST) | trusted(*FIRST),
+    settings=SAMPLERS,
+    groups={"coarse": ("int3", "int4")}, seeds=range(25, 41),
     parts=(Part("float32", range(25, 41), FIRST),
-           Part("int3, int4", range(25, 41), ("GRPO trusted", "GSPO ×100 trusted")),
+           Part("int3, int4", range(25, 41), ("GRPO trusted", "GSPO wide trusted")),
            Part("int4", range(25, 41), ("GSPO trusted",))),
-    rules={"GRPO loses more than ×100": Rule(
-               "GRPO@float32 - GRPO trusted@mean coarse - GSPO ×100@float32 "
-               "+ GSPO ×100 trusted@mean coarse", refuted=(-inf, EQUAL)),
-           "×100 loses less than 0.05 at int4": Rule(
-               "GSPO ×100@float32 - GSPO ×100 trusted@int4", held=(-inf, .05),
-               refuted=(.05, inf)),
-           "the paper's band loses more than ×100 at int4": Rule(
-               "GSPO@float32 - GSPO trusted@int4 - GSPO ×100@float32 + GSPO ×100 trusted@int4",
-               held=(.05, inf), refuted=(-inf, .05)),
+    rules={"GRPO loses more than wide": Rule(
+               "GRPO@float32 - GRPO trusted@mean coarse - GSPO wide@float32 "
+               "+ GSPO wide trusted@mean coarse", contradicted=(-inf, EQUAL)),
+           "wide loses less than 0.05 at int4": Rule(
+               "GSPO wide@float32 - GSPO wide trusted@int4", supported=(-inf, .05),
+               contradicted=(.05, inf)),
+           "the paper's clip range loses more than wide at int4": Rule(
+               "GSPO@float32 - GSPO trusted@int4 - GSPO wide@float32 + GSPO wide trusted@int4",
+               supported=(.05, inf), contradicted=(-inf, .05)),
            **each("lost by {0[0]} at {0[1]}", "{0[0]}@float32 - {0[0]} trusted@{0[1]}",
-                  (("GRPO", "int4"), ("GRPO", "int3"), ("GSPO", "int4"), ("GSPO ×100", "int3")),
+                  (("GRPO", "int4"), ("GRPO", "int3"), ("GSPO", "int4"), ("GSPO wide", "int3")),
                   rule=Reported)},
-    decided_by=("GRPO loses more than ×100", "×100 loses less than 0.05 at int4"),
+    decided_by=("GRPO loses more than wide", "wide loses less than 0.05 at int4"),
     notes="""Lost: a float32 sampler minus a coarse one that is trusted. A pilot on four other
-        starts chose the claim.""")
+        seeds chose the claim.""")
 STALE = trusted(*FIRST, name="{}") | known("DPPO") | {"MiniRL": "--algorithm minirl"}
 LAGS = Question(
     claim="A ratio per sequence tolerates samples of an older policy better than one per token",
     source="GSPO §3 and §4.1", regime=f"{TINY}, 16 rollout batches",
-    flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", arms=STALE,
-    cells={f"k{k}": f"--sampler experiments/stale.py:Stale{k}" for k in (0, 2, 8)},
-    groups={"old": ("k2", "k8")}, starts=range(41, 49),
+    flags=f"--steps 16 --learning_rate 0.0004 {EVAL}", variants=STALE,
+    settings={f"k{k}": f"--sampler experiments/stale.py:Stale{k}" for k in (0, 2, 8)},
+    groups={"old": ("k2", "k8")}, seeds=range(41, 49),
     rules=each("GRPO loses more than {0}", "GRPO@k0 - GRPO@mean old - {0}@k0 + {0}@mean old",
                FIRST[1:])
-          | each("lost by {1} at lag {0}", "{1}@k0 - {1}@k{0}", (2, 8), STALE, rule=Reported),
-    depends="the band",
+          | each("lost by {1} at staleness {0}", "{1}@k0 - {1}@k{0}", (2, 8), STALE, rule=Reported),
+    depends="the clip range",
     notes="""k: how many rollout batches ago the sampler's policy was trained; with 8, nine of the
-        sixteen batches come from the policy at the start.""")
+        sixteen batches come from the policy before training.""")
 SMOLLM2 = ("--model_name_or_path checkpoints/SmolLM2-135M-Instruct --no_chat_template --stop \\n "
            "--lr_scheduler_type constant_with_warmup")
 CHECKPOINT = ("checkpoints/SmolLM2-135M-Instruct", "tests/make_smollm2.py")
@@ -321,19 +334,21 @@ LARGER = (f"{SMOLLM2} --max_completion_length 5 --dataset_name data/max_of_two_t
           "--test_dataset_name data/max_of_two_test.jsonl --verifier exact")
 FORMATS = {"float32": ("", "--bf16 false"), "bfloat16": (" bf16", "--bf16 true")}
 SIXTEEN = Question(
-    claim="In bfloat16 GSPO with the paper's band learns less than in float32, with 100 times the"
-          " band it does not",
+    claim="In bfloat16 GSPO with the paper's clip range learns less than in float32, with a "
+          "range of 0.03 / 0.04 it does not",
     regime="SmolLM2-135M, 30 layers, answers of 3 tokens, 20 rollout batches of 128 answers",
     flags=f"--steps 20 --prompts_per_step 16 {EVAL} {LARGER}",
-    arms={f"{arm}{end}": f"{KNOWN[arm]} {flag}" for end, flag in FORMATS.values()
-          for arm in FIRST[1:]},
-    cells=rates(7.5e-6, 1.5e-5, 3e-5, 6e-5), choose=range(2), choices=2, starts=range(100, 108),
-    rate_of={f"{arm} bf16": arm for arm in FIRST[1:]}, seconds=240, before=(CHECKPOINT, MAX_DATA),
+    variants={f"{variant}{end}": f"{KNOWN[variant]} {flag}" for end, flag in FORMATS.values()
+          for variant in FIRST[1:]},
+    settings=rates(7.5e-6, 1.5e-5, 3e-5, 6e-5), choosing=range(2), choices=2, seeds=range(100, 108),
+    rate_of={f"{variant} bf16": variant for variant in FIRST[1:]}, seconds=240,
+    before=(CHECKPOINT, MAX_DATA),
     parts=(Part("all", range(2), FIRST[1:]), Part("best", range(100, 108))),
-    rules={"the paper's band loses in bfloat16": Rule("GSPO@best - GSPO bf16@best",
-                                                      refuted=(-inf, .02)),
-           "×100 loses less than 0.05 in bfloat16": Rule("GSPO ×100@best - GSPO ×100 bf16@best",
-                                                         held=(-inf, .05), refuted=(.05, inf))},
+    rules={"the paper's clip range loses in bfloat16": Rule("GSPO@best - GSPO bf16@best",
+                                                      contradicted=(-inf, .02)),
+           "wide loses less than 0.05 in bfloat16": Rule(
+               "GSPO wide@best - GSPO wide bf16@best", supported=(-inf, .05),
+               contradicted=(.05, inf))},
     notes="""One pretrained model: a seed changes prompts and samples. The best rate of both is the
         smallest that was tried.""")
 
@@ -359,28 +374,30 @@ def league_cells(name):
 
 
 LEAGUE = Question(
+    asks="Each at its best rate and clip range, are the five best members within 0.03 pass@1?",
     claim="Each at its best rate and clip range, the five best members of the family are within "
           "0.03 pass@1", reported="no paper compares them", regime=f"{TINY}, 10 rollout batches",
     flags=f"--steps 10 {EVAL}",
-    arms={name: f"--algorithm {name}{MORE.get(name, '')}" for name in MEMBERS},
-    cells=league_cells, choose=OLD_CHOOSE, starts=range(600, 616),
+    variants={name: f"--algorithm {name}{MORE.get(name, '')}" for name in MEMBERS},
+    settings=league_cells, choosing=OLD_CHOOSE, seeds=range(600, 616),
     parts=tuple(part for name in MEMBERS for part in (Part("all", OLD_CHOOSE, (name,)),
                                                       Part("best", range(600, 616), (name,)))),
     rules={"the first leads the fifth by at most 0.03": Rule(
-               "1st@best - 5th@best", held=(-inf, EQUAL), refuted=(EQUAL, inf), least=16),
+               "1st@best - 5th@best", supported=(-inf, EQUAL), contradicted=(EQUAL, inf), least=16),
            "the first against GRPO": Reported("1st@best - grpo@best"),
            "the first against GSPO": Reported("1st@best - gspo@best"),
            "GSPO against GRPO": Reported("gspo@best - grpo@best")},
     notes="""The same budget for every member: five rates and, where it has a clip range, three
         widths (1, 10 and 100 times the published one where s is clipped, else 0.5, 1 and 2 times)
-        on starts 0 to 3, the best of them on 16 fresh starts. A rank's interval is a bootstrap over
-        these starts. Hundreds of pairs are compared: a single one is no verdict.""")
+        on seeds 0 to 3, the best of them on 16 fresh seeds. A rank's interval is a bootstrap over
+        these seeds. Hundreds of pairs are compared: a single one is no verdict.""")
 CREDIT = Question(
     claim="Advantages per token help where the verifier knows the first wrong step",
     source="GSPO §4.3; blog critique", regime=f"{TINY}, 10 rollout batches",
     flags=f"--steps 10 {EVAL}",
-    arms=known("GSPO") | {"token credit": "--algorithm gspo_token --advantage token_credit"},
-    rules={"token credit helps": Rule("token credit@default - GSPO@default", refuted=(-inf, .01))})
+    variants=known("GSPO") | {"token credit": "--algorithm gspo_token --advantage token_credit"},
+    rules={"token credit helps": Rule("token credit@default - GSPO@default",
+                                     contradicted=(-inf, .01))})
 TEACHER = "runs/questions/teacher"
 TAUGHT = f"--teacher_model_name_or_path {TEACHER}/checkpoints/step_10"
 PLAIN = "--algorithm grpo"
@@ -391,8 +408,8 @@ DISTILLED = Question(
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
     before=((TEACHER, "train.py --device cpu --algorithm dro --steps 10 --seed 0 --output_dir "
                       f"{TEACHER}"),),
-    arms={"verifier": PLAIN, "teacher": f"{PLAIN} --advantage distillation {TAUGHT}",
-          "both": f"{PLAIN} --distillation_coef 1 {TAUGHT}"}, starts=range(1, 9),
+    variants={"verifier": PLAIN, "teacher": f"{PLAIN} --advantage distillation {TAUGHT}",
+          "both": f"{PLAIN} --distillation_coef 1 {TAUGHT}"}, seeds=range(1, 9),
     rules={"the teacher alone": Rule("teacher@default - verifier@default", nothing=EQUAL),
            "teacher and verifier": Reported("both@default - verifier@default", nothing=EQUAL)},
     notes="The teacher is a run of 10 batches, which a longer one would beat.")
@@ -401,30 +418,30 @@ ADDED = Question(
     claim="A policy learns from its own right responses as hints for its wrong ones",
     source="SDPO 2601.20802", reported="higher accuracy than GRPO (models of 4 to 8 B)",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
-    arms={"SDPO": "--algorithm sdpo"}, starts=range(1, 9),
+    variants={"SDPO": "--algorithm sdpo"}, seeds=range(1, 9),
     rules={"SDPO gains": Rule("SDPO@default - SDPO@default:before")})
 SHOWN = Question(
     claim="The KL can stand in the loss or in the reward of every token; groups of equal rewards "
           "can leave the loss",
     source="REINFORCE++; verl; SkyRL", regime=f"{TINY}, 10 rollout batches",
     flags=f"--steps 10 {EVAL}",
-    arms={"GRPO": PLAIN, "KL in the loss": PULLED,
+    variants={"GRPO": PLAIN, "KL in the loss": PULLED,
           "KL in the reward": f"{PULLED} --use_kl_in_reward",
           "token-mean": f"{PLAIN} --reduction token-mean",
           "equal groups left out": f"{PLAIN} --reduction token-mean --zero_variance_filter"},
-    starts=range(700, 703),
+    seeds=range(700, 703),
     rules=each("{0} gains", "{0}@default - {0}@default:before",
                ("GRPO", "KL in the loss", "KL in the reward", "token-mean",
                 "equal groups left out"), rule=Reported)
           | each("{0} against none", "{0}@default - GRPO@default",
                  ("KL in the loss", "KL in the reward"), rule=Reported),
-    notes="Three starts: they show that a flag learns, not that it helps.")
+    notes="Three seeds: they show that a flag learns, not that it helps.")
 
 # ------------------------------------------------------------------------- the runs of README
 
 PROMISED = Question(
     claim="The default run ends above 0.95 held-out pass@1", source="this project's target",
-    reported="0.95", regime=f"{TINY}, 50 rollout batches", arms={"GSPO": ""}, starts=range(3),
+    reported="0.95", regime=f"{TINY}, 50 rollout batches", variants={"GSPO": ""}, seeds=range(3),
     rules={**each("{0}", "GSPO@default:{0}", ("after", "before", "greedy"), rule=Reported,
                   form="{:.3f}"),
            "seconds": Reported("GSPO@default:seconds", form="{:.0f}")}, seconds=120)
@@ -433,8 +450,8 @@ SMOLLM2_RUN = Question(
     source="this project's target", reported="0.9",
     regime="SmolLM2-135M, answers of 3 tokens, 20 rollout batches of 128 answers",
     flags=f"--steps 20 --prompts_per_step 16 --eval_prompts 128 {LARGER}",
-    arms={"GSPO": "", "LoRA": "--use_peft --lora_r 16 --lora_alpha 32"},
-    cells={"default": "--learning_rate 1.5e-5", "LoRA": "--learning_rate 1e-4"}, starts=range(3),
+    variants={"GSPO": "", "LoRA": "--use_peft --lora_r 16 --lora_alpha 32"},
+    settings={"default": "--learning_rate 1.5e-5", "LoRA": "--learning_rate 1e-4"}, seeds=range(3),
     parts=(Part("default", range(3), ("GSPO",)), Part("LoRA", range(1), ("LoRA",))),
     rules={**each("{0}", "GSPO@default:{0}", ("after", "before"), rule=Reported, form="{:.3f}"),
            "seconds": Reported("GSPO@default:seconds", form="{:.0f}"),
@@ -449,17 +466,15 @@ IDENTITY = Question(
     claim="s = PPL_old / PPL_new = exp(ΔH), answer by answer",
     source="Rethinking GSPO, eq. 2 and Table 1",
     reported="mean difference 4.02e-4, largest 1.2e-2", regime=f"{TINY}, 6 rollout batches",
-    rules={"in float32": Rule("GSPO@run:apart32", held=(-inf, 2e-6), refuted=None, least=3,
-                              form="{:.1e}"),
-           "in float64": Rule("GSPO@run:apart64", held=(-inf, 1e-14), refuted=None, least=3,
-                              form="{:.1e}")},
-    measure="drift", starts=range(3),
+    rules={"in float32": Rule("GSPO@run:apart32", supported=(0, 2e-6), exact=True, form="{:.1e}"),
+           "in float64": Rule("GSPO@run:apart64", supported=(0, 1e-14), exact=True, form="{:.1e}")},
+    measure="drift", seeds=range(3),
     notes="The largest difference over answers.", **ONE)
 CLIPPED = Question(
     claim="GSPO clips about a hundred times more tokens than GRPO",
     source="GSPO §5.1 and figure 2", reported="15 % against 0.13 %", regime=RUN,
-    rules={"30 to 300 times": Rule("GSPO@run:clipped_factor", held=(30, 300), refuted=None,
-                                   factor=True, form="{:.0f}"),
+    rules={"30 to 300 times": Rule("GSPO@run:clipped_factor", supported=(30, 300),
+                                   contradicted=None, factor=True, form="{:.0f}"),
            "GSPO's share": Reported("GSPO@run:clipped_gspo", form="{:.0%}"),
            "GRPO's share": Reported("GSPO@run:clipped_grpo", form="{:.2%}")}, measure="drift",
     notes="At every batch of a GSPO run GRPO makes its own updates from the same policy.", **ONE)
@@ -467,37 +482,39 @@ BOUNDED = Question(
     claim="Clipping tokens leaves the product of ratios unbounded; clipping s bounds s",
     source="slides; Rethinking GSPO §4.1",
     reported="product anywhere in [0.8^n, 1.2^n]; s directly bounded, Var[s] ≤ ε²", regime=RUN,
-    rules={"s leaves the band in less than 1 % of answers": Rule(
-               "GSPO@run:outside_s", held=(-inf, .01), refuted=(.05, inf), form="{:.0%}")},
+    rules={"s leaves the clip range in less than 1 % of answers": Rule(
+               "GSPO@run:outside_s", supported=(-inf, .01), contradicted=(.05, inf),
+               form="{:.0%}")},
     measure="drift",
     notes="""Before the last mini-batch's update. The other half, that the spread of a product of
-        clipped ratios grows with length (slope +0.38) and that of log s falls (−0.56), was held on
-        answers of 7 to 259 tokens.""", **ONE)
+        clipped ratios grows with length (slope +0.38) and that of log s falls (−0.56), was
+        supported on answers of 7 to 259 tokens.""", **ONE)
 SPREAD = Question(
     claim="Ratios spread from the first mini-batch to the fourth", source="GSPO §3",
     reported="later mini-batches are off-policy (no figure)", regime=RUN,
-    rules={"0 in the first": Rule("GSPO@run:log_w_var_1", held=(-inf, 1e-12), refuted=None,
-                                  form="{:.0e}"),
-           "from the 2nd to the 3rd": Rule("GSPO@run:spread_3", held=(1, inf), refuted=None,
-                                           factor=True, form="{:.1f}"),
-           "from the 3rd to the 4th": Rule("GSPO@run:spread_4", held=(1, inf), refuted=None,
-                                           factor=True, form="{:.1f}")},
+    rules={"0 in the first": Rule("GSPO@run:log_w_var_1", supported=(-inf, 1e-12),
+                                  contradicted=None, form="{:.0e}"),
+           "from the 2nd to the 3rd": Rule("GSPO@run:spread_3", supported=(1, inf),
+                                           contradicted=None, factor=True, form="{:.1f}"),
+           "from the 3rd to the 4th": Rule("GSPO@run:spread_4", supported=(1, inf),
+                                           contradicted=None, factor=True, form="{:.1f}")},
     decided_by=("from the 3rd to the 4th", "from the 2nd to the 3rd", "0 in the first"),
     measure="drift", notes="Var[log w] of a mini-batch before its update.", **ONE)
 VARIANCE = Question(
+    asks="Is Var[log s] = Var[log w] / L?",
     claim="Var[log s] = Var[log w] / L", source="Rethinking GSPO, eq. 19 and §5.3",
     reported="factor 0.00835 at L = 817 by its own variances (printed 0.00436), theory 0.00122",
     regime=TAUGHT_LITTLE.format(997),
-    rules={"the exponent of L": Rule("GSPO@run:variance_slope", held=(-1.25, -.75), refuted=None,
-                                     form="{:.2f}")}, measure="lengths", **ONE)
+    rules={"the exponent of L": Rule("GSPO@run:variance_slope", supported=(-1.25, -.75),
+                                     contradicted=None, form="{:.2f}")}, measure="lengths", **ONE)
 SHORT = Question(
-    claim="A fixed band wide enough to clip 15 % clips short answers more than long ones",
+    claim="A fixed clip range wide enough to clip 15 % clips short answers more than long ones",
     source="open question; FSPO 2509.09177", regime=TAUGHT_LITTLE.format(259),
-    rules={"at least 1.5 times as often": Rule("GSPO@run:short_factor", held=(1.5, inf),
-                                               refuted=(0, 1.2), factor=True, form="{:.1f}")},
+    rules={"at least 1.5 times as often": Rule("GSPO@run:short_factor", supported=(1.5, inf),
+                                               contradicted=(0, 1.2), factor=True, form="{:.1f}")},
     measure="lengths",
-    notes="""The shortest third of the lengths against the longest. The paper's band clips about
-        half at every length.""", **ONE)
+    notes="""The shortest third of the lengths against the longest. The paper's clip range
+        clips about half at every length.""", **ONE)
 
 # --------------------------------------------------------------------------- a batch used μ times
 
@@ -506,15 +523,16 @@ LATER = ("DAPO", "GMPO", "GSPO ×10")
 REUSED = FIRST + LATER
 GAINS = "{0} gains from μ = {1}, equal samples"
 REUSE = Question(
-    claim="At equal samples, GRPO, GSPO with the paper's band and with 100 times it all learn "
+    asks="At equal samples, is more learned from a batch used four times than from one used once?",
+    claim="At equal samples, GRPO, GSPO with the paper's clip range and with 0.03 / 0.04 all learn "
           "more from a batch used four times than from one used once",
     source="GRPO's μ (2402.03300, algorithm 1)", reported="μ is a parameter; no paper compares",
     regime=f"{TINY}, 12 rollout batches, constant rate",
     flags=f"--steps 12 --eval_steps 3 --lr_scheduler_type constant_with_warmup {EVAL}",
-    arms=known(*REUSED), cells=rates(1e-4, 2e-4, 4e-4, 8e-4, groups=MU),
-    further=rates(5e-5, 16e-4, groups=MU), choose=CHOOSE, starts=FRESH, seconds=14,
-    parts=(*chosen("μ1", "μ4", arms=FIRST), *chosen("μ2", arms=FIRST),
-           *chosen("μ1", "μ4", arms=LATER), *chosen("μ2", arms=LATER)),
+    variants=known(*REUSED), settings=rates(1e-4, 2e-4, 4e-4, 8e-4, groups=MU),
+    further=rates(5e-5, 16e-4, groups=MU), choosing=CHOOSE, seeds=FRESH, seconds=14,
+    parts=(*chosen("μ1", "μ4", variants=FIRST), *chosen("μ2", variants=FIRST),
+           *chosen("μ1", "μ4", variants=LATER), *chosen("μ2", variants=LATER)),
     rules=each(GAINS, "{0}@best μ{1} - {0}@best μ1", REUSED, (4, 2), **ABOVE)
           | each("{0} gains from μ = {1[0]}, equal optimizer steps",
                  "{0}@best μ{1[0]}:at_{1[1]} - {0}@best μ1", REUSED, ((4, 3), (2, 6)), **ABOVE)
@@ -523,53 +541,54 @@ REUSE = Question(
           | each("{0} is ahead of GRPO at μ = {1}", "{0}@best μ{1} - GRPO@best μ{1}", REUSED[1:],
                  (1, 2, 4), **ABOVE)
           | each("the clip of {0} acts at μ = {1}", "{0}@best μ{1}:clipped", REUSED, (1, 2, 4),
-                 held=(.01, inf), refuted=(-inf, .01), least=16),
-    decided_by=tuple(GAINS.format(arm, 4) for arm in FIRST),
-    notes="""Each arm has its own rate for every μ, of four, by held-out pass@1 at the end on starts
-        700 to 703; a range that ends at its best is extended once by one rate. Equal samples: 12
-        batches each. Equal optimizer steps (48): μ = 4 after 3 batches, μ = 2 after 6, μ = 1 after
-        12, of the same runs, which is why the rate is constant; their rates are those chosen for 12
-        batches. A clip acts if the interval of its share of clipped tokens, mean over the updates
-        of a run, lies above 0.01. Order of worth: GRPO, GSPO and GSPO ×100 at μ = 1 and 4, then at
-        μ = 2; then DAPO, GMPO and ×10. There is one core for two hours at first, which may not
-        finish the first part; later sessions go on in this order, and 16 starts were fixed
+                 supported=(.01, inf), contradicted=(-inf, .01), least=16)
+          | each("{0} at μ = 4 minus μ = 2", "{0}@best μ4 - {0}@best μ2", REUSED, **BESIDE),
+    decided_by=tuple(GAINS.format(variant, 4) for variant in FIRST),
+    notes="""Each variant has its own rate for every μ, of four, by held-out pass@1 at the end on
+        seeds 700 to 703; a range that ends at its best is extended once by one rate. Equal samples:
+        12 batches each. Equal optimizer steps (48): μ = 4 after 3 batches, μ = 2 after 6, μ = 1
+        after 12, of the same runs, which is why the rate is constant; their rates are those chosen
+        for 12 batches. A clip acts if the interval of its share of clipped tokens, mean over the
+        updates of a run, lies above 0.01. Order of worth: GRPO, GSPO and GSPO wide at μ = 1 and 4,
+        then at μ = 2; then DAPO, GMPO and ×10. There is one core for two hours at first, which may
+        not finish the first part; later sessions go on in this order, and 16 seeds were fixed
         beforehand: fewer decide nothing and change nothing.""")
 
 # ------------------------------------------------------- a pretrained model, answers of 60 tokens
 
-BF16 = "GSPO ×100 bf16"
-SOON = dict(least=4)                # what four starts can tell; differences of arms ask for eight
+BF16 = "GSPO wide bf16"
+SOON = dict(least=4)                # what four seeds can tell; differences ask for eight
 COUNTING = Question(
-    claim="With answers of sixty tokens of a pretrained model, GSPO with 100 times the paper's "
-          "band learns as much in bfloat16 as in float32",
+    claim="With answers of sixty tokens of a pretrained model, GSPO with a clip range of "
+          "0.03 / 0.04 learns as much in bfloat16 as in float32",
     regime="SmolLM2-135M-Instruct counts twenty numbers, 6 rollout batches of 8 × 8 answers",
     flags=f"{SMOLLM2} --dataset_name data/counting_train.jsonl --test_dataset_name "
           "data/counting_test.jsonl --verifier experiments/counting.py:share "
           "--max_completion_length 90 --steps 6 --prompts_per_step 8 --steps_per_generation 4 "
           "--learning_rate 1.5e-5 --bf16 false --eval_prompts 20 --eval_samples 4",
-    arms=known(*FIRST) | {BF16: f"{KNOWN['GSPO ×100']} --bf16 true"}, cells={"run": ""},
-    starts=range(100, 108), seconds=640,
+    variants=known(*FIRST) | {BF16: f"{KNOWN['GSPO wide']} --bf16 true"}, settings={"run": ""},
+    seeds=range(100, 108), seconds=640,
     before=(CHECKPOINT, ("data/counting_train.jsonl", "experiments/counting.py")),
-    rules={"bfloat16 costs ×100 nothing": Rule(
-               "GSPO ×100@run:reward - GSPO ×100 bf16@run:reward", held=(-inf, EQUAL),
-               refuted=(EQUAL, inf)),
+    rules={"bfloat16 costs wide nothing": Rule(
+               "GSPO wide@run:reward - GSPO wide bf16@run:reward", supported=(-inf, EQUAL),
+               contradicted=(EQUAL, inf)),
            **each("{0} learns", "{0}@run:reward - {0}@run:reward_before", (*FIRST, BF16), **SOON),
            **each("{0[0]} is ahead of {0[1]}", "{0[0]}@run:reward - {0[1]}@run:reward",
-                  (("GSPO", "GRPO"), ("GSPO ×100", "GRPO"), ("GSPO ×100", "GSPO")), nothing=EQUAL),
-           **each("the clip of {0} acts", "{0}@run:clipped", (*FIRST, BF16), held=(.01, inf),
-                  refuted=(-inf, .01), form="{:.1%}", **SOON),
+                  (("GSPO", "GRPO"), ("GSPO wide", "GRPO"), ("GSPO wide", "GSPO")), nothing=EQUAL),
+           **each("the clip of {0} acts", "{0}@run:clipped", (*FIRST, BF16), supported=(.01, inf),
+                  contradicted=(-inf, .01), form="{:.1%}", **SOON),
            # 1 if tokens moved independently of each other, L if all moved alike
            "1/L shrinks the spread of log s": Rule(
-               "GSPO ×100@run:factor_times_length", held=(.5, 2), refuted=None, form="{:.2f}",
-               **SOON)},
-    decided_by=("bfloat16 costs ×100 nothing",),
+               "GSPO wide@run:factor_times_length", supported=(.5, 2), contradicted=None,
+               form="{:.2f}", **SOON)},
+    decided_by=("bfloat16 costs wide nothing",),
     notes="""Reward: the share of the twenty numbers before the first wrong one; the figure is the
         mean held-out reward. One pretrained model: a seed changes prompts and samples. Factor:
         Var[log s] / Var[log w] times L, median over batches. A first rule asked for eight batches,
-        the best of three rates by two choosing starts and eight fresh ones: 50 runs of 14 minutes.
+        the best of three rates by two choosing seeds and eight fresh ones: 50 runs of 14 minutes.
         Before any run of it counted it was cut to what can be paid: six batches and one rate, that
-        of the SmolLM2 command, so it does not say which arm is best at its best rate. Starts are
-        made one after the other, all arms of each. Seed 103 was begun on one machine and not
+        of the SmolLM2 command, so it does not say which variant is best at its best rate. Seeds are
+        made one after the other, all variants of each. Seed 103 was begun on one machine and not
         finished there: it is made again as a whole.""")
 
 # -------------------------------------------------------------------------------- PPO, fairly
@@ -577,24 +596,24 @@ COUNTING = Question(
 HEADS = {f"w{w} λ{lam}": f"--critic_warmup {w} --lam {lam}"
          for w in (0, 2, 5) for lam in (.95, 1)}
 NO_CRITIC = {"no critic": ""}
-PLAIN_ARMS = ("GRPO", "REINFORCE++")
-BELOW = dict(held=(-EQUAL, inf), refuted=(-inf, -EQUAL), least=16)
+CRITICLESS = ("GRPO", "REINFORCE++")
+BELOW = dict(supported=(-EQUAL, inf), contradicted=(-inf, -EQUAL), least=16)
 PPO = Question(
     claim="PPO with a head start for its critic learns as much as GRPO",
     regime=f"{TINY}, 10 rollout batches", flags=f"--steps 10 {EVAL}",
-    arms={"PPO": "--algorithm ppo", "GRPO": GRPO,
+    variants={"PPO": "--algorithm ppo", "GRPO": GRPO,
           "REINFORCE++": "--algorithm reinforce_plus_plus"},
-    cells=rates(5e-5, 1e-4, 2e-4, 4e-4, groups=HEADS)
+    settings=rates(5e-5, 1e-4, 2e-4, 4e-4, groups=HEADS)
           | rates(2e-4, 4e-4, 6e-4, 8e-4, groups=NO_CRITIC),
     further=rates(2.5e-5, 8e-4, groups=HEADS) | rates(1e-4, 12e-4, groups=NO_CRITIC),
-    choose=CHOOSE, starts=FRESH,
-    parts=(Part("all w", CHOOSE, ("PPO",)), Part("all no critic", CHOOSE, PLAIN_ARMS),
-           Part("edge w", CHOOSE, ("PPO",)), Part("edge no critic", CHOOSE, PLAIN_ARMS),
-           Part("best w, best w0", FRESH, ("PPO",)), Part("best no critic", FRESH, PLAIN_ARMS)),
-    rules=each("PPO equals {0} or is ahead", "PPO@best w - {0}@best no critic", PLAIN_ARMS, **BELOW)
+    choosing=CHOOSE, seeds=FRESH,
+    parts=(Part("all w", CHOOSE, ("PPO",)), Part("all no critic", CHOOSE, CRITICLESS),
+           Part("edge w", CHOOSE, ("PPO",)), Part("edge no critic", CHOOSE, CRITICLESS),
+           Part("best w, best w0", FRESH, ("PPO",)), Part("best no critic", FRESH, CRITICLESS)),
+    rules=each("PPO equals {0} or is ahead", "PPO@best w - {0}@best no critic", CRITICLESS, **BELOW)
           | {"the head start helps": Rule("PPO@best w - PPO@best w0", **ABOVE)},
     decided_by=("PPO equals GRPO or is ahead",),
-    notes="""PPO's head start (0, 2, 5 batches), λ (0.95, 1) and rate are chosen together on starts
+    notes="""PPO's head start (0, 2, 5 batches), λ (0.95, 1) and rate are chosen together on seeds
         700 to 703; the chosen one is compared with the best without head start, with GRPO and with
         REINFORCE++, each at its rate. If the best has no head start, the last rule says nothing.
         """)
@@ -602,32 +621,34 @@ PPO = Question(
 # ------------------------------------------------------------------------------------- edges
 
 DEEP_EDGE = Question(
-    claim="At 48 layers, each at its best rate, GSPO with the paper's band ends above GRPO",
+    claim="At 48 layers, each at its best rate, GSPO with the paper's clip range ends above GRPO",
     source="GSPO §5.3", reported="GRPO converges only with routing replay; GSPO needs none",
     regime=DEEP_REGIME, flags=f"--steps 16 {EVAL} {DEEP} --num_hidden_layers 48",
-    arms=known(*DEEP_ARMS), cells=rates(1.2e-5, 2.5e-5, 5e-5, 7e-5), further=rates(6e-6, 1e-4),
-    choose=range(720, 740), starts=range(740, 760), seconds=30,
+    variants=known(*DEEP_VARIANTS), settings=rates(1.2e-5, 2.5e-5, 5e-5, 7e-5),
+    further=rates(6e-6, 1e-4),
+    choosing=range(720, 740), seeds=range(740, 760), seconds=30,
     parts=(Part("all", range(720, 740), count=4), Part("edge", range(720, 740), count=4),
            Part("best", range(740, 760), count=8)),
-    rules=each("{0} is ahead of GRPO", "{0}@best - GRPO@best", DEEP_ARMS[1:], nothing=EQUAL),
+    rules=each("{0} is ahead of GRPO", "{0}@best - GRPO@best", DEEP_VARIANTS[1:], nothing=EQUAL),
     decided_by=("GSPO is ahead of GRPO",),
-    notes="""The best of most arms was the smallest rate of the old grid, 5e-5. A start whose cold
-        start train.py refuses is skipped in all arms and the next takes its place.""")
+    notes="""The best of most variants was the smallest rate of the old grid, 5e-5. A seed whose
+        warm-up train.py refuses is skipped in all variants and the next takes its place.""")
 LEAGUE_EDGE = Question(
     claim="GRPO with its published clip range, at its best rate, ends within 0.03 of the league's"
           " first", reported="no paper compares them", regime=f"{TINY}, 10 rollout batches",
     flags=f"--steps 10 {EVAL}",
-    arms={"dapo_paper": "--algorithm dapo_paper --epsilon 0.1 --epsilon_high 0.14",
-          "grpo ×0.5": f"{PLAIN} --epsilon 0.1 --epsilon_high 0.1", "grpo": PLAIN,
-          "grpo ×1.35": GRPO, "rloo": "--algorithm rloo --steps_per_generation 1"},
-    cells=rates(*LEAGUE_RATES), further=rates(1e-4, 18e-4), choose=CHOOSE, starts=FRESH,
+    variants={"dapo_paper": "--algorithm dapo_paper --epsilon 0.1 --epsilon_high 0.14",
+              "grpo ×0.5": f"{PLAIN} --epsilon 0.1 --epsilon_high 0.1", "grpo": PLAIN,
+              "grpo ×1.35": GRPO, "rloo": "--algorithm rloo --steps_per_generation 1"},
+    settings=rates(*LEAGUE_RATES), further=rates(1e-4, 18e-4), choosing=CHOOSE, seeds=FRESH,
     parts=chosen(""),
     rules={"dapo_paper is ahead of grpo by more than 0.03": Rule(
-               "dapo_paper@best - grpo@best", held=(EQUAL, inf), refuted=(-inf, EQUAL), least=16),
+               "dapo_paper@best - grpo@best", supported=(EQUAL, inf),
+               contradicted=(-inf, EQUAL), least=16),
            **each("{0} is ahead of grpo", "{0}@best - grpo@best",
                   ("dapo_paper", "grpo ×0.5", "grpo ×1.35", "rloo"), **ABOVE)},
     decided_by=("dapo_paper is ahead of grpo by more than 0.03",),
-    notes="""The league's GRPO had half the published clip range (0.1, 0.1), chosen on four starts,
+    notes="""The league's GRPO had half the published clip range (0.1, 0.1), chosen on four seeds,
         and RLOO's best rate was the largest tried.""")
 
 # ------------------------------------------------------- routing replay and length (November 2026)
@@ -637,15 +658,16 @@ REPLAYS = {"R2": f"{GRPO} --routing_replay old", "R3": f"{GRPO} --routing_replay
 ROUNDED = {f"{bits} mb{m}": f"--sampler_dtype {bits} --steps_per_generation {m}"
            for bits in ("bfloat16", "int4") for m in (2, 4, 16)}
 REPLAY = Question(
+    asks="Which routes to replay, the trainer's (R2) or the sampler's (R3)?",
     claim="With two mini-batches replaying the trainer's routes (R2) is better, with four or more "
           "the sampler's (R3)",
     source="2512.01374, as ms-swift's documentation tables it",
     reported="two mini-batches: R2; four or more: R3", regime=f"{TINY}, 10 rollout batches",
-    flags=f"--steps 10 {EVAL}", arms=REPLAYS, cells=rates(2e-4, 4e-4, 8e-4, groups=ROUNDED),
-    further=rates(1e-4, 16e-4, groups=ROUNDED), choose=range(800, 802), choices=2,
-    starts=range(804, 812), rate_of={"no replay": "R2"}, seconds=12,
-    parts=tuple(Part(", ".join(f"{word} {group}" for group in ROUNDED), starts, arms)
-                for word, starts, arms in (("all", range(800, 802), ("R2", "R3")),
+    flags=f"--steps 10 {EVAL}", variants=REPLAYS, settings=rates(2e-4, 4e-4, 8e-4, groups=ROUNDED),
+    further=rates(1e-4, 16e-4, groups=ROUNDED), choosing=range(800, 802), choices=2,
+    seeds=range(804, 812), rate_of={"no replay": "R2"}, seconds=12,
+    parts=tuple(Part(", ".join(f"{word} {group}" for group in ROUNDED), seeds, variants)
+                for word, seeds, variants in (("all", range(800, 802), ("R2", "R3")),
                                            ("edge", range(800, 802), ("R2", "R3")),
                                            ("best", range(804, 812), ()))),
     rules=each("{0} mb2: R2 is ahead of R3", "R2@best {0} mb2 - R3@best {0} mb2",
@@ -663,23 +685,24 @@ REPLAY = Question(
 LUSPO_RANGE = "--epsilon 2e-3 --epsilon_high 2.5e-3"
 LENGTH_RATES = (2e-4, 4e-4, 8e-4)
 LENGTH = Question(
+    asks="Does GSPO's 1/|y| shorten responses where right answers may be short or long?",
     claim="Where right answers may be short or long, GSPO's 1/|y| shortens responses and LUSPO's "
           "weights do not",
     source="LUSPO 2602.05261", reported="GSPO's responses become shorter, LUSPO's do not (curves)",
     regime="1 M parameters, 4 layers, right answers of about 11 or 30 tokens, 60 rollout batches",
     flags=f"--steps 60 --min_terms 4 --max_terms 6 --prompts_per_step 16 --cold_start_steps 800 "
           f"{EVAL}",
-    arms={"GSPO": "--algorithm gspo", "LUSPO": "--algorithm luspo",
-          "GSPO, LUSPO's range": f"--algorithm gspo {LUSPO_RANGE}",
-          "Dr. GRPO": "--algorithm dr_grpo"},
-    cells=rates(*LENGTH_RATES), choose=range(820, 822), choices=2, starts=range(824, 832),
+    variants={"GSPO": "--algorithm gspo", "LUSPO": "--algorithm luspo",
+              "GSPO, LUSPO's range": f"--algorithm gspo {LUSPO_RANGE}",
+              "Dr. GRPO": "--algorithm dr_grpo"},
+    settings=rates(*LENGTH_RATES), choosing=range(820, 822), choices=2, seeds=range(824, 832),
     parts=(Part("all", range(820, 822)), Part("best", range(824, 832))), seconds=40,
     script="length",
     rules={"LUSPO ends longer than GSPO with its range": Rule(
                "LUSPO@best:length - GSPO, LUSPO's range@best:length", nothing=1),
            "GSPO ends shorter than it began": Rule(
-               "GSPO@best:length - GSPO@best:first_length", held=(-inf, 0), refuted=(0, inf),
-               nothing=1),
+               "GSPO@best:length - GSPO@best:first_length", supported=(-inf, 0),
+               contradicted=(0, inf), nothing=1),
            **each("{0} ends longer than it began", "{0}@best:length - {0}@best:first_length",
                   ("LUSPO", "GSPO, LUSPO's range", "Dr. GRPO"), rule=Reported),
            **each("{0}: pass@1 against GSPO", "{0}@best - GSPO@best",
@@ -692,29 +715,26 @@ LENGTH = Question(
         range differ only in the factor |y|. Equal: within one token. Written before the first
         run.""")
 
-WHO = ("GRPO", "GSPO", "GSPO wide")
-MORE_OFTEN = dict(nothing=.1, factor=True, form="{:.2f}")
+MORE_OFTEN = dict(supported=(1, inf), contradicted=(0, 1), nothing=.1, factor=True, form="{:.2f}")
 CLIPPED_WHO = Question(
     claim="Responses of groups with a low pass rate have larger ratios and are clipped more often",
+    asks="Who is clipped: groups of low pass rate or of high?",
     source="GAPO 2609.00444", reported="larger ratios, clipped too often (abstract)",
-    regime=f"{TINY}, 50 rollout batches", measure="by_pass_rate", starts=range(840, 848),
-    arms=known("GRPO", "GSPO") | {"GSPO wide": KNOWN["GSPO ×100"]}, cells={"run": ""}, seconds=90,
-    rules={"GRPO: |log w| is larger": Rule("GRPO@run:log_w_factor", held=(1, inf), refuted=(0, 1),
-                                           **MORE_OFTEN),
-           **each("{0}: |log s| is larger", "{0}@run:log_s_factor", WHO[1:], held=(1, inf),
-                  refuted=(0, 1), **MORE_OFTEN),
-           **each("{0}: clipped more often", "{0}@run:clipped_factor", WHO, held=(1, inf),
-                  refuted=(0, 1), **MORE_OFTEN),
-           **each("{0}: {1}", "{0}@run:{1}_factor", WHO, ("log_w_rms", "length"), rule=Reported,
+    regime=f"{TINY}, 50 rollout batches", measure="by_pass_rate", seeds=range(840, 848),
+    variants=known(*FIRST), settings={"run": ""}, seconds=90,
+    rules={"GRPO: |log w| is larger": Rule("GRPO@run:log_w_factor", **MORE_OFTEN),
+           **each("{0}: |log s| is larger", "{0}@run:log_s_factor", FIRST[1:], **MORE_OFTEN),
+           **each("{0}: clipped more often", "{0}@run:clipped_factor", FIRST, **MORE_OFTEN),
+           **each("{0}: {1}", "{0}@run:{1}_factor", FIRST, ("log_w_rms", "length"), rule=Reported,
                   factor=True, form="{:.2f}")},
     depends="the algorithm",
     notes="""Low: 1/8 to 3/8 of a group's eight responses are right; high: 5/8 to 7/8. Units are
         groups, from the second mini-batch of a batch on, before its update. Of each group the
         median of |log s| over responses, of |log w| over tokens, and the share of the loss tokens
         whose gradient the clip removes. A run's factor is the mean of the low groups divided by
-        that of the high ones, over the mini-batches that have both. Above 1: held; below 1, or
-        within a tenth of 1 (in logarithms): refuted. Low groups have longer answers here, which is
-        reported beside. Written before the first run.""")
+        that of the high ones, over the mini-batches that have both. Above 1: supported; below 1, or
+        within a tenth of 1 (in logarithms): contradicted. Low groups have longer answers here,
+        which is reported beside. Written before the first run.""")
 
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
@@ -724,3 +744,15 @@ QUESTIONS = {
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO}
+
+# The rules that README's recommendations rest on. Each of them is a difference; p, by Holm over
+# them, is that of "it is not 0". README recommends what survives.
+README_RULES = (
+    "league_edge: dapo_paper is ahead of grpo", "learning: against GRPO",
+    "learning: wide against GRPO", "learning: wide against the paper's clip range",
+    *(f"reuse: {GAINS.format(variant, 4)}" for variant in FIRST),
+    "depth: GSPO against GRPO, 2.8e-4", "deep_edge: GSPO is ahead of GRPO",
+    "sixteen: the paper's clip range loses in bfloat16")
+FAMILIES = {                       # of differences that one p by Holm covers
+    "readme": README_RULES,
+    "steps": tuple(f"steps: {rule}" for rule in STEPS.rules if " at " in rule)}

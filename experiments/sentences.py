@@ -6,76 +6,92 @@ sentence, change its paragraph.
 """
 
 SENTENCES = {
+"README.md": """
+on the tiny model, {mean league_edge: dapo_paper is ahead of grpo} pass@1 over GRPO, but it draws
+{samples of the first} times as many samples, and {members near the first} others of {members} are
+
+it ends {mean learning: wide against the paper's clip range} higher than the paper's range
+
+difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}).
+""",
 "docs/corrections.md": """
-still move s. Here {mean bounded: s leaves the band in less than 1 % of answers} of the responses
+still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
+responses
 
 the two agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
 float64. The
 
-0.2 / 3e-4 = {bands}: the *bands* differ
+0.2 / 3e-4 = {quotient of epsilons}: the *bands* differ
 
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. It also
 matters
 """,
 "docs/evidence.md": """
-the highest mean of {members} members: {league_edge: dapo_paper is ahead of grpo} above GRPO
-([with its published clip range](#the-league)), {league: the first against GSPO} above GSPO ×100,
-from {samples of the first} times their samples. {members near the first} others are not
+Of {members} members, each at its best, `dapo_paper` has the highest mean:
+{league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
+samples; {members near the first} others are
 
-none is shown ahead ({learning: ×100 against GRPO}); over six step sizes ×100 is ({steps: GSPO
-×100, mean}). 2. **How wide a band for GSPO?** ×100: {mean learning: ×100 against the paper's
-band} against the paper's,
+GSPO wide none is shown ahead ({learning: wide against GRPO}).
 
-it is ahead by {counting: GSPO ×100 is ahead of GSPO} in reward (undecided);
+GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
 
-**Which learning rate?** About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
-{chosen deep_edge: GRPO} for 48. 4.
+tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (4 seeds
 
-is ahead of GRPO ({steps: GSPO ×100 at 0.0008 × 16}); the paper's band
+About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
+{chosen deep_edge: GRPO} for 48.
 
-or 4, equal samples)? {uses}. 6. **What stabilizes
+GSPO wide ended {steps: GSPO wide at 0.0008 × 16} above GRPO. That is exploratory: one of 18
+contrasts, p by Holm {p steps: GSPO wide at 0.0008 × 16}.
+
+GRPO gained {reuse: GRPO gains from μ = 4, equal samples}, GSPO
+{reuse: GSPO gains from μ = 4, equal samples}, GSPO wide
+{reuse: GSPO wide gains from μ = 4, equal samples}. No variant
+
+by 4 instead of 2 (GRPO: {reuse: GRPO at μ = 4 minus μ = 2}).
 
 without one it loses {mean learning: no clip, large steps} at large steps
 
-shown at 48 layers ({depth: GSPO against GRPO, 2.8e-4}; replay {depth: GRPO replay against GRPO,
-2.8e-4}). At 4 layers
+no difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}; replay
+{depth: GRPO replay against GRPO, 2.8e-4}).
 
-GSPO ends above GRPO ({collapse: GSPO prevents it}); replay is undecided.
+GSPO ends {collapse: GSPO prevents it} above GRPO: exploratory
 
-GSPO ×100, which loses {mean dose: ×100 loses less than 0.05 at int4}. Otherwise recompute them,
+which loses {mean dose: wide loses less than 0.05 at int4}. Otherwise
 
-batches costs GSPO ×100 {mean lags: lost by GSPO ×100 at lag 8}, GRPO {mean lags: lost by GRPO at
-lag 8}. 10. **Does a
+8 batches of staleness cost GSPO wide {mean lags: lost by GSPO wide at staleness 8}, GRPO
+{mean lags: lost by GRPO at staleness 8}.
 
-no loss was seen ({mean sixteen: the paper's band loses in bfloat16}, undecided), nor with
+no loss was seen ({mean sixteen: the paper's clip range loses in bfloat16}, undecided)
 
-The paper's band clips {mean counting: the clip of GSPO acts} of the tokens, ×100 {mean counting:
-the clip of GSPO ×100 acts}, GRPO {mean counting: the clip of GRPO acts}; the quotient times L is
-{counting: 1/L shrinks the spread of log s}.
+for these questions it cannot be checked: {unrecorded}. Lines
 
-the rules, replay adds {learning: replay against none} to GRPO, and ×10 is {mean learning: ×10
-against the paper's band} ahead of the
+the paper's range clips {mean counting: the clip of GSPO acts} of the tokens, GSPO wide
+{mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}; the
+quotient of variances times L is {counting: 1/L shrinks the spread of log s}.
 
-starts: there `dapo_paper` is {league: the first against GRPO} ahead. `league_edge` gives
+the mean of GSPO wide over six step sizes, {steps: GSPO wide, mean}, rests on one of them; without
+it it is {steps: GSPO wide, mean without 0.0008 × 16}.
 
-more; its best stays {chosen league_edge: rloo}:
+GSPO with the paper's range is {learning: against GRPO} from GRPO,
+{learning: against GRPO with replay} from GRPO with replay, which adds
+{learning: replay against none} to GRPO.
 
-on four starts is {chosen ppo: PPO, w}, so the last
+there `dapo_paper` is {league: the first against GRPO} ahead.
 
-16 mini-batches at 6e-4: {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse, {mean
-collapse: GSPO collapses, MoE} of GSPO's; at
+it stays at {chosen league_edge: rloo}. PPO
 
-ends below its start ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of
-the experts
+and rate (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
-tiny model flips are {flips: at least half of Var[log w]} of Var[log w].
+before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
+experts
 
-other starts (GSPO's best, {chosen deep_edge: GSPO}, is the largest
+GSPO is {deep_edge: GSPO is ahead of GRPO} from it, its best rate, {chosen deep_edge: GSPO}, the
+largest
 
-`--beta 0.05` GRPO gains {mean shown: KL in the loss gains} with the KL in the loss, {mean shown:
-KL in the reward gains} with `--use_kl_in_reward`, and {mean shown: GRPO gains} without a KL.
-`--reduction token-mean` gains {mean shown: token-mean gains}, with `--zero_variance_filter` {mean
-shown: equal groups left out gains} (3 starts each).
+at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
+{mean collapse: GSPO collapses, MoE} of GSPO's;
+
+flips are {flips: at least half of Var[log w]} of Var[log w].
 """,
 "docs/family.md": """
 minus the verifier's is {distilled: the teacher alone}, both minus the verifier {distilled:
@@ -99,6 +115,6 @@ its log-probs stay within {vllm_apart} nats of the policy's while updates move t
 
 against the built-in sampler: {vllm_speed}.
 
-ratio per token is {bands} times as wide
+ratio per token is {quotient of epsilons} times as wide
 """,
 }

@@ -34,7 +34,7 @@ STYLE = {
     "figure.dpi": 100, "savefig.dpi": 130, "figure.constrained_layout.use": True, "font.size": 10,
     "axes.titlesize": 10.5, "axes.titlelocation": "left", "axes.grid": True, "grid.alpha": 0.25,
     "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.8,
-    "legend.frameon": False, "legend.fontsize": 9,
+    "legend.frameon": False, "legend.fontsize": 9, "svg.hashsalt": "gspo",
 }
 
 
@@ -59,10 +59,12 @@ def panels(rows=1, columns=2, height=3.4, width=8.0, **options):
     return pyplot().subplots(rows, columns, figsize=(width, height), **options)
 
 
-def save(figure, file):
-    """Write a figure as PNG and create its folder if needed."""
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, format=None if Path(file).suffix else "png")    # and no other name
+def save(figure, *files):
+    """Write a figure in the format of each file's name, PNG without one, and create folders."""
+    for file in map(Path, files):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        options = {"metadata": {"Date": None}} if file.suffix == ".svg" else {}     # reproducible
+        figure.savefig(file, format=file.suffix.removeprefix(".") or "png", **options)
     pyplot().close(figure)
 
 

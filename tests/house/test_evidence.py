@@ -16,9 +16,12 @@ from tiny_run import TINY, read_json
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
 import fill  # noqa: E402
 import intervals  # noqa: E402
+import judging  # noqa: E402
+import measures  # noqa: E402
+import pictures  # noqa: E402
 import run  # noqa: E402
 from session.arguments import parse  # noqa: E402
-from questions import QUESTIONS, Part, Question, Rule, rates  # noqa: E402
+from questions import QUESTIONS, README_RULES, Part, Question, Rule, rates  # noqa: E402
 
 UP = [.10, .11, .12, .10, .11, .12, .10, .11]
 WIDE = [.5, -.4, .3, -.1, .6, -.2, .4, -.3]
@@ -64,7 +67,7 @@ def test_every_claim_keeps_its_line():
     page = DOCUMENTS["docs/evidence.md"]
     for question in QUESTIONS.values():
         claim = question.claim.replace("|", r"\|")
-        assert not question.decides or f"| {claim} |" in page
+        assert not question.deciding or f"| {claim} |" in page
     for gone in ("Gradient noise", "collapse cannot be undone", "Perplexity falls",
                  "hides a large move", "Deeper mixtures", "Routing replay costs"):
         assert re.search(rf"\| [^|]*{gone}", page), gone
@@ -73,37 +76,30 @@ def test_every_claim_keeps_its_line():
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if not QUESTIONS[name].measure])
 def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
     question, seen = QUESTIONS[name], 0
-    for (arm, cell), made in {(arm, cell): made for (arm, cell, _), made
-                              in run.read(name).items()}.items():
+    for (variant, setting), made in {key[:2]: made for key, made in judging.read(name).items()
+                                     }.items():
         command = made.get("command")
         if not command or "not_repeatable" in made or re.search("teacher|checkpoints/", command):
             continue
         settings = parse(command.split())
-        if arm in question.arms and cell in question.ladder(arm) | question.further:
-            planned = parse(run.command(question, arm, cell, made["seed"]).split())
+        known = variant in question.variants and question.settings_of(variant) | question.further
+        if known and setting in known:
+            planned = parse(run.command(question, variant, setting, made["seed"]).split())
             for key, value in vars(planned).items():
                 assert key in ("given", "sampler_dtype") or getattr(settings, key) == value, key
             seen += 1
-    assert seen or not run.read(name) or name in ("sixteen", "smollm2", "counting")
+    assert seen or not judging.read(name) or name in ("sixteen", "smollm2", "counting")
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_every_run_that_a_plan_asks_for_is_a_command(name):
     question = QUESTIONS[name]
-    for arm in question.arms:
-        first = next(iter([*question.ladder(arm), *question.further]))
-        words = run.command(question, arm, first, 0)
+    judging.check_names(question)
+    for variant in question.variants:
+        first = next(iter([*question.settings_of(variant), *question.further]))
+        words = run.command(question, variant, first, 0)
         assert words.startswith(("--device cpu --seed 0", "python experiments/measures.py"))
-    for part in question.plan:
-        assert set(part.arms) <= set(question.arms), part.arms
-        arm = [*part.arms, *question.arms][0]
-        known = set(question.ladder(arm) | question.further)
-        for wanted in part.cells.split(", "):
-            word, _, group = wanted.partition(" ")
-            chosen = word in ("all", "best", "edge")
-            cells = run.group_of(question, arm, group) if chosen else [wanted]
-            assert cells and set(cells) <= known, wanted
-    assert set(question.decides) <= set(question.rules)
+    assert set(question.deciding) <= set(question.rules)
 
 
 # ------------------------------------------------------------------------------ rules of evidence
@@ -111,20 +107,29 @@ def test_every_run_that_a_plan_asks_for_is_a_command(name):
 @pytest.mark.parametrize("values, ranges, more, verdict", [
     (UP, [(0, 1)], {}, "held"),
     (UP, [(-1, 0)], {}, "refuted"),
-    (UP[:7], [(0, 1)], {}, "undecided (7 starts)"),
-    (UP[:1], [(0, 1)], {}, "undecided (1 start)"),
-    (WIDE, [(0, 1)], {}, "undecided (8 starts)"),            # the mean alone decides nothing
-    (UP, [(.2, 1), (-1, .05)], {}, "undecided (8 starts)"),                         # between
+    (UP[:7], [(0, 1)], {}, "undecided (7 seeds)"),
+    (UP[:1], [(0, 1)], {}, "undecided (1 seed)"),
+    (WIDE, [(0, 1)], {}, "undecided (8 seeds)"),            # the mean alone decides nothing
+    (UP, [(.2, 1), (-1, .05)], {}, "undecided (8 seeds)"),                         # between
+    ([0] * 8, [(0, math.inf)], {}, "undecided (8 seeds)"),           # a bound is not inside
+    ([.1] * 8, [(0, math.inf)], {}, "undecided (8 seeds)"),          # no spread, no interval
+    ([0] * 8, [(0, math.inf)], dict(nothing=.03), "refuted"),        # equal
     ([x / 20 for x in UP], [(0, 1), (-1, 0)], dict(nothing=.03), "refuted")])       # equal
-def test_a_verdict_needs_enough_starts_and_an_interval_that_clears_the_bound(
+def test_a_verdict_needs_enough_seeds_and_an_interval_that_clears_the_bound(
         values, ranges, more, verdict):
     assert intervals.decide(values, *ranges, **more) == verdict
+
+
+def test_an_exact_rule_asks_every_value():
+    assert intervals.decide_exact([1e-7, 2e-7], (0, 1e-6)) == "held"
+    assert intervals.decide_exact([1e-7, 1e-6], (0, 1e-6)) == "refuted"
 
 
 def test_the_p_of_a_verdict_is_below_5_percent_where_the_interval_clears_the_bound():
     values = [.10, .31, .12, .10, -.11, .12, .10, .21]
     decide, beyond = intervals.decide, intervals.p_beyond
     assert decide(values, (0, math.inf)).p == beyond(values, 0, 1) < .05
+    assert intervals.p_zero(values) == beyond(values, 0, 1)
     within = max(beyond(values, -.3, 1), beyond(values, .4, -1))         # both must be cleared
     assert decide(values, (-.3, .4)).p == within
     assert decide(values, (.2, 1), (-1, .05)).p > .05
@@ -137,10 +142,17 @@ def test_holms_p_counts_all_rows_that_have_one():
     assert intervals.holm([.5, .9]) == [1, 1] and intervals.holm([]) == []
 
 
+def test_a_difference_that_readme_quotes_is_one_of_its_corrected_rules():
+    quoted = {name.removeprefix("mean ") for name in fill.NAME.findall(fill.SENTENCES["README.md"])}
+    differences = {name for name in quoted if name in run.summary()["numbers"]
+                   and " - " in QUESTIONS[name.split(": ")[0]].rules[name.split(": ")[1]].of}
+    assert differences and differences <= set(README_RULES)
+
+
 # ------------------------------------------------------------------------------------- the runner
 
-def made(arm, cell, seed, after, **more):
-    return dict(arm=arm, cell=cell, seed=seed, figures=dict(after=after, before=.5, **more),
+def made(variant, setting, seed, after, **more):
+    return dict(arm=variant, cell=setting, seed=seed, figures=dict(after=after, before=.5, **more),
                 seconds=1., machine="a", versions="b", commit="c")
 
 
@@ -148,38 +160,59 @@ def index(lines):
     return {(line["arm"], line["cell"], line["seed"]): line for line in lines}
 
 
-STARTS, BOTH = range(10, 14), ("A", "B")
+SEEDS, BOTH = range(10, 14), ("A", "B")
 ASKED = Question(
-    claim="B is ahead", regime="tiny", arms=dict.fromkeys(BOTH, ""), cells=rates(1e-4, 2e-4),
-    further=rates(5e-5, 4e-4), choose=range(2), choices=2, starts=STARTS,
-    parts=(Part("all", range(2)), Part("edge", range(2)), Part("best", STARTS)),
+    claim="B is ahead", regime="tiny", variants=dict.fromkeys(BOTH, ""),
+    settings=rates(1e-4, 2e-4), further=rates(5e-5, 4e-4), choosing=range(2), choices=2,
+    seeds=SEEDS, parts=(Part("all", range(2)), Part("edge", range(2)), Part("best", SEEDS)),
     rules={"ahead": Rule("B@best - A@best", least=4)})
 BEST = (("A", "0.0004"), ("B", "0.0001"))                    # A's after the grid was extended
-CHOSEN = [made(arm, cell, seed, after) for (arm, cell, after), seed in product((
+CHOSEN = [made(variant, setting, seed, after) for (variant, setting, after), seed in product((
     ("A", "0.0001", .5), ("A", "0.0002", .6), ("A", "0.0004", .7),
     ("B", "0.0001", .8), ("B", "0.0002", .6), ("B", "5e-05", .7)), range(2))]
+ALL = [*CHOSEN, *(made(*place, seed, after + seed / 100 + (seed == 11) * after / 100)
+                  for seed in SEEDS for place, after in zip(BEST, (.5, .6)))]
 
 
-def test_a_grid_that_ends_at_its_best_is_extended_once_and_the_fresh_starts_follow():
-    lines = [line for line in CHOSEN if line["cell"] in ASKED.cells]
+def test_a_grid_that_ends_at_its_best_is_extended_once_and_the_fresh_seeds_follow():
+    lines = [line for line in CHOSEN if line["cell"] in ASKED.settings]
     further = [("A", "0.0004", 0), ("B", "5e-05", 0), ("A", "0.0004", 1), ("B", "5e-05", 1)]
     assert list(run.missing(ASKED, index(lines)))[:4] == further
     assert next(run.missing(ASKED, index(lines[1:]))) == ("A", "0.0001", 0), "made again"
     rest = list(run.missing(ASKED, index(CHOSEN)))
-    assert rest == [(*place, seed) for seed in STARTS for place in BEST]
+    assert rest == [(*place, seed) for seed in SEEDS for place in BEST]
 
 
-def test_differences_are_paired_by_start_within_one_machine_and_commit():
-    runs = index([*CHOSEN, *(made(*place, seed, after + seed / 100) for seed in STARTS
-                             for place, after in zip(BEST, (.5, .6)))])
-    contrast = lambda: run.contrast(ASKED, runs, "B@best - A@best", STARTS)
-    assert list(contrast().values()) == pytest.approx([.1] * 4)
+def test_differences_are_paired_by_seed_within_one_machine_and_commit():
+    runs = index(ALL)
+    contrast = lambda: judging.contrast(ASKED, runs, ASKED.rules["ahead"])
+    assert list(contrast().values()) == pytest.approx([.1, .101, .1, .1])
     found, verdict = run.judged(ASKED, runs)
-    assert verdict == "held" and found["ahead"]["starts"] == "4"
-    runs[(*BEST[0], 10)] |= {"commit": "d"}
+    assert verdict == "held" and found["ahead"]["seeds"] == "4"
+    runs[(*BEST[0], 10)] = runs[(*BEST[0], 10)] | {"commit": "d"}
     assert list(contrast()) == [11, 12, 13], "another commit"
-    assert run.judged(ASKED, runs)[1] == "undecided (3 starts)"
-    assert sorted(run.mixed(ASKED, runs)) == [(*place, 10) for place in BEST], "no other start"
+    assert run.judged(ASKED, runs)[1] == "undecided (3 seeds)"
+    assert sorted(run.mixed(ASKED, runs)) == [(*place, 10) for place in BEST], "no other seed"
+
+
+@pytest.mark.parametrize("key", ["machine", "versions", "commit"])
+def test_an_unknown_machine_version_or_commit_equals_nothing(key):
+    unknown = [line | {key: judging.UNKNOWN} for line in ALL]
+    assert run.judged(ASKED, index(unknown))[1].startswith("not comparable")
+    without = [{name: value for name, value in line.items() if name != key} for line in ALL]
+    assert run.judged(ASKED, index(without))[1].startswith("not comparable")
+    earlier = [line | {key: judging.UNKNOWN, "commit": judging.EARLIER} for line in ALL]
+    assert run.judged(ASKED, index(earlier))[1] == "held", "recorded nothing, and the page says so"
+
+
+def test_changed_code_is_another_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "ROOT", tmp_path)               # no repository, as in an archive
+    file = tmp_path / "train.py"
+    file.write_text("1", encoding="utf-8")
+    first = run.describe_code()
+    assert first == run.describe_code() and first.startswith("+")
+    file.write_text("2", encoding="utf-8")
+    assert run.describe_code() != first
 
 
 def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
@@ -189,33 +222,80 @@ def test_a_choice_that_is_not_complete_is_not_finished_and_says_how_far_it_is():
     assert run.judged(ASKED, index(CHOSEN))[1] == "not finished: 12 of 20 runs"
 
 
-def test_a_refused_start_is_recorded_and_the_next_takes_its_place():
-    cells = {"48 layers 0.1": "", "4 layers 0.1": ""}
-    asked = replace(ASKED, parts=(Part("48 layers 0.1", range(5), count=2),), cells=cells)
-    refused = [dict(arm="A", cell=cell, seed=seed, refused="cold start", seconds=1.)
-               for seed, cell in enumerate(cells)]
-    starts = [seed for _, _, seed in run.missing(asked, index(refused))]
-    assert starts == [1, 1, 2, 2], "of 48 layers alone"
+@pytest.mark.parametrize("of, part, error", [
+    ("B@0.1 - A@best", "all", "the rule 'ahead' names the setting '0.1'; B has 0.0001, 0.0002"),
+    ("B@best μ4 - A@best", "all", "the rule 'ahead' names the setting 'μ4'; B has 0.0001"),
+    ("C@best - A@best", "all", "the rule 'ahead' names the variant 'C'; there are A, B"),
+    ("B@best - A@best", "all, 0.3", "the plan names the setting '0.3'; A has 0.0001, 0.0002")])
+def test_a_misspelled_variant_or_setting_is_named(of, part, error, monkeypatch, capsys):
+    asked = replace(ASKED, rules={"ahead": Rule(of)}, parts=(Part(part, range(2)),))
+    monkeypatch.setitem(QUESTIONS, "mine", asked)
+    with pytest.raises(SystemExit) as stop:
+        run.main(["mine", "--judge"])
+    assert stop.value.code == 2 and error in capsys.readouterr().err
+
+
+def test_a_misspelled_figure_is_named():
+    asked = replace(ASKED, rules={"ahead": Rule("B@best:aftr - A@best:aftr")})
+    assert run.judged(asked, index(ALL))[1] == "no run has the figures of B@best:aftr - A@best:aftr"
+
+
+def test_a_refused_seed_is_recorded_and_the_next_takes_its_place():
+    settings = {"48 layers 0.1": "", "4 layers 0.1": ""}
+    asked = replace(ASKED, parts=(Part("48 layers 0.1", range(5), count=2),), settings=settings)
+    refused = [dict(arm="A", cell=setting, seed=seed, refused="cold start", seconds=1.)
+               for seed, setting in enumerate(settings)]
+    seeds = [seed for _, _, seed in run.missing(asked, index(refused))]
+    assert seeds == [1, 1, 2, 2], "of 48 layers alone"
 
 
 def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monkeypatch, capsys):
-    asked = replace(ASKED, arms={"A": "--algorithm grpo", "B": "--algorithm gspo"}, flags=" ".join(
-        [*TINY, "--eval_samples 2 --eval_prompts 4 --steps 2 --eval_steps 1"]))
+    asked = replace(
+        ASKED, variants={"A": "--algorithm grpo", "B": "--algorithm gspo"},
+        rules=ASKED.rules | {"A learns": Rule("A@0.0001 - A@0.0001:before", seeds=range(2))},
+        flags=" ".join([*TINY, "--eval_samples 2 --eval_prompts 4 --steps 2 --eval_steps 1"]))
     monkeypatch.setitem(QUESTIONS, "tiny", asked)
-    monkeypatch.setattr(run, "ROOT", workplace)
+    for module in (run, judging, pictures):
+        monkeypatch.setattr(module, "ROOT", workplace)
     monkeypatch.setattr("plumbing.model.cold_start.MUST_PASS", 0.0)
     run.main("tiny --most 3 --folder here".split())
-    assert "16 missing (8 of them wait for a choice)" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "16 missing (8 of them wait for a choice)" in printed
+    figure = workplace / "runs/questions/tiny.png"           # an own question draws its figure
+    assert f"figure: {figure}" in printed and figure.is_file()
+    assert figure.with_suffix(".svg").read_text(encoding="utf-8").startswith("<?xml")
     file = workplace / "here/tiny.jsonl"
     first = file.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["arm"] for line in first] == ["A", "A", "B"]
-    file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n',
-                    encoding="utf-8")      # one deleted, one cut off
+    file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n', encoding="utf-8")    # cut off
     run.main("tiny --only A@0.0001 --most 1 --folder here".split())
-    last = file.read_text(encoding="utf-8").splitlines()[-1]
-    then, again = (json.loads(line) for line in (first[0], last))
+    then, again = (json.loads(line) for line in
+                   (first[0], file.read_text(encoding="utf-8").splitlines()[-1]))
     for line in (then, again):
         del line["figures"]["seconds"], line["seconds"]
     assert again == then and "commit" in then and then["versions"].startswith("Python")
     assert {*then["figures"]} >= {"at_1", "collapsed", "clipped", "before", "after"}
-    assert not list((workplace / "runs/questions").iterdir())
+
+
+def test_the_groups_of_a_mini_batch_add_up_to_it():
+    """measures.by_pass_rate: shares by group against those of the whole mini-batch."""
+    lab = measures.Lab(0, " ".join([*TINY, "--learning_rate 0.01 --eval_samples 0"]))
+    first, mini = lab.minibatches(1, lab.rollout(1))
+    lab.update(first)
+    rows = measures.group_figures(lab, mini)
+    G, T = mini.group_size, mini.rollout.mask.sum(-1)                                # [b]
+    new = lab.score(mini.rollout).logp                                               # [b, T]
+    log_w = [[(new[i, t] - mini.old_logp[i, t]).item() for t in range(new.shape[1])
+              if mini.rollout.mask[i, t]] for i in range(len(new))]
+    _, stats = measures.policy_loss("gspo", new, mini.old_logp, mini.advantages, mini.rollout.mask)
+    clipped = signal = 0
+    for g, row in enumerate(rows):
+        own = range(g * G, g * G + G)
+        sizes = sorted(abs(sum(log_w[i]) / len(log_w[i])) for i in own)
+        assert row["log_s"] == pytest.approx(sizes[(G - 1) // 2], rel=1e-3)
+        assert row["eighths"] == round(8 * mini.parts[own.start:own.stop, 0].mean().item())
+        if row["clipped"] is not None:
+            clipped += row["clipped"] * T[own.start:own.stop].sum().item()
+            signal += T[own.start:own.stop].sum().item()
+    assert signal == stats["signal_tokens"] > 0
+    assert clipped == pytest.approx(stats["clip_signal"].item() * signal) and clipped > 0

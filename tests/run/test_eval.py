@@ -75,10 +75,10 @@ def test_the_interval_of_the_mean_reward_assumes_no_range_that_is_not_known(boun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line, code, said", [
-    ("learning", 0, "REFUTED"),                              # others: tests/house/test_evidence.py
+    ("learning", 0, "UNDECIDED"),                            # others: tests/house/test_evidence.py
     ("counting", 0, "undecided"),                            # whose missing runs are not made
     ("no_such", 2, "no question is called no_such; known: identity"),
-    ("reuse --only grop", 2, "reuse has no arm grop; it has GRPO, ")])
+    ("reuse --only grop", 2, "reuse has no variant grop; it has GRPO, ")])
 def test_claims_are_judged_by_the_table_of_questions(line, code, said, capfd):
     with pytest.raises(SystemExit) as stop:
         eval.main(["claims", *line.split()])

@@ -1,0 +1,288 @@
+"""Reads the recorded runs of a question and judges its rules.
+
+A recorded run has the keys `arm` (here: variant) and `cell` (here: setting); verdicts are recorded
+as `held` and `refuted` and printed as supported and contradicted.
+"""
+
+import contextlib
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+
+import intervals
+
+ROOT = Path(__file__).resolve().parent.parent
+RENAMED = {"GSPO ×100": "GSPO wide"}                 # variants, after runs of them were recorded
+UNKNOWN = "not recorded"
+EARLIER = "db735d8 or earlier"          # the commit in lines that recorded no machine or versions
+
+
+# ---------------------------------------------------------------------------- what was recorded
+
+def read(name, folder="experiments/results"):
+    """{(variant, setting, seed): run} of a question. A line that is cut off is ignored and its run
+    made again."""
+    file = ROOT / folder / f"{name}.jsonl"
+    runs = {}
+    for text in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        with contextlib.suppress(ValueError):
+            run = json.loads(text.replace("plumbing/engines/stale.py", "experiments/stale.py"))
+            variant = run["arm"]
+            for old, new in RENAMED.items():
+                variant = variant.replace(old, new)
+            runs[variant, run["cell"], run["seed"]] = run
+    return runs
+
+
+def values(runs, variant, setting, seeds, figure="after"):
+    """{seed: figure} of the runs of a setting that have it."""
+    found = {s: runs.get((variant, setting, s), {}).get("figures", {}).get(figure) for s in seeds}
+    return {s: value for s, value in found.items() if value is not None}
+
+
+def provenance(run):
+    """(machine, versions, commit) of a run."""
+    return tuple(run.get(key) or UNKNOWN for key in ("machine", "versions", "commit"))
+
+
+def comparable(runs):
+    """Whether machine, versions and commit of all runs are the same. An unknown one equals nothing,
+    but for the files of earlier code, which recorded none: docs/evidence.md names them."""
+    first, *others = {provenance(run) for run in runs}
+    return not others and (UNKNOWN not in first or first[-1] == EARLIER)
+
+
+# ------------------------------------------------------------------------------ chosen settings
+
+def group_settings(question, variant, group):
+    """The settings of a group: those that it lists, or those whose names begin with its name."""
+    if group in question.groups:
+        return list(question.groups[group])
+    known = question.settings_of(variant) | question.further
+    return [name for name in known if name.startswith(group)]
+
+
+def group_name(setting):
+    """"48 layers" of "48 layers 0.0001"."""
+    return setting.rpartition(" ")[0]
+
+
+def choose_best(question, runs, variant, group=""):
+    """The setting of a group with the highest mean over the choosing seeds, or None before all are
+    run."""
+    chooser = question.rate_of.get(variant, variant)
+    means = {}
+    for setting in group_settings(question, variant, group):
+        found = values(runs, chooser, setting, question.choosing, question.by)
+        if len(found) >= question.choices:
+            means[setting] = intervals.mean(found.values())
+        elif setting not in question.further:
+            return None
+    return max(means, key=means.get, default=None)
+
+
+def extend(question, variant, chosen):
+    """[the setting of `further` beside the chosen one], if that is the first or the last of its
+    group."""
+    tried, further = ([s for s in settings if group_name(s) == group_name(chosen)]
+                      for settings in (question.settings_of(variant), question.further))
+    beside = dict(zip((tried[0], tried[-1]), further)) if tried else {}
+    return [beside[chosen]] if chosen in beside else []
+
+
+def resolve_settings(question, runs, variant, words):
+    """The settings that "all μ4", "edge μ4", "best μ4" or a name mean; [None] for the best of
+    settings that are not all run."""
+    word, _, group = words.partition(" ")
+    if word == "all":
+        return [s for s in group_settings(question, variant, group) if s not in question.further]
+    if word not in ("best", "edge"):
+        return [words]
+    chosen = choose_best(question, runs, variant, group)
+    if word == "best":
+        return [chosen]
+    return extend(question, variant, chosen) if chosen else []
+
+
+def list_choices(question):
+    """The (variant, group) whose setting a question chooses."""
+    return dict.fromkeys(
+        (variant, words.partition(" ")[2]) for part in question.plan
+        for variant in part.variants or question.variants
+        for words in part.settings.split(", ") if words.startswith("best"))
+
+
+# ------------------------------------------------------------------------------------ contrasts
+
+def split_terms(of):
+    """[(sign, variant, setting, figure)] of "A@x - B@y:z"."""
+    terms = re.findall(r"(- |\+ |^)(.+?)(?: (?=[-+] )|$)", of)
+    parts = [(sign, *term.partition("@")[::2]) for sign, term in terms]
+    return [(sign, variant, *where.partition(":")[::2]) for sign, variant, where in parts]
+
+
+def check_names(question):
+    """Raise ValueError if a rule or the plan names a variant or a setting that there is not."""
+    named = [(f"the rule '{rule}'", variant, setting)
+             for rule, words in question.rules.items()
+             for _, variant, setting, _ in split_terms(words.of)]
+    named += [("the plan", variant, setting) for part in question.plan
+              for variant in part.variants or question.variants
+              for setting in part.settings.split(", ")]
+    for where, variant, setting in named:
+        if re.match(r"\d", variant):                             # "1st": of the league
+            continue
+        if variant not in question.variants:
+            raise ValueError(f"{where} names the variant '{variant}'; there are "
+                             f"{', '.join(question.variants)}")
+        word, _, group = setting.partition(" ")
+        known = question.settings_of(variant) | question.further
+        chosen = word in ("all", "best", "edge", "mean")
+        if chosen and not group_settings(question, variant, group) or (
+                not chosen and setting not in known):
+            raise ValueError(f"{where} names the setting '{group if chosen else setting}'; "
+                             f"{variant} has {', '.join(known)}")
+
+
+def series(question, runs, variant, setting, figure, seeds):
+    """{seed: (value, its runs)} of a term of a contrast."""
+    if re.match(r"\d", variant):                                 # "1st": of the league
+        variant = dict(enumerate(rank_members(question, runs), 1)).get(int(variant[0]))
+        if variant is None:
+            return {}
+    word, _, group = setting.partition(" ")
+    settings = (group_settings(question, variant, group) if word == "mean"
+                else resolve_settings(question, runs, variant, setting))
+    found = [values(runs, variant, one, seeds, figure or "after") for one in settings]
+    return {s: (intervals.mean(one[s] for one in found), [runs[variant, x, s] for x in settings])
+            for s in set.intersection(*map(set, found))}
+
+
+def pair(question, runs, rule):
+    """{seed: (value, runs)} of a rule's contrast, at the seeds at which all its terms were run."""
+    found = {s: (0, []) for s in rule.seeds or question.seeds}
+    for sign, *term in split_terms(rule.of):
+        more = series(question, runs, *term, found)
+        found = {s: (value - more[s][0] if sign == "- " else value + more[s][0], used + more[s][1])
+                 for s, (value, used) in found.items() if s in more}
+    return found
+
+
+def contrast(question, runs, rule):
+    """{seed: value} of a rule's contrast, at the seeds whose runs are comparable."""
+    return {s: value for s, (value, used) in pair(question, runs, rule).items()
+            if comparable(used)}
+
+
+# ------------------------------------------------------------------------------------- verdicts
+
+def judge_rule(question, runs, rule):
+    """dict(mean, low, high, seeds, verdict, p, zero) of a rule, or None without a comparable seed.
+    zero: of a difference, the p of "it is not 0"."""
+    to = (lambda x: math.log(x) if x > 0 else -math.inf) if rule.factor else float
+    back = math.exp if rule.factor else float
+    found = contrast(question, runs, rule)
+    if not found:
+        return None
+    sample = list(map(to, found.values()))
+    bounds = [b and tuple(map(to, b)) for b in (rule.supported, rule.contradicted)]
+    answer = (intervals.Verdict("reported") if rule.reported else
+              intervals.decide_exact(sample, bounds[0]) if rule.exact else
+              intervals.decide(sample, *bounds, rule.nothing, rule.least))
+    middle, low, high = map(back, intervals.interval(sample))
+    zero = intervals.p_zero(sample) if " - " in rule.of and len(sample) > 1 else None
+    return dict(mean=middle, low=low, high=high, seeds=str(len(sample)), verdict=answer, p=answer.p,
+                zero=zero)
+
+
+def judge(question, runs, lacking):
+    """({rule: dict}, the verdict of the question). lacking: how many runs of its plan are missing.
+    The mean of a rule without a number is None."""
+    found = {}
+    for name, rule in question.rules.items():
+        why = ("not run" if not runs else
+               f"not finished: {len(runs)} of {len(runs) + lacking} runs" if lacking else
+               "not comparable: machine, versions or commit differ" if pair(question, runs, rule)
+               else f"no run has the figures of {rule.of}")
+        none = dict(mean=None, seeds="0", verdict=intervals.Verdict(why), p=None, zero=None)
+        found[name] = judge_rule(question, runs, rule) or none
+    deciding = [found[name] for name in question.deciding]
+    answers = [number["verdict"] for number in deciding]
+    if not answers:
+        return found, intervals.Verdict("reported only")
+    without = [number["verdict"] for number in deciding if number["mean"] is None]
+    if without:
+        return found, without[0]
+    if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
+        return found, intervals.Verdict(f"depends on {question.depends}")
+    return found, intervals.all_of(answers)
+
+
+def rank_members(question, runs):
+    """{member: {seed: pass@1}} of the members of the league with all their runs, best first."""
+    found = {name: values(runs, name, choose_best(question, runs, name), question.seeds)
+             for name in question.variants}
+    complete = [item for item in found.items() if len(item[1]) == len(question.seeds)]
+    return dict(sorted(complete, key=lambda item: -intervals.mean(item[1].values())))
+
+
+def tabulate_league(question, runs):
+    """A row per member, the best first: rank and mean with intervals, whether it is near the first,
+    that is not told apart, the median of the samples. Members whose runs were made elsewhere than
+    most have no rank."""
+    found = rank_members(question, runs)
+    settings = {name: choose_best(question, runs, name) for name in found}
+    where = {name: {provenance(runs[name, setting, s]) for s in question.seeds}
+             for name, setting in settings.items()}
+    usual = statistics.mode(map(frozenset, where.values()))
+    places = intervals.ranks({name: found[name] for name in found if where[name] == usual})
+    rows = []
+    for name, setting in settings.items():
+        first = found[next(iter(places))]
+        _, low, high = intervals.interval(found[name][s] - first[s] for s in question.seeds)
+        samples = values(runs, name, setting, question.seeds, "batch_samples").values()
+        rows.append(dict(member=name, setting=setting, rank=places.get(name),
+                         near=name in places and low <= 0 <= high,
+                         flags=f"{question.variants[name]} {question.settings_of(name)[setting]}",
+                         interval=intervals.interval(found[name].values()),
+                         samples=statistics.median(map(sum, samples))))
+    return rows
+
+
+# ------------------------------------------------------------------------------- as sentences
+
+def describe_rule(rule):
+    """A rule as a sentence, from its bounds."""
+    if rule.reported:
+        return f"{rule.of}: reported beside the rules, without a verdict"
+    if rule.exact:
+        return f"{rule.of}: supported if the value of every seed lies {between(rule.supported)}"
+    against = (between(rule.contradicted) if rule.contradicted
+               else f"wholly outside {rule.supported[0]:g} to {rule.supported[1]:g}")
+    equal = f", or within ±{rule.nothing:g}: equal" if rule.nothing else ""
+    return (f"{rule.of}: supported if the interval lies {between(rule.supported)}; contradicted if "
+            f"{against}{equal}; else, and below {rule.least} seeds, undecided")
+
+
+def between(bounds):
+    low, high = bounds
+    if math.isinf(high):
+        return f"above {low:g}"
+    return f"below {high:g}" if math.isinf(low) else f"between {low:g} and {high:g}"
+
+
+def print_verdict(question, runs, found, verdict):
+    print(f"{question.claim}   ({question.source})\n"
+          f"  {intervals.in_words(verdict).upper()}\n  regime    {question.regime}\n"
+          f"  reported  {question.reported}\n  {' '.join(question.notes.split())}")
+    for variant, group in list_choices(question):
+        chosen = choose_best(question, runs, variant, group)
+        print(f"  chosen    {variant}: {chosen or 'not yet'}")
+    for rule, number in found.items():
+        form = question.rules[rule].form
+        shown = ("" if number["mean"] is None else ": {} [{}, {}] ({} seeds)".format(
+            *(form.format(number[key]) for key in ("mean", "low", "high")), number["seeds"]))
+        print(f"  {rule}: {intervals.in_words(number['verdict'])}{shown}\n"
+              f"      {describe_rule(question.rules[rule])}")
