@@ -283,7 +283,7 @@ def page(browser, two_runs):
     """The page of two runs, open. Afterwards: no error, nothing blocked or loaded."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page = Page(browser)
-    page.open(two_runs, encoding="utf-8")
+    page.open(two_runs)
     yield page
     assert browser.get_log("browser") == []
 
@@ -292,8 +292,7 @@ def page(browser, two_runs):
 def show(page, tmp_path):
     """show(groups, flag=value) opens the page of one run with these groups."""
     def opened(groups, **arguments):
-        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]),
-                  encoding="utf-8")
+        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]))
     return opened
 
 
@@ -460,8 +459,8 @@ EDGES = ("const box = document.querySelector(arguments[0]).getBoundingClientRect
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(390, 844), (1400, 900)])
 def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width, height):
-    """The first answer is above the fold and nothing under the bar at the bottom, which tells about
-    a token in up to six lines."""
+    """A token to drag is above the fold, the runs' first token on the screen below their title, and
+    nothing under the bar at the bottom, which describes a token in up to six lines."""
     for dark in ("light", "dark"):
         scheme = {"features": [{"name": "prefers-color-scheme", "value": dark}]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
@@ -471,7 +470,9 @@ def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width
         assert page.js("return document.documentElement.dataset.theme") == dark
         for wide in ("documentElement", "querySelector('.page')"):
             assert page.js(f"return document.{wide}.scrollWidth") <= width
-        assert 0 < page.js(EDGES, ".answer .token")[0] < 0.8 * height
+        assert 0 < page.js(EDGES, ".handle")[0] < 0.8 * height
+        title = page.js(EDGES, "header h1")[0]
+        assert 0 < page.js(EDGES, ".answer .token")[0] - title < 0.8 * height
         for focused in ("", "document.querySelector('.answer .token').focus()"):
             page.js(focused)
             bar, scrolled = (page.js(EDGES, name) for name in (".inspector", ".page"))
@@ -506,3 +507,54 @@ def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(pag
     assert "cut off" not in whole["text"]
     assert whole["gauges"] == 1 and ", s " in whole["label"]
     assert "drawn from 2: " in whole["token"] and whole["token"].count("other") == 1
+
+
+FIVE = ("grpo", "gspo", "gspo_token", "gmpo", "cispo")
+
+
+def drag(page, token, by):
+    """Move a token of the first section by so many pixels, with the mouse."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    handle = page.browser.find_element("id", token)
+    actions = ActionChains(page.browser).move_to_element(handle).click_and_hold()
+    actions.move_by_offset(0, by).release().perform()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["paper", "wide"])
+def test_a_dragged_token_changes_the_weights_as_policy_loss_does(page, chosen):
+    """By mouse and by keyboard; every row of every response against autograd."""
+    before = page.js("return dragged.logw[0][0]")
+    drag(page, "drag0-0", -18)
+    assert page.js("return dragged.logw[0][0]") == pytest.approx(before + 0.3, abs=0.03)
+    drag(page, "drag1-4", 12)
+    page.press("\ue013")                                     # the arrow up: 0.01 more
+    assert page.js("return dragged.logw[1][4]") == pytest.approx(-0.3 - 0.2 + 0.01, abs=0.03)
+    page.js("const list = document.getElementById('dragrange'); list.value = arguments[0];"
+            "list.dispatchEvent(new Event('change'))", chosen)
+    ranges = {"gspo": page.js("return GSPO_RANGES[arguments[0]]", chosen)}
+    ranges["gspo_token"] = ranges["gspo"]
+    for name in FIVE:
+        group = page.js("return preparedGroup(arguments[0])", name == "gspo_token")
+        shown = page.js("return [...document.querySelectorAll(`[data-name=${arguments[0]}]`)]"
+                        ".map(x => [Number(x.dataset.push), x.dataset.removed !== ''])", name)
+        push, struck, _ = reference(group, name, *ranges.get(name, (None, None)),
+                                    {"dual_clip": None, "off_policy_mask": None, "objective": ""})
+        assert [x for x, _ in shown] == pytest.approx(push, rel=1e-6, abs=1e-12), name
+        assert [x for _, x in shown] == struck, name
+    grpo = page.js("return [...document.querySelectorAll('.grid .place')].map(x => x.textContent)")
+    assert all("s " not in text[:2] for text in grpo if "0.8" in text)   # a range of w, not of s
+
+
+@pytest.mark.slow
+def test_a_finger_drags_a_token(page):
+    page.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
+    box = page.js("const token = document.getElementById('drag2-0');"
+                  "token.scrollIntoView({block: 'center'});"
+                  "return token.getBoundingClientRect().toJSON()")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for kind, points in (("touchStart", [(x, y)]), ("touchMove", [(x, y - 30)]), ("touchEnd", [])):
+        page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", {
+            "type": kind, "touchPoints": [{"x": a, "y": b} for a, b in points]})
+    assert page.js("return dragged.logw[2][0]") > 0.3
+    page.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
