@@ -21,7 +21,9 @@ responses
 the two agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
 float64. The
 
-0.2 / 3e-4 = {quotient of epsilons}: the *bands* differ
+0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
+
+errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}: as
 
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. It also
 matters

@@ -2,8 +2,10 @@
 python -m pytest tests/concepts/test_ratios.py
 """
 
+import json
 import math
 import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +126,23 @@ def test_the_demo_shows_the_papers_example_and_the_identity(capsys):
 def test_bad_shapes_types_and_masks_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_with_all_responses_enumerated_only_products_give_the_exact_gradient(monkeypatch):
+    """docs/corrections.md, 17: of three binary tokens."""
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(str(root / "experiments"))
+    import enumerated
+    found = enumerated.measure()
+    for name, kind, baseline in found[0]:
+        values = [draw[name, kind, baseline] for draw in found]
+        if name == "∏w" or (name, kind) == ("∏_{k≤t} w_k", "Q"):
+            assert max(values) < 1e-9
+        else:
+            assert sorted(values)[len(values) // 2] > .05, (name, kind)
+    for draw in found:                           # what a baseline does to an expectation
+        for name in ("w_t", "∏_{k≤t} w_k"):
+            assert draw[name, "outcome", True] == pytest.approx(draw[name, "outcome", False])
+        assert draw["s", "outcome", True] != pytest.approx(draw["s", "outcome", False], rel=1e-6)
+    recorded = (root / "experiments/results/enumerated.json").read_text(encoding="utf-8")
+    assert enumerated.texts(found) == json.loads(recorded)["texts"]
