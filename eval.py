@@ -265,8 +265,8 @@ COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard
 def main(argv=None):
     from tools import commands                           # here: training does not need tools/
     try:
-        with commands.until_the_reader_leaves():
-            command, asked = commands.read(sys.argv[1:] if argv is None else argv, __doc__)
+        with commands.exit_on_broken_pipe():
+            command, asked = commands.parse_command(sys.argv[1:] if argv is None else argv, __doc__)
             COMMANDS[command](asked)
     except (ValueError, OSError) as error:
         print(f"eval.py: {error}", file=sys.stderr)

@@ -47,7 +47,7 @@ import pictures                                                                 
 from judging import choose_best, list_choices, read, values                          # noqa: E402
 from questions import FIRST, FAMILIES, QUESTIONS                                               # noqa: E402
 from session.arguments import parse                                                  # noqa: E402
-from tools.commands import until_the_reader_leaves                                   # noqa: E402
+from tools.commands import exit_on_broken_pipe                                       # noqa: E402
 
 
 # ------------------------------------------------------------------------------- what is missing
@@ -356,5 +356,5 @@ def make_all(name, question, options):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    with until_the_reader_leaves():
+    with exit_on_broken_pipe():
         main()

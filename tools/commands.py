@@ -22,9 +22,9 @@ COMMANDS = {
 
 
 @contextmanager
-def until_the_reader_leaves():
-    """What the block prints may be cut off, as by `| head`: the script then ends without a
-    traceback."""
+def exit_on_broken_pipe():
+    """Exit without a traceback if what reads this script's output closes the pipe, as `| head`
+    does."""
     try:
         yield
         sys.stdout.flush()
@@ -33,9 +33,9 @@ def until_the_reader_leaves():
         raise SystemExit(1) from None
 
 
-def read(argv, description):
+def parse_command(argv, description):
     """(command, its parsed flags). For ask and passk these are their own and train.py's Settings,
-    for claims the words as given, else the run folders and the output file. Prints the description
+    for claims the list of words, else the run folders and the output file. Prints the description
     and exits for --help.
 
     Raises ValueError with one line.
@@ -48,25 +48,25 @@ def read(argv, description):
         raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
     if command == "claims":
         return command, words
-    readers = {"ask": question, "passk": options}
-    return command, (readers[command](words) if command in readers else
-                     runs_and_output(command, words))
+    if command in ("ask", "passk"):
+        return command, (parse_ask if command == "ask" else parse_passk)(words)
+    return command, parse_runs(command, words)
 
 
 def first_word(argv, description):
     """Before the slow imports of eval.py: print --help, refuse bad flags (exit code 2), or print a
     first line."""
     try:
-        command, asked = read(argv, description)
+        command, options = parse_command(argv, description)
     except ValueError as error:
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
-    place = ["experiments/"] if command == "claims" else getattr(asked, "runs", ())
+    folders = ["experiments/"] if command == "claims" else getattr(options, "runs", ())
     print("loading transformers ..." if command in ("ask", "passk") else
-          f"reading {' '.join(place)} ...", flush=True)
+          f"reading {' '.join(folders)} ...", flush=True)
 
 
-def runs_and_output(command, argv):
+def parse_runs(command, argv):
     """The parsed flags of the commands that draw runs: run folders and --output."""
     parser = Parser(f"eval.py {command}", description=COMMANDS[command], allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
@@ -77,26 +77,27 @@ def runs_and_output(command, argv):
     return parser.parse_args(argv)
 
 
-def sampling_parser(command):
+def make_sampling_parser(command):
     """The parser of a command that samples from checkpoints."""
     shared = [f"--{f.name}" for f in flags() if f.metadata.get("evaluation")]
     parser = Parser(f"eval.py {command}", description=COMMANDS[command], allow_abbrev=False,
-                    epilog="The checkpoint of a run is used with the settings of that run, unless "
-                           "they are given. Flags of train.py that also apply here: "
+                    epilog="The checkpoint of a run is used with the settings of that run; flags "
+                           "override them. Flags of train.py that also apply here: "
                            f"{', '.join(shared)}.")
     parser.add_argument("--trust_run_code", action="store_true",
                         help="import every FILE.py:NAME that the run's config.json names")
     return parser
 
 
-def question(argv):
-    """(ask's own flags, Settings), as `options` returns them for passk."""
-    parser = sampling_parser("ask")
+def parse_ask(argv):
+    """(ask's own flags, Settings), as parse_passk returns them."""
+    parser = make_sampling_parser("ask")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint's folder, or hub id")
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt, without the run's template")
     parser.add_argument("--n", type=int, default=4, help="responses, besides the greedy one "
                         "(default: 4)")
-    parser.add_argument("--answer", help="the right answer: the run's verifier then gives rewards")
+    parser.add_argument("--answer", help="the right answer: the run's reward function then "
+                        "scores the responses")
     own, rest = parser.parse_known_args(underscored(argv))
     if own.n < 1:
         raise ValueError(f"ask: --n {own.n}: it must be at least 1")
@@ -104,12 +105,13 @@ def question(argv):
     return own, sampling_settings(own, rest, "ask")
 
 
-def options(argv):
-    """(passk's own flags, train.py's Settings for the rest). own.line: the line that says which
-    settings of a run they hold. Raises ValueError with one line."""
-    parser = sampling_parser("passk")
+def parse_passk(argv):
+    """(passk's own flags, train.py's Settings for the rest). own.line: the line that describes the
+    settings. Raises ValueError with one line."""
+    parser = make_sampling_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
-                        help="one checkpoint, or two to compare (default: the built-in cold start)")
+                        help="one checkpoint, or two to compare (default: the built-in model "
+                             "after its supervised warm-up)")
     parser.add_argument("--n", "--num_generations", "--eval_samples", type=int, default=16,
                         help="responses sampled per problem (default: 16)")
     parser.add_argument("--k", type=int, nargs="+",

@@ -1,6 +1,6 @@
-"""`eval.py dashboard`: the curves of one run or of several, from metrics.jsonl: a panel per metric.
+"""`eval.py dashboard`: the curves of one or several runs, from metrics.jsonl, one panel per metric.
 
-docs/metrics.md says what each metric is and what is normal.
+docs/metrics.md defines the metrics and their normal values.
 """
 
 import json
@@ -9,28 +9,30 @@ import sys
 from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
-          "entropy", "grad_norm", "dead_groups")
+          "entropy", "grad_norm", "zero_variance_groups")
 LOGARITHMIC = ("log_w_var", "log_s_var", "grad_norm")
+RENAMED = {"dead_groups": "zero_variance_groups"}           # metrics of runs of older versions
 
 
 def draw(runs):
     """The figure of {run: metrics records}, with a color per run."""
     figure, axes = style.panels(len(CURVES) // 2, 2, height=12)
-    for place, metric in zip(axes.flat, CURVES):
-        style.label(place, metric, "rollout batch", "")
+    for panel, metric in zip(axes.flat, CURVES):
+        style.label(panel, metric, "rollout batch", "")
         for run, records in runs.items():
             points = [(r["step"], r[metric]) for r in records if r.get(metric) is not None]
             marker = "o" if len(points) == 1 else None
-            place.plot([x for x, _ in points], [y for _, y in points], marker=marker,
+            panel.plot([x for x, _ in points], [y for _, y in points], marker=marker,
                        label=str(run)[-60:])
             if metric in LOGARITHMIC and any(y > 0 for _, y in points):
-                place.set_yscale("log")                      # which leaves out values of 0
+                panel.set_yscale("log")                      # which leaves out values of 0
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left")
     return figure
 
 
 def read_metrics(folder):
-    """The records of a run's metrics.jsonl. Incomplete lines are skipped, with a note on stderr.
+    """The records of a run's metrics.jsonl, under the metrics' present names. Incomplete lines are
+    skipped, with a note on stderr.
 
     Raises ValueError if there is no record.
     """
@@ -45,9 +47,9 @@ def read_metrics(folder):
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, text in enumerate(lines, 1):
         try:
-            record = json.loads(text)
+            record = {RENAMED.get(name, name): value for name, value in json.loads(text).items()}
             records.append(record | {"step": int(record["step"])})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError):
             skipped.append(str(number))
     if skipped:
         print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
 from session.arguments import parse
-from tools.commands import until_the_reader_leaves
+from tools.commands import exit_on_broken_pipe
 from tools.trl import config_text
 
 
@@ -35,5 +35,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    with until_the_reader_leaves():
+    with exit_on_broken_pipe():
         main()

@@ -1,4 +1,4 @@
-"""`eval.py view`: shows on a run's own tokens which of them an algorithm trains on.
+"""`eval.py view`: shows the tokens of a run and which of them the algorithm trains on.
 
 train.py saves the tokens of one group per rollout batch in RUN/tokens.jsonl (--save_tokens).
 `python eval.py view RUN [RUN2]` writes one HTML file that needs no network: the files of
@@ -49,15 +49,15 @@ def read_run(folder):
         arguments = json.loads((folder / "config.json").read_text(encoding="utf-8"))["arguments"]
         objective = ALGORITHMS[arguments["algorithm"]]["objective"]
     except (OSError, ValueError, KeyError):
-        raise ValueError(f"{folder}/config.json does not say which algorithm was trained") from None
+        raise ValueError(f"{folder}/config.json does not name the algorithm of the run") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
     return {"name": str(folder), "objective": objective, **kept, "curves": curves,
             "groups": groups}
 
 
-def thinned(run, room):
+def drop_batches(run, room):
     """The run with as many evenly spaced batches as fit into `room` bytes, at least 2."""
-    size = sum(len(embedded(group)) for group in run["groups"])
+    size = sum(len(encode_json(group)) for group in run["groups"])
     steps = sorted({group["step"] for group in run["groups"]})
     if size > room and len(steps) > 2:
         count = max(2, int(len(steps) * room / size))
@@ -66,30 +66,31 @@ def thinned(run, room):
     return run
 
 
-def embedded(data):
+def encode_json(data):
     """JSON that is safe inside a <script>: it contains no `<`, so no end tag and no comment. NaN
     becomes null."""
-    return json.dumps(finite(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(replace_non_finite(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
-def finite(x):
+def replace_non_finite(x):
     if isinstance(x, dict):
-        return {key: finite(value) for key, value in x.items()}
+        return {key: replace_non_finite(value) for key, value in x.items()}
     if isinstance(x, list):
-        return [finite(value) for value in x]
+        return [replace_non_finite(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
-def page(runs, largest=None):
+def make_page(runs, largest=None):
     """The HTML file for one or two runs, as read_run returns them, of about `largest` bytes;
     None: LARGEST_PAGE."""
     viewer = Path(__file__).parent / "viewer"
     html, style, *scripts = ((viewer / file).read_text(encoding="utf-8") for file in FILES)
     script = "\n".join(scripts)
-    curves = sum(len(embedded(run["curves"])) for run in runs)
+    curves = sum(len(encode_json(run["curves"])) for run in runs)
     room = ((largest or LARGEST_PAGE) - len(html + style + script) - curves - 20_000) / len(runs)
-    data = embedded({"objectives": {name: asdict(row) for name, row in OBJECTIVES.items()},
-                     "runs": [thinned(run, room) for run in runs]})
+    data = encode_json({"objectives": {name: asdict(row) for name, row in OBJECTIVES.items()},
+                        "runs": [drop_batches(run, room) for run in runs]})
     allow = f"script-src {digest(script)}; style-src {digest(style)}"
     policy = f"default-src 'none'; {allow}; base-uri 'none'; form-action 'none'"
     places = {"@POLICY@": policy, "@STYLE@": style, "@SCRIPT@": script, "@DATA@": data}
@@ -105,11 +106,11 @@ def digest(text):
 
 def write_page(folders, output=None, largest=None):
     """The page of one run, or of two side by side; view.html in the first one's folder unless
-    `output` names a file. largest: in bytes, see page. Returns its path."""
+    `output` names a file. largest: in bytes, see make_page. Returns its path."""
     if not 1 <= len(folders) <= 2:
         raise ValueError(f"{len(folders)} runs: give one run, or two to compare")
     output = Path(output) if output else Path(folders[0]) / "view.html"
-    html = page([read_run(Path(folder)) for folder in folders], largest)
+    html = make_page([read_run(Path(folder)) for folder in folders], largest)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(html, encoding="utf-8")
     return output

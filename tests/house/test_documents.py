@@ -67,7 +67,7 @@ def test_a_command_names_files_that_exist_and_flags_that_fit(line, monkeypatch):
         assert parse(words[words.index("train.py") + 1:])
     if "passk" in words:
         kept = ["--dataset_name", "data/notes.jsonl"] if "runs/notes" in line else []    # the run's
-        commands.read([*words[words.index("passk"):], *kept], "")
+        commands.parse_command([*words[words.index("passk"):], *kept], "")
     for word in words:
         if re.fullmatch(r"((tests|experiments|benchmarks)/)?[^/]+\.py", word):
             shown = any(f"`{word}`:" in text for text in DOCUMENTS.values())

@@ -21,7 +21,7 @@ RUNS = json.loads(max(re.findall(r"\{.*\}", PAGE), key=len))["runs"]       # tho
 
 def remade():
     """The page as the viewer makes it of the same runs today."""
-    return view.page(RUNS, largest=10 ** 9)
+    return view.make_page(RUNS, largest=10 ** 9)
 
 
 def test_the_page_is_what_the_viewer_makes_of_its_runs_today():

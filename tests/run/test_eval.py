@@ -112,6 +112,14 @@ def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run", "other"]
 
 
+def test_the_metrics_of_an_older_version_are_read_by_their_present_names(tmp_path):
+    jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "dead_groups": 0.5},
+                                       {"step": 2, "zero_variance_groups": 0.25}])
+    records = pictures.read_metrics(tmp_path)
+    assert [record["zero_variance_groups"] for record in records] == [0.5, 0.25]
+    assert "zero_variance_groups" in pictures.CURVES
+
+
 def test_a_dashboard_of_two_runs_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
     runs = [write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r'),
             write_run(tmp_path / "short", 1)]

@@ -11,7 +11,7 @@ import pytest
 import eval
 import train
 from session.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, Settings, flags, parse
-from tools.commands import options
+from tools.commands import parse_passk
 from tiny_run import SUMS, jsonl, python
 
 ROOT = Path(__file__).parents[2]
@@ -94,11 +94,11 @@ def test_a_name_of_other_programs_means_one_flag():
 
 
 def test_passk_takes_train_pys_names_for_its_numbers():
-    own, args = options("--num_generations 4 --eval_prompts 9 --temperature 0.5".split())
+    own, args = parse_passk("--num_generations 4 --eval_prompts 9 --temperature 0.5".split())
     assert (own.n, own.problems, own.k, args.temperature) == (4, 9, [1, 4], .5)
-    own, _ = options(["--eval-samples", "2"])
+    own, _ = parse_passk(["--eval-samples", "2"])
     assert own.k == [1] and own.n == 2
-    assert options([])[0].k == [1, 4, 16]
+    assert parse_passk([])[0].k == [1, 4, 16]
 
 
 def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):

@@ -176,7 +176,7 @@ def test_a_long_run_shows_fewer_batches_and_stays_below_the_limit(tmp_path, monk
 
 def test_numbers_that_are_not_finite_become_null():
     data = {"a": [float("nan"), 1.5, {"b": float("-inf")}]}
-    assert json.loads(view.embedded(data)) == {"a": [None, 1.5, {"b": None}]}
+    assert json.loads(view.encode_json(data)) == {"a": [None, 1.5, {"b": None}]}
 
 
 def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused, capsys):
