@@ -31,6 +31,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from plumbing.data import tasks
+from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import base_sampler
@@ -168,6 +169,7 @@ def passk(asked):
     found = []                                               # {problem: {score: number}}
     for name in own.model_name_or_path:
         policy, tokenizer = load_policy(settings, task, device, name)
+        say(name_ends(policy, tokenizer))
         say(task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length))
         problems = task.test[:own.problems]
         answers = evaluate(settings, base_sampler(settings, policy, tokenizer, task), task,
@@ -205,6 +207,7 @@ def ask(asked):
     problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
     task.rows[problem] = {}
     policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)
+    say(name_ends(policy, tokenizer))
     sampler = base_sampler(settings, policy, tokenizer, task)
     for temperature in (0.0, settings.temperature):
         answers = evaluate(settings, sampler, task, [problem], own.n, temperature, settings.seed)
@@ -269,6 +272,8 @@ def main(argv=None):
             command, asked = commands.parse_command(sys.argv[1:] if argv is None else argv, __doc__)
             COMMANDS[command](asked)
     except (ValueError, OSError) as error:
+        if os.environ.get("GSPO_TRACEBACK"):
+            raise
         print(f"eval.py: {error}", file=sys.stderr)
         raise SystemExit(2)
 

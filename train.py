@@ -51,6 +51,7 @@ from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
 from plumbing.data import tasks
 from plumbing.model.actor import trained_policy
+from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
 from session import checkpoints, dry_run, folder as run, memory, screen
 from session.errors import errors_in_one_line
@@ -307,6 +308,7 @@ def run_on(device, settings, task):
         saved = checkpoints.newest_of_all(folder, origin) if settings.resume else None
         screen.say(screen.plan(settings, folder, task, device))
         policy, tokenizer = trained_policy(settings, task, device, saved)
+        screen.say(name_ends(policy, tokenizer))
         screen.say(screen.without_effect(settings, task, tokenizer))
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))

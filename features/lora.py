@@ -207,6 +207,7 @@ def save_adapters(policy, folder):
     if getattr(policy, "is_loaded_in_4bit", False):
         config.quantization_config = FOUR_BITS
     config.save_pretrained(folder)
+    policy.generation_config.save_pretrained(folder)         # which tokens end a response
     policy.peft_model.save_pretrained(folder, save_embedding_layers=False)
 
 

@@ -16,6 +16,7 @@ import torch
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 
 from plumbing.data import tasks
+from plumbing.model.chat import find_turn_end
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import kind_of
 from session.arguments import parse
@@ -26,7 +27,9 @@ from session.folder import checked_name
 def rows(settings, task, tokenizer):
     """[{"input_ids", "labels"}]: each prompt as the policy reads it, and its right answer, which
     alone is in the loss."""
-    end = settings.stop[0] if settings.stop else tokenizer.eos_token
+    turn_end = find_turn_end(tokenizer) if settings.chat_template else None
+    end = tokenizer.eos_token if turn_end is None else tokenizer.convert_ids_to_tokens(turn_end)
+    end = settings.stop[0] if settings.stop else end
     prompts = task.encode(tokenizer, task.train, settings.chat_template, settings.max_prompt_length)
     answers = [tokenizer(problem.answer + end, add_special_tokens=False)["input_ids"]
                for problem in task.train]

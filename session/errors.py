@@ -1,5 +1,6 @@
 """Errors: one line that says what was wrong and what to do, and the exit code of the script."""
 
+import os
 import sys
 from contextlib import contextmanager
 
@@ -14,10 +15,13 @@ from session.memory import out_of_memory
 def errors_in_one_line(argv):
     """An error in the block ends the script with one line on stderr. The exit code is 2 for errors
     that the user can correct, 1 if another process of the job has died, 130 after Ctrl-C.
-    Other errors, which are bugs, keep their traceback."""
+    Other errors, which are bugs, keep their traceback, and so do all with GSPO_TRACEBACK=1 in the
+    environment."""
     try:
         yield
     except (ValueError, OSError) as error:
+        if os.environ.get("GSPO_TRACEBACK"):
+            raise
         leave(2, error)
     except torch.OutOfMemoryError:
         leave(2, out_of_memory(parse(argv)))

@@ -17,7 +17,7 @@ import transformers
 from filelock import FileLock, Timeout
 
 from plumbing.model.cold_start import CACHE
-from plumbing.model.policy import not_there
+from plumbing.model.policy import explain_missing
 from session.checkpoints import RECORDS, whole, write_text
 from session.arguments import OF_A_CALL, as_words, code_in, config_of, flags
 from plumbing.parallel import processes
@@ -89,7 +89,7 @@ def checked_name(settings):
     that must not be replaced, or if a checkpoint to start from does not exist."""
     for name in [f.name for f in flags() if "checkpoint" in f.metadata and not settings.resume]:
         source = getattr(settings, name)
-        if source and (words := not_there(source)):
+        if source and (words := explain_missing(source)):
             raise ValueError(f"--{name} {source}: {words}")
     if settings.output_dir is None:
         return free_name(settings.algorithm)

@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 
+from plumbing.model.chat import keep_ends
 from plumbing.model.halves import halve_matrices
-from plumbing.model.policy import load_policy, most_tokens
+from plumbing.model.policy import find_max_length, load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import fast_response_logp
@@ -73,7 +74,7 @@ def checkpoint_activations(policy):
 def trained_policy(settings, task, device, saved=None):
     """(policy, tokenizer): load_policy's, made ready for training; saved: a checkpoint of this run
     to go on from."""
-    def change(policy):
+    def transform(policy):
         policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and is frozen
         for feature in settings.features:
             policy = feature.policy(settings, policy, saved)
@@ -81,7 +82,9 @@ def trained_policy(settings, task, device, saved=None):
 
     apart = any(feature.apart for feature in settings.features)
     start = None if apart else saved
-    policy, tokenizer = load_policy(settings, task, device, start, change, apart)
+    policy, tokenizer = load_policy(settings, task, device, start, transform, apart)
+    if saved:
+        keep_ends(policy, saved)
     if settings.router_shift:
         check_router_shift(policy, settings.algorithm)
     if settings.half:
@@ -136,4 +139,4 @@ class Run:
 
     def most_tokens(self):
         """The largest number of tokens in a row that the policy can read; None: any number."""
-        return most_tokens(self.actor.policy)
+        return find_max_length(self.actor.policy)

@@ -1,7 +1,11 @@
 """What a chat template writes around the words of a conversation: the text between two of the
-assistant's turns, and the token that ends a turn."""
+assistant's turns, and the token that ends a turn, which ends a response, too."""
 
+import json
+from pathlib import Path
 from typing import NamedTuple
+
+from rollout import end_tokens
 
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
 WORDS = "WORDS"          # stands for the user's
@@ -55,3 +59,40 @@ def split_end(tokenizer, text):
         if text.lstrip().startswith(token):
             return special[token], text.lstrip().removeprefix(token)
     return None, text
+
+
+# ------------------------------------------------------------------ the tokens that end a response
+
+def add_turn_end(policy, tokenizer):
+    """Let the token that ends a turn in the chat template end a response, too. A base model with a
+    chat template has another eos token and would go on to invent the user's next turn. The token
+    is added to the policy's generation config, which all samplers read and checkpoints hold."""
+    end = find_turn_end(tokenizer)
+    ends = end_tokens(policy, tokenizer)
+    if end is not None and end not in ends:
+        policy.generation_config.eos_token_id = [*ends, end]
+
+
+def find_turn_end(tokenizer):
+    """The token that ends the assistant's turn in the chat template; None if there is none."""
+    try:
+        return read_turns(tokenizer).end if tokenizer.chat_template else None
+    except ValueError:               # the template cannot write a conversation: there are no turns
+        return None
+
+
+def keep_ends(policy, folder):
+    """Let the tokens that end a response be those of a checkpoint of the run that goes on, which
+    may have begun before add_turn_end."""
+    file = Path(folder) / "generation_config.json"
+    if file.is_file():
+        ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        policy.generation_config.eos_token_id = ends
+
+
+def name_ends(policy, tokenizer):
+    """A line that names the tokens which end a response to a chat; "" without a chat template."""
+    if not tokenizer.chat_template:
+        return ""
+    ends = tokenizer.convert_ids_to_tokens(end_tokens(policy, tokenizer))
+    return f"a response ends with {' or '.join(ends)}"

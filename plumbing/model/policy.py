@@ -1,14 +1,16 @@
-"""Load the policy: a checkpoint, checked before use, or the built-in tiny MoE after its cold start
-(cold_start.py)."""
+"""Load the policy: a checkpoint, checked before use, or the built-in tiny MoE after its supervised
+warm-up (cold_start.py)."""
 
+import importlib.util
 import re
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM,
+                          AutoTokenizer)
 
 from moe import TinyMoE
+from plumbing.model.chat import add_turn_end
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
 from plumbing.speed.experts import on_its_device
@@ -16,16 +18,14 @@ from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
 from routes import record_routes, routers_of
 
-POSITIONS = re.compile(r"\bwpe$|pos\w*_emb|emb\w*_pos|_positions?$")     # names of their embeddings
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(settings, task, device, folder=None, change=None, apart=False):
+def load_policy(settings, task, device, folder=None, transform=None, apart=False):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
-    built-in tiny MoE after its cold start. change: a function of the policy as it was read -> what
-    takes its place. apart: of a checkpoint that adds to another one, such as adapters, the other
-    one alone.
+    built-in tiny MoE. transform: a function applied to the loaded policy. apart: of a checkpoint
+    that adds to another one, such as adapters, load the other one alone.
 
     Raises ValueError for a folder that is missing, is not a checkpoint or has no safetensors file
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
@@ -34,52 +34,53 @@ def load_policy(settings, task, device, folder=None, change=None, apart=False):
     name = folder or settings.model_name_or_path
     if name is None:
         policy, tokenizer = cold_start(settings, task, device)
-        return (change(policy).to(device) if change else policy), tokenizer
+        return (transform(policy).to(device) if transform else policy), tokenizer
     name = str(name)
     check_sound(name, "--model_name_or_path")
     if reader := settings.reader_of(name):
-        return load_both(settings, task, device, name, reader, change, apart)
+        return load_with_base(settings, task, device, name, reader, transform, apart)
     try:
         policy, tokenizer = read_checkpoint(name)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        words = " ".join(str(error).split())
-        if "CONVERSION" in words:  # transformers joins the experts' weights while it reads them
-            words = "some experts' weights are missing or misshapen"
-        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {words[:300]}") from None
+    except ValueError as error:
+        raise ValueError(f"--model_name_or_path {name} cannot be loaded: {error}") from error
 
-    policy = policy.float()
     try:
         policy.name_or_path = name
-        policy = on_its_device(change(policy) if change else policy, device).eval()
-        check_length(policy, settings.max_prompt_length, task)
+        if task and task.chat and not settings.resume:
+            add_turn_end(policy, tokenizer)
+        policy = on_its_device(transform(policy) if transform else policy, device).eval()
         check_log_probs(policy, tokenizer)
+        check_length(policy, settings.max_prompt_length, task)
         check_routers(policy)
     except ValueError as error:
-        raise ValueError(f"--model_name_or_path {name}: {error}") from None
+        raise ValueError(f"--model_name_or_path {name}: {error}") from error
     return policy, tokenizer
 
 
-def load_both(settings, task, device, name, reader, change, apart):
+def load_with_base(settings, task, device, name, reader, transform, apart):
     """load_policy of a checkpoint that adds to another one. reader: the feature that reads it."""
+    base_name = reader.base_of(name)
     try:
-        base = load_policy(settings, task, device, reader.base_of(name), change if apart else None)
+        base = load_policy(settings, task, device, base_name, transform if apart else None)
     except ValueError as error:
-        raise ValueError(f"{name} needs its base model: {error}") from None
+        raise ValueError(f"{name} needs its base model: {error}") from error
     if apart:
         return base
     policy, tokenizer = base
     policy = reader.read(policy, name)
     policy.name_or_path = name
-    return (change(policy).to(device) if change else policy), tokenizer
+    return (transform(policy).to(device) if transform else policy), tokenizer
 
+
+# ------------------------------------------------------------------------------- reading the files
 
 def read_checkpoint(name):
-    """(policy, tokenizer) from a folder or the hub. Raises ValueError if a weight, the tokenizer or
-    the config is missing from the checkpoint."""
+    """(policy, tokenizer) from a folder or the hub, in float32. Raises ValueError if that is not
+    possible or a weight, the tokenizer or the config is missing."""
     if steps := checkpoints_in(Path(name) / "checkpoints") or checkpoints_in(Path(name)):
         raise ValueError(f"it is the folder of a run; its checkpoint is {steps[-1][1]}")
-    if words := not_there(name):
-        raise ValueError(words)
+    if message := explain_missing(name):
+        raise ValueError(message)
     if Path(name).exists():
         if not (Path(name) / "config.json").is_file():
             raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or "
@@ -87,32 +88,68 @@ def read_checkpoint(name):
         if not any(Path(name).glob("*.safetensors")):
             raise ValueError("no .safetensors weights there; pickled weights are not read (they "
                              "can run code), convert them")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    if config.model_type == "qwen3_moe":
-        policy = TinyMoE.from_pretrained(name)
-    else:
-        policy, loading = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
-            output_loading_info=True)
-        if loading["missing_keys"]:
-            lacking = ", ".join(sorted(loading["missing_keys"]))
-            raise ValueError(f"its weights lack {lacking}, which would be random numbers")
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    if len(tokenizer) < 3:
-        raise ValueError("it has no tokenizer, and transformers makes up an empty one")
-    known = policy.get_output_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values())
-    if largest >= known:
-        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they "
-                         "do not belong together")
+    try:
+        policy, problems = read_model(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:       # configs, quantizers and tokenizers raise errors of every kind
+        raise ValueError(describe(error)) from error
+    if problems["missing_keys"]:
+        lacking = ", ".join(sorted(problems["missing_keys"]))
+        raise ValueError(f"its weights lack {lacking}, which would be random numbers")
+    if problems["mismatched_keys"]:
+        key, found, needed = sorted(problems["mismatched_keys"])[0]
+        raise ValueError(f"its weight {key} has the shape {list(found)}, its config.json needs "
+                         f"{list(needed)}")
+    if getattr(policy, "is_quantized", False):
+        raise ValueError("its weights are quantized, which cannot be trained: save them in 16 or "
+                         "32 bits first")
+    policy = take_text_part(policy.float())
+    check_tokenizer(policy, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
 
 
-def not_there(name):
-    """What to say of a local path that does not exist; "" for a path that exists, and for a name
-    that may be a hub id."""
+def read_model(name):
+    """(model, its "missing_keys" and "mismatched_keys") as transformers loads it."""
+    if AutoConfig.from_pretrained(name, trust_remote_code=False).model_type == "qwen3_moe":
+        return TinyMoE.from_pretrained(name), {"missing_keys": (), "mismatched_keys": ()}
+    return AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+        ignore_mismatched_sizes=True, output_loading_info=True)
+
+
+def describe(error):
+    """An error of transformers in one line: its kind and its first sentence."""
+    words = " ".join(str(error).split())
+    if "CONVERSION" in words:       # transformers joins the experts' weights while it reads them
+        words = "some experts' weights are missing or misshapen."
+    if "`tiktoken`" in words and not importlib.util.find_spec("sentencepiece"):
+        words = "tokenizer.model needs a package: pip install sentencepiece."
+    sentence = re.split(r"(?<=[^.\d])\.(?= [A-Z]|$)", words)[0]
+    return f"{type(error).__name__}: {sentence[:300]} (GSPO_TRACEBACK=1 shows where)"
+
+
+def take_text_part(model):
+    """The language model inside a multimodal model, with the same weights; other models are
+    returned as they are. Raises ValueError if transformers has no class for it alone."""
+    config = model.config.get_text_config()
+    if config is model.config:
+        return model
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"{type(model).__name__} is multimodal, and transformers has no class for "
+                         "its text part alone")
+    with torch.device("meta"):
+        policy = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    setattr(policy, policy.base_model_prefix, model.get_decoder())
+    policy.set_output_embeddings(model.get_output_embeddings())
+    policy.generation_config = model.generation_config
+    return policy
+
+
+def explain_missing(name):
+    """What to print about a local path that does not exist; "" for a path that exists, and for a
+    name that may be a hub id."""
     local = name.startswith((".", "/", "~", "checkpoints/", "runs/")) or name.count("/") > 1
     if Path(name).exists() or not local:
         return ""
@@ -122,10 +159,24 @@ def not_there(name):
 
 # ---------------------------------------------------------------- refused: what would be wrong here
 
+def check_tokenizer(policy, tokenizer):
+    """Refuse a tokenizer that is made up, belongs to another model or cannot pad."""
+    if len(tokenizer) < 3:
+        raise ValueError("it has no tokenizer, and transformers makes up an empty one")
+    known = policy.get_output_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= known:
+        raise ValueError(f"its tokenizer has token {largest}, its model has {known} tokens: they "
+                         "do not belong together")
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise ValueError("its tokenizer has neither an eos token, which ends a response, nor a pad "
+                         'token: name them in tokenizer_config.json ("eos_token")')
+
+
 def check_length(policy, longest, task):
     """Refuse rows that may be longer than those whose log-probs are right. longest: tokens of a
     prompt."""
-    limit = most_tokens(policy)
+    limit = find_max_length(policy)
     if task and limit and longest + task.max_completion_length > limit:
         raise ValueError(
             f"its log-probs are right for rows of at most {limit} tokens: it has a table of so "
@@ -134,29 +185,19 @@ def check_length(policy, longest, task):
             f"{task.max_completion_length}: their sum may be at most {limit}")
 
 
-def most_tokens(policy):
-    """The largest number of tokens in a row whose log-probs are right; None: any number. Beyond it
-    a table of position embeddings ends, or the frequencies of a RoPE depend on the longest row of
-    the batch."""
+def find_max_length(policy):
+    """The largest number of tokens in a row whose log-probs are right; None: any number. A model
+    without rotary positions has a table of positions that ends (GPT-2, OPT); the frequencies of
+    some RoPEs depend on the longest row of the batch."""
     config = policy.config
-    ropes = getattr(config, "rope_parameters", None) or {}
+    longest = getattr(config, "max_position_embeddings", None)
+    ropes = getattr(config, "rope_parameters", None)
+    if not ropes:
+        return longest
     ropes = [ropes] if "rope_type" in ropes else ropes.values()  # or one for each kind of layer
-    limits = [rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    limits = [rope.get("original_max_position_embeddings") or longest
               for rope in ropes if rope["rope_type"] in ("dynamic", "longrope")]
-    table = positions_in_table(policy)
-    return min(limits if table is None else [*limits, table], default=None)
-
-
-def positions_in_table(policy):
-    """The number of positions in a model's table of position embeddings (GPT-2, OPT, GPT-J); None
-    for a model that computes them (RoPE, ALiBi)."""
-    limit = getattr(policy.config, "max_position_embeddings", None)
-    tables = [module.num_embeddings - getattr(module, "offset", 0) for name, module
-              in policy.named_modules()
-              if isinstance(module, torch.nn.Embedding) and POSITIONS.search(name)]
-    tables += [buffer.shape[0] for name, buffer in policy.named_buffers()
-               if POSITIONS.search(name) and buffer.shape[:1] == (limit,)]
-    return min(tables, default=None)
+    return min(limits, default=None)
 
 
 @torch.no_grad()
@@ -168,23 +209,25 @@ def check_log_probs(policy, tokenizer):
     prompts = [ids[:-5], ids[:-6] + ids[-4:]]  # they begin alike and are of unequal length
     uniforms = torch.tensor([[0.1, 0.3, 0.5], [0.9, 0.7, 0.5]]).repeat(2, 1)        # [B, T]
     wrong = []
+    cause = None
     try:
         for name, draw, score in (("plain", sample, response_logp),
                                   ("fast", fast_sample, fast_response_logp)):
             drawn = draw(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
-            own = own_logp(policy, drawn)                                           # [B, T]
+            want = score_one_by_one(policy, drawn)                                  # [B, T]
             scored = score(policy, drawn, entropy=False).logp                       # [B, T]
             for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scored)):
-                close = (logp - own).abs() < CLOSE * (1 + own.abs())      # [B, T]  False for NaN
+                close = (logp - want).abs() < CLOSE * (1 + want.abs())    # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
         wrong = [f"sampling or scoring ({' '.join(str(error).split())[:200]})"]
+        cause = error
     if wrong:
         raise ValueError(f"{type(policy).__name__} is not supported: in padded batches its "
-                         f"log-probs are wrong in {', '.join(wrong)}")
+                         f"log-probs are wrong in {', '.join(wrong)}") from cause
 
 
-def own_logp(model, rollout):
+def score_one_by_one(model, rollout):
     """Log-probs [B, T] of the response tokens from the model's own logits, one forward per
     response."""
     logp = torch.zeros_like(rollout.sampler_logp)                                   # [B, T]

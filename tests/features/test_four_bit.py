@@ -36,8 +36,8 @@ def dense(workplace):
             "--model_name_or_path dense")
 
 
-def loaded(flags, change=four_bit.quantize):
-    return load_policy(parse(flags.split()), None, CPU, change=change)[0]
+def loaded(flags, transform=four_bit.quantize):
+    return load_policy(parse(flags.split()), None, CPU, transform=transform)[0]
 
 
 def close(one, other, atol=1e-5):

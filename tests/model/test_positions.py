@@ -1,11 +1,11 @@
-"""A table of position embeddings that is too short for prompt and response is refused in a line:
-plumbing/model/policy.py. python -m pytest tests/model/test_positions.py"""
+"""Rows longer than a model's table of positions are refused in one line (plumbing/model/policy.py).
+python -m pytest tests/model/test_positions.py"""
 
 import pytest
 import torch
 
 import models
-from plumbing.model.policy import positions_in_table
+from plumbing.model.policy import find_max_length
 from tiny_run import jsonl
 
 PLACES = 40
@@ -13,7 +13,7 @@ TABLE = {  # what the shape of a family needs that has a table of positions
     "gpt2": {}, "gptj": dict(rotary_dim=8), "gpt_bigcode": {}, "biogpt": {},
     "opt": dict(ffn_dim=32, word_embed_proj_dim=32),
     "gpt_neo": dict(num_layers=1, attention_types=[[["global"], 1]])}
-NO_TABLE = {"qwen2": {}, "llama": {}, "bloom": {}, "gpt_neox": {}}
+NO_TABLE = {"qwen2": {}, "llama": {}, "gpt_neox": {}}
 
 
 def shape(family):
@@ -22,7 +22,7 @@ def shape(family):
 
 
 @pytest.mark.parametrize("family", TABLE | NO_TABLE)
-def test_a_table_is_found_exactly_where_a_longer_row_fails(family):
+def test_a_limit_is_found_exactly_where_a_longer_row_fails(family):
     """The reference: the model's own forward of PLACES tokens, and of one more."""
     model = models.make(family, **shape(family))
     ids = torch.zeros(1, PLACES + 1, dtype=torch.long)
@@ -32,7 +32,7 @@ def test_a_table_is_found_exactly_where_a_longer_row_fails(family):
             model(input_ids=ids)
     else:
         model(input_ids=ids)
-    assert positions_in_table(model) == (PLACES if family in TABLE else None)
+    assert find_max_length(model) == (PLACES if family in TABLE else None)
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
