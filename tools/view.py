@@ -20,7 +20,7 @@ from losses import OBJECTIVES
 from session.arguments import ALGORITHMS
 from tools.dashboard import read_metrics
 
-FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js")  # in tools/viewer/
+FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js")  # of viewer/
 LARGEST_PAGE = 3_000_000         # bytes; for longer runs, evenly spaced batches are left out
 KEPT_ARGUMENTS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
                   "off_policy_mask", "max_completion_length")
