@@ -26,7 +26,7 @@ from ratios import sequence_log_ratio  # noqa: E402
 from timing import command_line, publish, table  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
-LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's band of log s
+LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's clip range of log s
 HIGH = OBJECTIVES["gspo"].epsilon_high
 PROMPTS = ("Tell me about the sea.\n", "How do I bake bread?\n")
 ARMS = {  # (autocast's dtype, whether the LM head stays in float32)

@@ -56,8 +56,9 @@ from tools.trl import config_fields  # noqa: E402
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 FORCED = "forced length"     # name of the task whose responses all have the largest length
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
-ends_of = rollout.end_tokens
-
+DEAD = "skipping dead groups"        # recorded under this name, printed as
+ZERO_VARIANCE = "skipping zero-variance groups"
+find_end_tokens = rollout.end_tokens
 
 
 class Case(NamedTuple):
@@ -119,7 +120,7 @@ class Ours:
         recorder = Mock(lap=lap, log=lambda *_: lap("metrics"))
         began = time.perf_counter()
         train.train(replace(self.settings, steps=step), self.learner, self.task, recorder, saver)
-        return ends["metrics" if natural(self.task) else "seconds_update"] - began
+        return ends["metrics" if ends_naturally(self.task) else "seconds_update"] - began
 
 
 class Trl:
@@ -137,7 +138,7 @@ class Trl:
                      logging_strategy="no", disable_tqdm=True, use_cpu=device.type == "cpu",
                      bf16=half, router_aux_loss_coef=0.0, gradient_checkpointing=False,
                      model_init_kwargs={"dtype": "bfloat16" if half else "float32"})
-        if not natural(task):
+        if not ends_naturally(task):
             fixed["generation_kwargs"] = {"eos_token_id": NEVER}
         recomputed = replace(settings, old_logp="recompute")     # TRL always recomputes them
         config = GRPOConfig(**config_fields(recomputed) | fixed)
@@ -145,7 +146,7 @@ class Trl:
             folder, self.reward, config,
             Dataset.from_list([{"prompt": p.prompt} for p in task.train]),
             processing_class=AutoTokenizer.from_pretrained(folder, padding_side="left"))
-        if not natural(task):
+        if not ends_naturally(task):
             self.trainer.eos_token_ids = [NEVER]
         self.trainer.create_optimizer_and_scheduler(10 ** 6)
         self.trainer.current_gradient_accumulation_steps = 1
@@ -188,7 +189,7 @@ def make_model(kind, folder, settings, tokenizer):
     tokenizer.save_pretrained(folder)
 
 
-def natural(task):
+def ends_naturally(task):
     """Whether responses end where the policy ends them; else all have the largest length."""
     return task.name != FORCED
 
@@ -234,10 +235,10 @@ def run_case(case):
     """The record of a case: both sides measured in turns."""
     device = torch.device(case.device)
     limit = measure_limit(device)
-    rollout.end_tokens = ends_of                             # preparing evaluates a cold start
+    rollout.end_tokens = find_end_tokens                     # preparing evaluates a cold start
     settings, task, folder = prepare(case)
     rounds = case.rounds
-    if not natural(task):
+    if not ends_naturally(task):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     sides = {"trl": Trl(settings, task, folder, device),
              "ours": Ours(settings, task, folder, device)}
@@ -253,32 +254,32 @@ def run_case(case):
     record["work"] = {
         "rounds": rounds, "threads": torch.get_num_threads(),
         "torch": torch.__version__, "time": time.strftime("%Y-%m-%d %H:%M")}
-    if not natural(task):
-        flop = least_flop(settings, task, sides["ours"])
+    if not ends_naturally(task):
+        flop = count_least_flop(settings, task, sides["ours"])
         record["gflop"] = rounded(flop / 1e9)
         record["limit_gflops"] = rounded(limit / 1e9)
         for name in sides:
-            record[name]["share_of_limit"] = rounded(flop / median_of(record, name) / limit)
+            record[name]["share_of_limit"] = rounded(flop / median_seconds(record, name) / limit)
     if case.one_off:
-        record["one_off"] = contributions(sides["ours"], case.one_off)
+        record["one_off"] = measure_contributions(sides["ours"], case.one_off)
     return record
 
 
-def median_of(record, side):
+def median_seconds(record, side):
     return record[side]["seconds"]["median"]
 
 
-def least_flop(settings, task, ours):
+def count_least_flop(settings, task, ours):
     """Floating-point operations of a rollout batch in which nothing is computed twice."""
     prompts = ours.tokenizer([p.prompt for p in task.train[:settings.prompts_per_step]])
     prompts = prompts["input_ids"]
     passes = 1 + (settings.old_logp == "recompute") + 3      # a backward is two forwards
-    return passes * forward_flop(
+    return passes * count_forward_flop(
         ours.learner.policy.config, len(prompts), max(map(len, prompts)), settings.num_generations,
         task.max_completion_length, fast.common_prefix(prompts))
 
 
-def forward_flop(config, Q, P, G, T, prefix=0):
+def count_forward_flop(config, Q, P, G, T, prefix=0):
     """Floating-point operations of one forward over Q prompts of P tokens and G responses of T
     tokens to each prompt. A prompt is computed once for its G responses, its first `prefix` tokens
     once for all prompts."""
@@ -298,22 +299,22 @@ def forward_flop(config, Q, P, G, T, prefix=0):
 
 # ------------------------------------------------------------- what each technique of ours is worth
 
-def contributions(ours, rounds):
+def measure_contributions(ours, rounds):
     """{technique: seconds of our batch without it, relative to those with all of them}, on fixed
     weights."""
     learner = ours.learner
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0
     never = 10 ** 9
-    twice = (fast, "distinct", lambda rollout: (rollout, slice(None)))
+    every_row = (fast, "distinct", lambda rollout: (rollout, slice(None)))
     rows = lambda every: (fast, "fast_sample", partial(fast.fast_sample, drop_every=every))
     off = {
         "": [],
         "what all prompts begin with": [(fast, "MIN_PREFIX", never)],
         "packed rows": [(fast, "MAX_PACKED", 0)],
-        "equal responses once": [rows(2), twice],
-        "the same, and ended rows dropped": [rows(never), twice],
-        "skipping dead groups": [(learner, "skip_zero_variance", False)],
+        "equal responses once": [rows(2), every_row],
+        "the same, and ended rows dropped": [rows(never), every_row],
+        DEAD: [(learner, "skip_zero_variance", False)],
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
             (learner.actor, "routed", False)]}
@@ -343,7 +344,7 @@ def texts(found):
         if "gflop" in r:
             share = " / ".join(f"{r[side]['share_of_limit']:.0%}" for side in ("trl", "ours"))
             limits.append(r["limit_gflops"])
-        seconds = [f"{median_of(r, side):.2f}" for side in ("trl", "ours")]
+        seconds = [f"{median_seconds(r, side):.2f}" for side in ("trl", "ours")]
         rows.append((CASES[name].title, *seconds,
                      f"**{ratio['median']:.2f}** [{ratio['min']:.2f}, {ratio['max']:.2f}]",
                      f"{r['trl']['peak_mb']:.0f} / {r['ours']['peak_mb']:.0f}", share))
@@ -359,7 +360,8 @@ def texts(found):
     text["speed_one_off"] = table(
         ("one technique off: seconds relative to all on",
          *(CASES[name].title.split(", ")[0] for name in off)),
-        *((technique, *(f"{ratios[technique]:.2f}" for ratios in off.values()))
+        *((ZERO_VARIANCE if technique == DEAD else technique,
+           *(f"{ratios[technique]:.2f}" for ratios in off.values()))
           for technique in next(iter(off.values()), {})))
     return text
 

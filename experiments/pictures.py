@@ -163,9 +163,9 @@ def by_pass_rate(question, verdict, runs):
             rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
             eighths = [n for n in range(9) if rows and all(row[n] is not None for row in rows)]
             if eighths:
-                style.band(axes, [n / 8 for n in eighths], [[row[n] for n in eighths]
-                                                            for row in rows], variant, colour,
-                           marker="o", line=line)
+                style.plot_seeds(axes, [n / 8 for n in eighths],
+                                 [[row[n] for n in eighths] for row in rows], variant, colour,
+                                 marker="o", line=line)
         axes.set_yscale("log")
         style.label(axes, "", "pass rate of the group", what)
     panels[0].legend(fontsize=8)

@@ -32,5 +32,5 @@ def merge_adapters(policy):
         if base is not None and uses[id(base.weight)] > 1:
             base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
             policy.config.tie_word_embeddings = False
-    vars(policy).pop("save_pretrained", None)                # the model's own again
+    vars(policy).pop("save_pretrained", None)                # the adapters'
     return vars(policy).pop("peft_model").merge_and_unload()

@@ -26,5 +26,5 @@ def put_back(frozen, weights, what, flag):
     if weights is None:
         raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: an older "
                          "version wrote it; start a new run")
-    for own, saved in zip(weights_of(frozen), weights, strict=True):
-        own.copy_(saved)
+    for weight, saved in zip(weights_of(frozen), weights, strict=True):
+        weight.copy_(saved)

@@ -13,7 +13,7 @@ from session.arguments import (Parser, Settings, as_words, config_of, flags, fla
 from session.checks import check_conditions
 
 COMMANDS = {
-    "ask": "Responses of a checkpoint to a prompt of your own, as its run samples them.",
+    "ask": "Sample responses of a checkpoint to your prompt, with the settings of its run.",
     "passk": "pass@1 and pass@k of a checkpoint, or of two and their difference.",
     "claims": "The questions and their verdicts, as experiments/run.py prints them.",
     "dashboard": "Draw the curves of one run, or of several in the same panels: a PNG file.",

@@ -13,12 +13,9 @@ GREEN = "#009E73"
 RED = "#D55E00"
 PINK = "#CC79A7"
 SKY = "#56B4E9"
-YELLOW = "#F0E442"
 GREY = "#666666"
 BLACK = "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
-LINES = ["-", "--", "-.", ":"]
-GREYS = ["#BBBBBB", "#999999", GREY, BLACK]      # for a layer, a seed or a mean
 
 # Algorithms that are not listed are grey. A variant (another clip range, replay, a dual clip) has
 # the color of its algorithm and another line style or marker.
@@ -74,7 +71,7 @@ def label(axes, title, x, y):
     axes.set_ylabel(y)
 
 
-def band(axes, x, rows, name, colour, marker=None, line="-"):
+def plot_seeds(axes, x, rows, name, colour, marker=None, line="-"):
     """Draw the mean over seeds as a line and every seed as a thin line. rows: one sequence per
     seed."""
     for row in rows if len(rows) > 1 else ():

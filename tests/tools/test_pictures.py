@@ -25,7 +25,7 @@ def test_every_member_weighs_an_unmoved_token_the_same(name):
 
 @pytest.mark.parametrize("name, low, high", [
     ("gspo", 0.9997, 1.0004), ("gmpo", 0.6703, 1.4918), ("dppo", 1 / 3, 5 / 3)])    # 0.3 ± 0.2
-def test_the_gradient_ends_at_the_papers_band(name, low, high):
+def test_the_gradient_ends_at_the_papers_clip_range(name, low, high):
     good, _ = weights(name, high - 1e-4, high + 1e-3)
     _, bad = weights(name, low + 1e-4, low - 1e-3)
     assert good[0] > 0.3 < bad[0] and good[1] == bad[1] == 0
