@@ -8,18 +8,16 @@
 """
 
 import math
-import os
 import random
 import sys
 import time
+import warnings
 from typing import NamedTuple
-
-if "OMP_WAIT_POLICY" not in os.environ:    # threads of torch that wait for each other spin, which
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")     # takes processor time from other programs
 
 import torch
 from transformers import (AutoModelForCausalLM, AutoTokenizer, DynamicCache, Qwen3MoeConfig,
                           Qwen3MoeForCausalLM)
+warnings.filterwarnings("ignore", "`past_key_values` is deprecated")    # 5.14 has no other name
 
 STEPS = 50                 # rollout batches
 PROMPTS_PER_STEP = 32      # Q
@@ -165,24 +163,27 @@ def gspo_loss(logp, old_logp, advantages, mask):
     log_w = (logp - old_logp).masked_fill(~mask, 0.0)                                   # [B, T]
     ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
     clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
+    # A mean over tokens of one value per response: only GRPO needs it. GSPO's 1/|y| is in eq. 7.
     loss = -(torch.min(ratio * A, clipped * A) * mask / lengths).sum(-1).mean()         # eq. 5
     return loss, ((clipped * A < ratio * A) & mask).sum()
 
 # ----------------------------------------------------------------------------------------- 7. loop
-def train(policy, tokenizer, problems):
-    """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each of STEPS batches."""
-    optimizer = torch.optim.AdamW(policy.parameters(), LEARNING_RATE, (0.9, 0.95), weight_decay=0)
-    schedule = make_schedule(optimizer, 10, STEPS * MINI_BATCHES * NUM_ITERATIONS)
+def train(policy, tokenizer, problems, learning_rate=LEARNING_RATE, micro_batch=MICRO_BATCH,
+          max_new_tokens=MAX_NEW_TOKENS):
+    """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each rollout batch."""
+    steps = len(problems) // PROMPTS_PER_STEP
+    optimizer = torch.optim.AdamW(policy.parameters(), learning_rate, (0.9, 0.95), weight_decay=0)
+    schedule = make_schedule(optimizer, 10, steps * MINI_BATCHES * NUM_ITERATIONS)
     means = []                                                  # of the rewards of each batch
-    for step in range(STEPS):
+    for step in range(steps):
         began = time.perf_counter()
         prompts, answers = zip(*problems[step * PROMPTS_PER_STEP:][:PROMPTS_PER_STEP])
-        rollout = sample(policy, tokenizer, prompts, NUM_GENERATIONS, MAX_NEW_TOKENS)
+        rollout = sample(policy, tokenizer, prompts, NUM_GENERATIONS, max_new_tokens)
         mask = rollout.mask                                                             # [B, T]
         texts = [tokenizer.decode(y[m].tolist(), True) for y, m in zip(rollout.response_ids, mask)]
         rewards = [reward(text, answers[i // NUM_GENERATIONS]) for i, text in enumerate(texts)]
         with torch.no_grad():                              # log π_old, before any optimizer step
-            parts = zip(*(x.split(MICRO_BATCH) for x in rollout))
+            parts = zip(*(x.split(micro_batch) for x in rollout))
             old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
         advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
         groups = torch.arange(len(mask)).view(-1, NUM_GENERATIONS)                      # [Q, G]
@@ -190,7 +191,7 @@ def train(policy, tokenizer, problems):
         for _ in range(NUM_ITERATIONS):
             order = torch.randperm(len(prompts))                                        # [Q]
             for mini in groups[order].tensor_split(MINI_BATCHES):   # at the very first one s is 1
-                for rows in mini.flatten().split(MICRO_BATCH):
+                for rows in mini.flatten().split(micro_batch):
                     logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))  # [b, T]
                     loss, count = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
                     (loss * len(rows) / mini.numel()).backward()    # sum: the mini-batch's mean
@@ -200,52 +201,50 @@ def train(policy, tokenizer, problems):
                 optimizer.zero_grad()
                 schedule.step()
         means.append(sum(rewards) / len(rewards))
-        print(f"batch {step + 1:3}/{STEPS}   reward {means[-1]:.3f}   clipped {clipped:.2f}   "
+        print(f"batch {step + 1:3}/{steps}   reward {means[-1]:.3f}   clipped {clipped:.2f}   "
               f"{time.perf_counter() - began:.1f} s", flush=True)
     first, last = (sum(part) / len(part) for part in (means[:5], means[-5:]))
     print(f"mean reward of the first five batches {first:.3f}, of the last five {last:.3f}")
 
+# --------------------------------------------------------------------- 8. a checkpoint and GSM8K
+def gsm8k(model, file=None):
+    """-> arguments of `train`. model: folder or hub id; file: JSON lines with GSM8K's columns."""
+    from datasets import load_dataset
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    policy.to("cuda" if torch.cuda.is_available() else "cpu")
+    data = load_dataset("json", data_files=file) if file else load_dataset("openai/gsm8k", "main")
+    ask = "\nReason step by step. On the last line write #### and the answer, a number."
+    encode = lambda prompt: tokenizer.apply_chat_template(
+        [dict(role="user", content=prompt)], add_generation_prompt=True, return_dict=False)
+    encode = encode if tokenizer.chat_template else tokenizer.encode
+    problems = [(encode(row["question"] + ask), row["answer"])
+                for row in random.choices(data["train"], k=200 * PROMPTS_PER_STEP)]
+    return policy, tokenizer, problems, dict(learning_rate=1e-6, micro_batch=8, max_new_tokens=256)
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    if sys.argv[1:] and sys.argv[1].startswith("-"):         # it has no flags; train.py has them
+    if len(sys.argv) > 3 or sys.argv[1:] and sys.argv[1].startswith("-"):    # it has no flags
         print(__doc__)
         sys.exit(sys.argv[1] not in ("-h", "--help"))
     torch.manual_seed(0)
     random.seed(0)
-    if len(sys.argv) == 1:
+    if len(sys.argv) > 1:
+        policy, tokenizer, problems, sizes = gsm8k(*sys.argv[1:])
+    else:
         tokenizer = Characters()
         policy = tiny_policy(tokenizer)
-        encode = tokenizer.encode
         cold_start(policy, tokenizer)
         problems = [running_sum() for _ in range(STEPS * PROMPTS_PER_STEP)]
-    else:
-        from datasets import load_dataset
-        STEPS = 200
-        MICRO_BATCH = 8
-        MAX_NEW_TOKENS = 256
-        LEARNING_RATE = 1e-6
-        model, *file = sys.argv[1:]
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        policy.to("cuda" if torch.cuda.is_available() else "cpu")
-        encode = tokenizer.encode
-        if tokenizer.chat_template:
-            encode = lambda prompt: tokenizer.apply_chat_template(
-                [dict(role="user", content=prompt)], add_generation_prompt=True, return_dict=False)
-        source = ["json", None, None, file] if file else ["openai/gsm8k", "main"]
-        data = load_dataset(*source, split="train")
-        ask = "\nReason step by step. On the last line write #### and the answer, a number."
-        problems = [(row["question"] + ask, row["answer"])
-                    for row in random.choices(data, k=STEPS * PROMPTS_PER_STEP)]
-    problems = [(encode(prompt), answer) for prompt, answer in problems]
+        problems = [(tokenizer.encode(prompt), answer) for prompt, answer in problems]
+        sizes = {}
     check_log_probs(policy, sample(policy, tokenizer, [ids for ids, _ in problems[:2]], 2, 8))
-    train(policy, tokenizer, problems)
+    train(policy, tokenizer, problems, **sizes)
 
 # ------------------------------------------------------------------ what is left out, and GRPO
 # losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay
 # of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume.
-# GRPO is three lines away. 0.2 is PPO's clip range (arXiv 1707.06347); the GRPO that the GSPO paper
-# compares with has 0.2 and 0.27 (section 5.1).
+# GRPO is three lines away. 0.2 is PPO's clip range; the paper's GRPO has 0.2 and 0.27 (sec. 5.1).
 # EPSILON = 0.2
 # EPSILON_HIGH = 0.2
 #     ratio = log_w.exp()                                                         # [B, T]

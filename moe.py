@@ -200,7 +200,7 @@ class Backbone(nn.Module):
         for layer in self.layers:
             call = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
             x = call(x, cos, sin, mask, causal, cache)                              # [B, S, D]
-        return MoeModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=cache)
+        return MoeModelOutputWithPast(self.norm(x), cache)    # transformers 5.24 renames the second
 
 
 def attention_pattern(steps, attention_mask, cache):
@@ -245,7 +245,8 @@ class TinyMoE(nn.Module):
         not 0) and .past_key_values"""
         out = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache)
         logits = self.lm_head(out.last_hidden_state[:, -logits_to_keep:])           # [B, S, V]
-        return MoeCausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+        cache = out.to_tuple()[1] if len(out) > 1 else None
+        return MoeCausalLMOutputWithPast(None, None, logits, cache)
 
     base_model = property(lambda self: self.model)
     device = property(lambda self: self.lm_head.weight.device)

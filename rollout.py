@@ -17,6 +17,7 @@ Next: train.py, the loop that joins sampling, advantages and loss.
 """
 
 import sys
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.generation import StopStringCriteria
+
+# transformers 5.24 renames past_key_values to cache, the only name from 5.40 on; 5.14 lacks cache
+warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
 
 from routes import Pass, Routes, record_routes, routers_of
 

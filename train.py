@@ -22,6 +22,7 @@ Where each name of gspo.py is found here, in the order of its sections:
     group_advantages             advantages.py: estimate_advantages()
     gspo_loss                    losses.py: policy_loss()
     train                        train() and, for one mini-batch, update()
+    gsm8k                        plumbing/data/tasks.py: load_task()
 
 What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
 enters at the hooks of features/feature.py.

@@ -34,9 +34,6 @@ from sentences import SENTENCES                                                 
 
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")
-OLD_MARK = re.compile(r"<!-- =([^>]+) -->.*?<!-- / -->", re.S)       # of README, until it is moved
-
-OLD_NAMES = {"bands": "quotient of epsilons"}
 
 
 def pages():
@@ -64,7 +61,6 @@ def texts():
     names |= {f"lost {question}": lost(question, numbers) for question in ("dose", "lags")}
     names |= {f"chosen {key}": rate(setting) for key, setting in found["chosen"].items()}
     names |= {f"p {key}": probability(p) for key, p in found["steps"].items()}
-    names |= {old: names[new] for old, new in OLD_NAMES.items()}
     for file in sorted((ROOT / "experiments/results").glob("*.json")):
         names |= json.loads(file.read_text(encoding="utf-8")).get("texts", {})
     return names
@@ -169,7 +165,6 @@ def fill(text, names, sentences=""):
             raise ValueError(f"{{{name}}} is not a name of experiments/fill.py")
         return names[name].strip("\n")
 
-    text = OLD_MARK.sub(lambda mark: f"<!-- ={mark[1]} -->{known(mark[1])}<!-- / -->", text)
     text = TABLE.sub(lambda mark: f"<!-- ={mark[1]} -->\n\n{known(mark[1])}\n", text)
     for sentence in filter(None, map(" ".join, map(str.split, sentences.split("\n\n")))):
         figures = list(map(known, NAME.findall(sentence)))
@@ -196,7 +191,7 @@ def pattern(sentence, figures):
 
 def filled(page, names):
     """The text of a page as it should be. Raises ValueError with the page's name."""
-    name = str(page.relative_to(ROOT))
+    name = page.relative_to(ROOT).as_posix()
     try:
         return fill(page.read_text(encoding="utf-8"), names, SENTENCES.get(name, ""))
     except ValueError as error:

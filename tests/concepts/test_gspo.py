@@ -30,7 +30,9 @@ SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MIC
 
 
 def shortened(source, **constants):
-    """The page with smaller constants, wherever it sets them; each must be there."""
+    """The page with smaller constants, wherever it sets them; each must be there. What a checkpoint
+    gets in their place, too."""
+    source = source.replace("k=200 * ", "k=STEPS * ")
     for name, value in constants.items():
         source, count = re.subn(rf"\b{name} ?= ?[\d.e-]+(?=\D)", f"{name}={value}", source)
         assert count, name
@@ -109,7 +111,7 @@ def test_the_page_imports_nothing_of_this_project():
 def test_the_page_is_a_page():
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
-    assert len(code) <= 212 and len(lines) <= 250 and max(map(len, lines)) <= 100
+    assert len(code) <= 215 and len(lines) <= 250 and max(map(len, lines)) <= 100
 
 
 def test_the_teacher_differs_from_the_task_at_nines_alone():
@@ -221,7 +223,7 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
     rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
                     '{"question": "2 + 2?", "answer": "#### 4"}\n', encoding="utf-8")
     source = shortened(PAGE.read_text(encoding="utf-8"), **SHORT | dict(
-        MICRO_BATCH=3, MAX_NEW_TOKENS=8, LEARNING_RATE=1e-3))
+        micro_batch=3, max_new_tokens=8, learning_rate=1e-3))
     run(monkeypatch, tmp_path / "short.py", source, checkpoint, rows)
     assert capsys.readouterr().out.count("batch ") == 2
 

@@ -23,8 +23,7 @@ from rollout import draw
 from tiny_run import chance, metrics, read_json
 
 Q, G, T, MINI = 6, 4, 8, 3                       # T: of tiny_run.chance
-SHORT = dict(STEPS=2, PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI, MICRO_BATCH=3,
-             MAX_NEW_TOKENS=T)
+SHORT = dict(PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI)
 FLAGS = f"""--plain --device cpu --steps 2 --prompts_per_step {Q} --num_generations {G}
             --steps_per_generation {MINI} --warmup_steps 10 --learning_rate 4e-4 --eval_samples 0
             --save_tokens false --model_name_or_path start --sampler recorded.py:Recorded
@@ -66,9 +65,9 @@ class Characters(gspo.Characters):
     1, pytest.param(2, marks=pytest.mark.slow)], ids=["once", "twice"])
 def page(request, tmp_path_factory):
     """With every mini-batch used once, and twice. train.py trains two batches from a start;
-    page(**changed) lets the page train on the same tokens, with other constants or functions of
-    gspo.py, and returns how far its weights are from train.py's, as a share of how far train.py
-    moved them."""
+    page(learning_rate, **changed) lets the page train on the same tokens, with other constants or
+    functions of gspo.py, and returns how far its weights are from train.py's, as a share of how far
+    train.py moved them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("both"))
         patch.setattr(torch, "randperm", lambda n, **where: (torch.arange(n) * 5 + 1) % n)
@@ -90,7 +89,7 @@ def made(uses):
                     for folder in ("start", "run/checkpoints/step_2"))
     moved = distance(house, start)
 
-    def run(**changed):
+    def run(learning_rate=gspo.LEARNING_RATE, **changed):
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
         token = lambda p, n: draw(p.log(), next(drawn))[:, None]
         with pytest.MonkeyPatch.context() as patch:
@@ -99,7 +98,8 @@ def made(uses):
                 patch.setattr(gspo, name, value)
             patch.setattr(torch, "multinomial", token)
             policy = gspo.Qwen3MoeForCausalLM.from_pretrained("start", dtype=torch.float32)
-            gspo.train(policy, Characters(), problems)
+            gspo.train(policy, Characters(), problems, learning_rate, micro_batch=3,
+                       max_new_tokens=T)
             policy.save_pretrained("page")
         return distance(load_file("page/model.safetensors"), house) / moved
     return run
@@ -131,6 +131,6 @@ def test_the_comparison_sees_a_planted_difference(page):
     def equally(logp, old_logp, advantages, mask):
         value, count = loss(logp, old_logp, advantages, mask)
         return value * (1.5 if len(mask) == 2 else 1), count
-    plants = [dict(LEARNING_RATE=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally),
+    plants = [dict(learning_rate=4.008e-4), dict(make_schedule=late), dict(gspo_loss=equally),
               dict(EPSILON=1e-2)] if page.uses == 1 else [dict(NUM_ITERATIONS=3)]
     assert min(page(**plant) for plant in plants) > 1e-3

@@ -5,6 +5,7 @@ import re
 import shlex
 
 import pytest
+from markdown_it import MarkdownIt
 
 from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, table
 from features.trackers import Trackers
@@ -23,19 +24,61 @@ every_document = pytest.mark.parametrize("name", DOCUMENTS)
 OTHERS = {*"""nproc_per_node nnodes help no-deps reject chroot memory network pids-limit rlimit_as
     rm really_quiet time_limit flag name no_name learning-rate ro-bind tmpfs proc dev unshare-all
     die-with-parent config-path config-name new-session headless no-sandbox hide-scrollbars logdir
-    check imitation_coef""".split()}                     # the last: CONTRIBUTING's example
+    check index-url imitation_coef""".split()}             # the last: CONTRIBUTING's example
 
 
 # -------------------------------------------------------------------------------- files and links
 
+def parsed(text):
+    """The tokens of a page as GitHub's parser, CommonMark with tables, sees it, flat."""
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        yield token
+        yield from token.children or ()
+
+
+def anchors(text):
+    """The anchors that GitHub gives to the headings of a page."""
+    tokens = [*parsed(text)]
+    titles = [after.content for token, after in zip(tokens, tokens[1:])
+              if token.type == "heading_open"]
+    words = [re.sub(r"[^\w -]", "", re.sub(r"\]\(.*?\)", "", title).lower()) for title in titles]
+    return {title.replace(" ", "-") for title in words}
+
+
+def dead_links(page, text):
+    """The targets of links and pictures of a page that do not exist."""
+    for token in parsed(text):
+        target = token.attrs.get("href") or token.attrs.get("src") or ""
+        file, _, anchor = target.partition("#")
+        if not target or re.match("https?:", target):
+            continue
+        path = (page.parent / file).resolve() if file else page
+        there = path.exists() and (
+            not anchor or path.suffix == ".md"
+            and anchor in anchors(text if path == page else path.read_text(encoding="utf-8")))
+        if not there:
+            yield target
+
+
+def raw_markdown(text):
+    """Blocks of HTML that GitHub shows as they are typed: text beside a comment that begins a line,
+    or Markdown between tags."""
+    blocks = [token.content for token in parsed(text) if token.type == "html_block"]
+    return [block for block in blocks if re.search(
+        r"-->.*\S" if block.lstrip().startswith("<!--") else r"[*`\[_]", block)]
+
+
 @every_document
-def test_links_lead_somewhere(name):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", DOCUMENTS[name]):
-        if not target.startswith("http"):
-            assert ((ROOT / name).parent / target).exists(), target
-    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-                for line in DOCUMENTS["docs/evidence.md"].splitlines() if line.startswith("## ")}
-    assert headings >= {*re.findall(r"docs/evidence.md#([\w-]+)", DOCUMENTS[name])}
+def test_a_page_is_rendered_whole_and_its_links_lead_somewhere(name):
+    assert not raw_markdown(DOCUMENTS[name])
+    assert not [*dead_links(ROOT / name, DOCUMENTS[name])]
+
+
+def test_raw_markdown_and_dead_links_are_noticed():
+    assert raw_markdown("To\n<!-- =x -->**0.9**<!-- / --> and\n") and raw_markdown("<p>**a**</p>\n")
+    assert not raw_markdown("To <!-- =x -->**0.9**\n\n<!-- =y -->\n\n| a |\n\n<b>c</b>\n")
+    text = "## The `a` b\n\n[x](none.md) [y](#the-a-b) ![z](#c) [u](docs/data.md#none)\n"
+    assert [*dead_links(ROOT / "README.md", text)] == ["none.md", "#c", "docs/data.md#none"]
 
 
 @pytest.mark.parametrize("name", sorted({*re.findall(r"(?<!One file, )`([^`\s]+)`", CONTRIBUTING)}))

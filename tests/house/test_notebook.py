@@ -43,8 +43,8 @@ def test_a_notebook_is_what_its_generator_writes_with_its_outputs(book, make, wr
 
 
 def test_every_part_of_the_page_is_in_a_cell():
-    cells = page_cells(PAGE)                                 # the docstring and eight sections
-    assert "".join(cells) == PAGE[:PAGE.index("if __name__ ==")] and len(cells) == 9
+    cells = page_cells(PAGE)                                 # the docstring and nine parts
+    assert "".join(cells) == PAGE[:PAGE.index("if __name__ ==")] and len(cells) == 10
 
 
 def test_the_picture_of_the_reading_page_is_the_notebooks():

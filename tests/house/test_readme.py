@@ -3,6 +3,7 @@ benchmark wrote is what it measured. python -m pytest tests/house/test_readme.py
 
 import re
 import runpy
+import subprocess
 
 import pytest
 import torch
@@ -54,6 +55,14 @@ def test_worked_example_of_an_objective(tmp_path):
     mask, A = torch.tensor([[True] * 3, [True, True, False]]), torch.tensor([1.0, -1.0])
     loss = lambda name: policy_loss(name, logp, logp.detach(), A, mask)[0]
     assert torch.allclose(*(torch.autograd.grad(loss(name), logp)[0] for name in ("tanh", "grpo")))
+
+
+def test_ci_runs_the_first_commands_of_the_readme_as_they_stand():
+    done = subprocess.run([ROOT / ".ci/run", "commands"], capture_output=True, encoding="utf-8")
+    lines = [line.split("   ")[0] for line in done.stdout.splitlines()]
+    assert lines == ["python3 -m venv .venv && . .venv/bin/activate",
+                     "pip install -r requirements.txt && python train.py", "python -m pytest"]
+    assert README.index(done.stdout.splitlines()[-1]) < README.index("## ")
 
 
 def limits(document, header, metric):
