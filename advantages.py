@@ -255,6 +255,7 @@ INPUTS = {  # what the function of an advantage may read
     "scale": "--scale_rewards",
     "mask": "[B, T] bool, the loss tokens",
     "old_logp": "[B, T] log π_old",
+    "entropy": "[B, T] the entropy of π_old at every token, in nats; with --old_logp recompute",
     "kl": "[B, T] log π_old - log π_ref, then not in the loss, nor in rewards or token_rewards; "
           "only with --beta: give a default",
     "beta": "--beta, as for kl",

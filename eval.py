@@ -34,7 +34,7 @@ from plumbing.data import tasks
 from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
-from plumbing.engines.samplers import base_sampler
+from plumbing.engines.samplers import make_sampler
 from session.screen import say, with_limits
 from plumbing.parallel.processes import gather, gathered, share
 
@@ -148,7 +148,7 @@ def held_out(settings, actor, tokenizer, task):
     frozen = not all(p.requires_grad for p in actor.policy.parameters())     # in 16 bits, with half
     halved = autocast(actor.policy.device, settings.half if frozen else None)
     with gathered(actor) as policy, halved:
-        sampler = base_sampler(settings, policy, tokenizer, task)
+        sampler = make_sampler(settings, policy, tokenizer, task)
         return {kind: evaluate(settings, sampler, task, task.test[:settings.eval_prompts],
                                settings.eval_samples, temperature)
                 for kind, temperature in (("sampled", settings.temperature), ("greedy", 0.0))}
@@ -172,7 +172,7 @@ def passk(asked):
         say(name_ends(policy, tokenizer))
         say(task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length))
         problems = task.test[:own.problems]
-        answers = evaluate(settings, base_sampler(settings, policy, tokenizer, task), task,
+        answers = evaluate(settings, make_sampler(settings, policy, tokenizer, task), task,
                            problems, own.n, settings.temperature, settings.seed, progress=str(name))
         rows = scores_by_problem(answers, own.k)
         limits = {"reward": answers["reward_limits"],
@@ -208,7 +208,7 @@ def ask(asked):
     task.rows[problem] = {}
     policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)
     say(name_ends(policy, tokenizer))
-    sampler = base_sampler(settings, policy, tokenizer, task)
+    sampler = make_sampler(settings, policy, tokenizer, task)
     for temperature in (0.0, settings.temperature):
         answers = evaluate(settings, sampler, task, [problem], own.n, temperature, settings.seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):

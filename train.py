@@ -59,8 +59,64 @@ from session.errors import errors_in_one_line
 from session.learner import forced, make_learner
 from session.metrics import Recorder
 from plumbing.speed import zero_variance_groups
-from rollout import Rollout, Scores, rows_of
+from rollout import Rollout, Scores
 from routes import Pass, router_shift
+
+
+# -------------------------------------------------------------------------------- a rollout batch
+
+@dataclass
+class Batch:
+    """A rollout batch and all that an update needs of it. Tensors have a row per response."""
+
+    rollout: Rollout
+    problems: list                           # Q: the prompts, and the answers that are right
+    parts: torch.Tensor                      # [B, K] the components of the rewards
+    old_logp: torch.Tensor                   # [B, T] log π_old of each token
+    rewards: torch.Tensor | None = None      # [B] the weighted sums of their components
+    advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
+    weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
+    factors: torch.Tensor | None = None      # [B, T] constants on the surrogate (scale_surrogate)
+    routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
+    free_logp: torch.Tensor | None = None    # [B, T] log π_old without forced routes, if forced
+    sampled: list | None = None              # [(rollout, parts)] of all rounds of sampling
+    added: tuple = ()                        # names of the last of the parts, which features add
+    step: int = 1                            # the number of the batch
+    more: dict = field(default_factory=dict)     # what features add, by name
+
+    @property
+    def group_size(self):
+        """G, the responses to each prompt."""
+        return self.rollout.group_size
+
+    def groups(self, index):
+        """The groups of the prompts in `index` [q], in that order: a mini-batch."""
+        G = self.group_size
+        rows = (index[:, None] * G + torch.arange(G)).flatten()                     # [q · G]
+        return self.cut(self.rollout.groups(index), [self.problems[i] for i in index.tolist()],
+                        rows)
+
+    def rows(self, start, stop):
+        """Rows start:stop, whole groups or a part of one group: a micro-batch."""
+        G = self.group_size
+        problems = self.problems[start // G:(stop - 1) // G + 1]
+        return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
+
+    def cut(self, rollout, problems, rows):
+        """The rows [n] of all tensors, beside their rollout and problems."""
+        rows = rows.to(self.old_logp.device, non_blocking=True)
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
+        routes = self.routes and self.routes.rows(rows)                        # [L, rows, T, ·]
+        more = {name: x[rows] if isinstance(x, torch.Tensor) else
+                x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
+        return replace(self, rollout=rollout, problems=problems, routes=routes, more=more,
+                       **tensors)
+
+    def scale_surrogate(self, factor):
+        """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
+        mask = self.rollout.mask.float()                                            # [B, T]
+        self.factors = factor * (mask if self.factors is None else self.factors)    # [B, T]
 
 
 # --------------------------------------------------------------------------------------- the loop
@@ -68,7 +124,7 @@ from routes import Pass, router_shift
 def train(settings, learner, task, recorder, saver):
     """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
     G = settings.num_generations
-    features = learner.features
+    hooks = learner.features.hooks
     step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
         recorder.begin()
@@ -80,11 +136,11 @@ def train(settings, learner, task, recorder, saver):
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
         if settings.old_logp == "recompute":
-            old = learner.score(rollout, **features.old)
+            old = learner.score(rollout, entropy=learner.needs_old_entropy)
         batch = Batch(rollout, problems, parts, old.logp, routes=old.routes, sampled=sampled,
                       step=step)
-        for before_updates in features.hooks["before_updates"]:
-            before_updates(learner, batch, old)
+        for after_scoring in hooks["after_scoring"]:
+            after_scoring(learner, batch, old)
         recorder.lap("seconds_logp")
 
         # rewards ─► advantages Â
@@ -92,9 +148,9 @@ def train(settings, learner, task, recorder, saver):
         batch.advantages = estimate_advantages(
             settings.advantage, batch.rewards, G, settings.scale_rewards, parts=batch.parts,
             part_weights=task.weights(batch.parts), mask=batch.rollout.mask, old_logp=old.logp,
-            **batch.more)                                                           # [B] or [B, T]
-        for change in features.hooks["advantages"]:
-            change(batch)
+            entropy=old.entropy, **batch.more)                                      # [B] or [B, T]
+        for change_advantages in hooks["advantages"]:
+            change_advantages(batch)
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
         updates = []
@@ -122,8 +178,8 @@ def collect(settings, learner, task, step):
         return rollout, problems, reward(learner, rollout, problems)
     rounds = [draw(0)]
     chosen = rounds[0]
-    for choose in learner.features.hooks["collect"]:
-        chosen = choose(rounds, draw)
+    for resample in learner.features.hooks["resample"]:
+        chosen = resample(rounds, draw)
     return *chosen, [(rollout, parts) for rollout, _, parts in rounds]
 
 
@@ -162,7 +218,6 @@ def mini_batches(settings, task, batch, step):
 
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
-    features = learner.features
     row = settings.row                           # of losses.OBJECTIVES, with the run's options
     shifts = row.ratio == "log-shifted"          # RSPO, which compares routers
     live, rest = (mini, None) if settings.plain else zero_variance_groups.split(learner, mini)
@@ -170,18 +225,16 @@ def update(settings, learner, mini):
     done = []                                    # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
-        options = {"record": shifts} | features.new
-        with forced(learner.policy, part.rollout):
-            new = learner.response_logp(part.rollout, temperature=settings.temperature, **options)
+        with forced(learner.actor.policy, part.rollout):
+            new = learner.response_logp(part.rollout, temperature=settings.temperature,
+                                        **learner.update_options)
             shift = router_shift(part.routes.logits, new.routes.logits, part.routes.indices,
                                  part.rollout.mask) if shifts else None             # [b, T]
             loss, stats = policy_loss(
                 row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
                 factors=part.factors, router_shift=shift)
-            terms = {}
-            for in_loss in features.hooks["in_loss"]:
-                terms |= check_terms(in_loss(part, new, mini), terms)
+            terms = loss_terms(learner.features, part, new, mini)
             loss = loss + sum(terms.values())
             # inside the block: checkpointed layers choose their experts again in backward
             learner.scaler.scale(loss * learner.world).backward()
@@ -189,18 +242,21 @@ def update(settings, learner, mini):
         done.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats(learner.gather(done))
     stats = stats if rest is None else zero_variance_groups.with_rest(learner, stats, rest)
-    for before_step in features.hooks["before_step"]:
+    for before_step in learner.features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(learner, stats, settings.max_grad_norm)
 
 
-def check_terms(terms, others):
-    """Loss terms of a feature, {name: 0-dim tensor}. Raises ValueError for one whose name does not
-    end in _loss, by which the terms of micro-batches are added up, or is that of another term."""
-    for name in terms:
-        if not name.endswith("_loss") or name in others:
-            raise ValueError(f"loss term {name!r} of a feature must have a name of its own that "
-                             "ends in _loss")
+def loss_terms(features, part, new, mini):
+    """{NAME_loss: term} of all features. Raises ValueError for a name that does not end in _loss,
+    by which the terms of micro-batches are added up, or that two terms have."""
+    terms = {}
+    for loss in features.hooks["loss"]:
+        for name, term in loss(part, new, mini).items():
+            if not name.endswith("_loss") or name in terms:
+                raise ValueError(f"loss term {name!r} of a feature must have a name of its own "
+                                 "that ends in _loss")
+            terms[name] = term
     return terms
 
 
@@ -238,56 +294,6 @@ def overflowed(scaler, stats):
 def generator_for(seed, step, attempt=0):
     """Random numbers of a rollout batch, whatever happened before: a resumed run draws the same."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) * 16 + attempt)
-
-
-# -------------------------------------------------------------------------------- a rollout batch
-
-@dataclass
-class Batch:
-    """A rollout batch and all that an update needs of it. Tensors have a row per response."""
-
-    rollout: Rollout
-    problems: list                           # Q: the prompts, and the answers that are right
-    parts: torch.Tensor                      # [B, K] the rewards in parts, one per verifier
-    old_logp: torch.Tensor                   # [B, T] log π_old of each token
-    rewards: torch.Tensor | None = None      # [B] the weighted sums of their parts
-    advantages: torch.Tensor | None = None   # [B], or [B, T] where every token has its own
-    weights: torch.Tensor | None = None      # [B, T] how tokens are averaged (per mini-batch)
-    routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
-    sampled: list | None = None              # [(rollout, parts)] of all rounds of sampling
-    added: tuple = ()                        # names of the last of the parts, which features add
-    step: int = 1                            # the number of the batch
-
-    factors: torch.Tensor | None = None      # [B, T] constants on the clipped surrogate, see weigh
-    more: dict = field(default_factory=dict)     # what features add, by name
-
-    def groups(self, index):
-        """The groups of the prompts in `index` [q], in that order: a mini-batch."""
-        problems = [self.problems[i] for i in index.tolist()]
-        return self.cut(self.rollout.groups(index), problems, rows_of(index, self.group_size))
-
-    def rows(self, start, stop):
-        """Rows start:stop, whole groups or a part of one group: a micro-batch."""
-        G = self.group_size
-        problems = self.problems[start // G:(stop - 1) // G + 1]
-        return self.cut(self.rollout.rows(start, stop), problems, torch.arange(start, stop))
-
-    def weigh(self, factor):
-        """Multiply the clipped surrogate of each token by factor [B, T], without a gradient."""
-        mask = self.rollout.mask.float()                                            # [B, T]
-        self.factors = factor * (mask if self.factors is None else self.factors)    # [B, T]
-
-    def cut(self, rollout, problems, rows):
-        rows = rows.to(self.old_logp.device, non_blocking=True)
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: x[rows] for name, x in tensors.items() if isinstance(x, torch.Tensor)}
-        routes = self.routes and self.routes.rows(rows)                        # [L, rows, T, ·]
-        more = {name: x[rows] if isinstance(x, torch.Tensor) else
-                x.rows(rows) if hasattr(x, "rows") else x for name, x in self.more.items()}
-        return replace(self, rollout=rollout, problems=problems, routes=routes, more=more,
-                       **tensors)
-
-    group_size = property(lambda self: self.rollout.group_size)
 
 
 # -------------------------------------------------------------------------------------- the script

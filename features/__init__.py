@@ -1,7 +1,7 @@
 """The features: what a run may add to the core, one file each, in the order in which they act.
 
 To remove one, delete its file, its import and its name in FEATURES. To add one, see feature.py.
-Beside them stands what several of them share (copies.py, moving.py, nf4.py).
+Beside them stands what two of them share (moving.py).
 """
 
 from features.bounds import Bounds

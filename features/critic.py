@@ -28,8 +28,7 @@ class Flags:
 
 class Critic(Feature):
     flags = Flags
-    gives = ("values", "lam")
-    needs_actor = True
+    provides = ("values", "lam")
 
     @classmethod
     def on(cls, settings):
@@ -56,14 +55,14 @@ class Critic(Feature):
         self.lam = run.settings.lam
         self.head_start = run.settings.critic_warmup
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         batch.more["values"] = old.values                                           # [B, T]
         batch.more["lam"] = self.lam
         steps = self.head_start * learner.settings.updates_per_batch
         while batch.step > self.head_start and learner.schedule.last_epoch < steps:
             learner.schedule.step()                          # of updates that were skipped
 
-    def in_loss(self, part, new, mini):
+    def loss(self, part, new, mini):
         mask = part.rollout.mask                                                    # [B, T]
         values = part.more["values"]                                                # [B, T]
         per_token = mask / mini.rollout.mask.sum().clamp(min=1)                     # [B, T]

@@ -58,7 +58,7 @@ class Distillation(Feature):
     presets = {"sdpo": dict(objective="cispo", epsilon_high=1.0, reduction="sequence-mean",
                             advantage="distillation", self_distillation="sibling",
                             teacher_update_rate=0.05)}
-    gives = ("teacher_logp",)
+    provides = ("teacher_logp",)
 
     @classmethod
     def on(cls, settings):
@@ -102,7 +102,7 @@ class Distillation(Feature):
         if settings.teacher_update_rate:
             self.teacher = run.frozen()
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
             move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
@@ -128,7 +128,7 @@ class Distillation(Feature):
 
     def metrics(self, batch, mini, new):
         """KL(π_old || teacher) per token, by the estimator k1."""
-        old_logp = batch.more.get("free_logp", batch.old_logp)                      # [B, T]
+        old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp   # [B, T]
         kept = batch.rollout.mask & batch.more["taught"][:, None]                   # [B, T]
         return {"teacher_kl": mean_of(old_logp - batch.more["teacher_logp"], kept)}
 

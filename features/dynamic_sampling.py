@@ -30,7 +30,7 @@ class DynamicSampling(Feature):
     def __init__(self, run):
         self.run = run
 
-    def collect(self, rounds, draw):
+    def resample(self, rounds, draw):
         wanted = self.run.settings.prompts_per_step
         while True:
             last = len(rounds) == ROUNDS

@@ -22,6 +22,7 @@ class Flags:
 
 class Entropy(Feature):
     flags = Flags
+    needs_entropy = True
 
     @classmethod
     def on(cls, settings):
@@ -30,15 +31,14 @@ class Entropy(Feature):
     def __init__(self, run):
         self.coef = run.settings.entropy_coef
         self.quantile = run.settings.entropy_quantile
-        self.old = {"entropy": self.quantile > 0}
-        self.new = {"entropy": self.coef > 0, "entropy_grad": self.coef > 0}
+        if not self.quantile:
+            self.after_scoring = None
         if not self.coef:
-            self.in_loss = None
+            self.loss = None
 
-    def before_updates(self, learner, batch, old):
-        if self.quantile:
-            batch.weigh(high_entropy_mask(old.entropy, batch.rollout.mask, self.quantile))
+    def after_scoring(self, learner, batch, old):
+        batch.scale_surrogate(high_entropy_mask(old.entropy, batch.rollout.mask, self.quantile))
 
-    def in_loss(self, part, new, mini):
+    def loss(self, part, new, mini):
         per_token = part.rollout.mask / mini.rollout.mask.sum().clamp(min=1)        # [B, T]
         return {"entropy_loss": -self.coef * (per_token * new.entropy).sum()}

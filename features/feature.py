@@ -1,19 +1,21 @@
 """What a run may add: the hooks at which a feature enters, and what a flag says about itself.
 
 A feature is one file of this folder: its flags in a frozen dataclass, and a class with the hooks it
-needs. features/__init__.py lists it in two lines. Nothing else names it: without the file and the
-two lines its flags are unknown, and everything else is as it was, to the last bit.
+needs. features/__init__.py lists it in two lines. Nothing else depends on it: without the file and
+the two lines its flags are unknown, and everything else is as it was, to the last bit. Where the
+hooks stand in the loop: .github/CONTRIBUTING.md.
 
 Imports: torch and the concept files that are quick to import. What needs transformers, such as a
 second policy, is reached through the `run` that a feature is made with (plumbing/model/actor.py:
-Run), because train.py --help imports this folder. A feature does not import another one; where it
-looks at another's flag, it takes getattr(settings, name, 0).
+Run), because train.py --help imports this folder. A feature does not import another one, and reads
+what another one adds only under a name of advantages.INPUTS; where it looks at another's flag, it
+takes getattr(settings, name, 0).
 """
 
 from dataclasses import field
 
-HOOKS = ("sampler", "stream", "collect", "before_updates", "advantages", "in_loss", "before_step",
-         "metrics", "tokens", "report", "state_dict", "load_state_dict")
+HOOKS = ("resample", "after_scoring", "advantages", "loss", "before_step", "metrics", "tokens",
+         "report", "state_dict", "load_state_dict")          # those with a run
 
 
 class Feature:
@@ -22,13 +24,12 @@ class Feature:
 
     flags = None                 # a frozen dataclass, whose fields are made by flag()
     presets = {}                 # {algorithm: {flag: value}}, as arguments.PRESETS
-    gives = ()                   # keys of advantages.INPUTS that it puts into batch.more
-    apart = False                # whether it keeps what it trains beside the weights, see `policy`
-    engines = ()                 # values of --sampler for which it has a `base_sampler`
-    needs_actor = False          # whether its forwards return more than rollout.Scores
+    provides = ()                # keys of advantages.INPUTS that it puts into batch.more
+    needs_entropy = False        # whether after_scoring reads old.entropy, or loss new.entropy
+    needs_routes = False         # whether loss reads new.routes
     head_start = 0               # rollout batches at the peak learning rate before its schedule
-    old = {}                     # what Learner.score needs to be given for π_old: entropy=True
-    new = {}                     # what response_logp needs in an update: entropy=True, record=True
+
+    # ------------------------------------------------- without a run: training and evaluation both
 
     @classmethod
     def on(cls, settings):
@@ -37,22 +38,17 @@ class Feature:
 
     @classmethod
     def check(cls, settings):
-        """Refuse (`refuse`) what the words of its flags cannot say. It is called in every run."""
-
-    @classmethod
-    def adds_reward(cls, settings):
-        """Whether it adds something of its own weight to the rewards. Only where it is on."""
-        return False
-
-    @classmethod
-    def row(cls, settings, row):
-        """The run's row of losses.OBJECTIVES, in place of this one. Only where it is on."""
-        return row
+        """Validate flags beyond what flag() can express: call refuse(). Also where it is off."""
 
     @classmethod
     def notes(cls, settings):
-        """Lines for the screen before the run begins. It is called in every run."""
+        """Lines that are printed before the run begins. Also where it is off."""
         return []
+
+    @classmethod
+    def row(cls, settings, row):
+        """The run's row of losses.OBJECTIVES, in place of this one."""
+        return row
 
     @classmethod
     def task(cls, settings, task, load):
@@ -61,59 +57,37 @@ class Feature:
         return task
 
     @classmethod
-    def policy(cls, settings, policy, saved):
-        """The policy that is trained, in place of this one, which is on the CPU. saved: the
-        checkpoint that the run goes on from, or None. A feature that keeps what it trains `apart`
-        reads it itself, from there or from --model_name_or_path; the policy is then its base."""
+    def load(cls, settings, policy, folder):
+        """The policy that is trained, in place of this one, which is on the CPU. folder: the
+        checkpoint of this run that is resumed, or None."""
         return policy
 
     @classmethod
-    def base_of(cls, folder):
-        """The checkpoint that the one in a folder adds to, if only this feature can read it; else
-        None. It is called in every run, and by every evaluation."""
-
-    @classmethod
-    def read(cls, policy, folder):
-        """The policy of such a checkpoint, plain and whole. policy: that of base_of(folder)."""
-
-    @classmethod
-    def following(cls, settings, checkpoint):
-        """The last line of the run, in place of the command that asks its checkpoint; None: that
-        one. Only where it is on."""
-
-    @classmethod
-    def base_sampler(cls, settings, sampler):
-        """The sampler of rollouts and of evaluations, in place of this one, which is the class that
-        --sampler names, or the built-in one (rollout.Sampler)."""
+    def wrap_sampler(cls, settings, sampler, training):
+        """The sampler in place of this one. training: for rollouts, not for an evaluation."""
         return sampler
+
+    # ------------------------------------------------------------------------------- with a run
 
     def __init__(self, run):
-        """run: a plumbing.model.actor.Run. run.actor is not wrapped for several processes yet, and
-        the optimizer is made of its parameters afterwards."""
+        """run: a plumbing.model.actor.Run. A feature may replace run.stream and add a critic to
+        run.actor, which is not wrapped for several processes yet."""
 
-    def sampler(self, sampler):
-        """The sampler of the rollouts, in place of this one."""
-        return sampler
-
-    def stream(self, stream):
-        """The order of the prompts, a plumbing.data.stream.PromptStream, in place of this one."""
-        return stream
-
-    def collect(self, rounds, draw):
-        """After the first round of sampling: the (rollout, problems, parts [B, K]) that the batch
-        shall have. rounds: the list of those that were sampled, to which further ones are appended;
+    def resample(self, rounds, draw):
+        """After the first round of sampling: the (rollout, problems, parts [B, K]) that make up the
+        batch. rounds: the list of those that were sampled, to which further ones are appended;
         draw(number) samples one more."""
 
-    def before_updates(self, learner, batch, old):
-        """After the old log-probs: change the batch, or put into batch.more what the updates, the
-        metrics and an --advantage (by the names of `gives`) read. old: the Scores of π_old. An
-        entry with a row per response is cut into mini-batches by itself; another object needs a
-        method rows(index [b])."""
+    def after_scoring(self, learner, batch, old):
+        """After the old log-probs, before rewards and advantages: change the batch, or put into
+        batch.more what updates, metrics and an --advantage (by the names of `provides`) read. old:
+        the Scores of π_old. A tensor with a row per response is cut into mini-batches by itself;
+        another object needs a method rows(index [b])."""
 
     def advantages(self, batch):
         """Change batch.advantages, [B] or [B, T], which the --advantage has computed."""
 
-    def in_loss(self, part, new, mini):
+    def loss(self, part, new, mini):
         """{NAME_loss: term}: what is added to the loss of the micro-batch `part`. new: its Scores
         under π_θ. mini: the whole mini-batch, over which a mean is taken, because the terms of the
         micro-batches are added up. They are logged, too."""
@@ -147,17 +121,17 @@ class Features:
 
     def __init__(self, features=()):
         self.all = list(features)
-        self.hooks = {hook: [getattr(f, hook) for f in self.all if getattr(f, hook) is not None
-                             and getattr(type(f), hook) is not getattr(Feature, hook)]
+        self.hooks = {hook: [getattr(f, hook) for f in self.all if has_hook(f, hook)]
                       for hook in HOOKS}
         self.head_start = max((f.head_start for f in self.all), default=0)
-        self.old = {name: True for f in self.all for name, on in f.old.items() if on}
-        self.new = {name: True for f in self.all for name, on in f.new.items() if on}
+        entropy = [f for f in self.all if f.needs_entropy]
+        self.needs_old_entropy = any(has_hook(f, "after_scoring") for f in entropy)
+        self.needs_new_entropy = any(has_hook(f, "loss") for f in entropy)
+        self.needs_routes = any(f.needs_routes for f in self.all)
 
     def state_dict(self):
         """{feature: its state}, of those that have one."""
-        states = {type(f).__name__: f.state_dict() for f in self.all
-                  if f.state_dict in self.hooks["state_dict"]}
+        states = {type(f).__name__: f.state_dict() for f in self.all if has_hook(f, "state_dict")}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states):
@@ -166,8 +140,14 @@ class Features:
             raise ValueError(f"the checkpoint has the state of {', '.join(sorted(lost))}, which "
                              "this run does not have: go on with the program that wrote it")
         for f in self.all:
-            if f.load_state_dict in self.hooks["load_state_dict"]:
+            if has_hook(f, "load_state_dict"):
                 f.load_state_dict(states.get(type(f).__name__, {}))
+
+
+def has_hook(feature, hook):
+    """Whether a feature of a run overrides a hook."""
+    overridden = getattr(type(feature), hook) is not getattr(Feature, hook)
+    return overridden and getattr(feature, hook) is not None
 
 
 def mean_of(x, mask):

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 import torch
 
 from features.feature import Feature, flag, refuse
-from features.nf4 import layers_to_quantize
 from plumbing.engines.wrapper import Wrapper
+from plumbing.model.nf4 import layers_to_quantize
 from plumbing.parallel.devices import autocast
 
 
@@ -44,15 +44,16 @@ class FourBit(Feature):
                    "bitsandbytes")
 
     @classmethod
-    def policy(cls, settings, policy, saved):
+    def load(cls, settings, policy, folder):
         return quantize(policy)
 
-    def __init__(self, run):
-        self.half = run.settings.half
-        compute_in(run.actor.policy, self.half)
+    @classmethod
+    def wrap_sampler(cls, settings, sampler, training):
+        return AutocastSampler(sampler, settings.half) if training else sampler
 
-    def sampler(self, sampler):
-        return AutocastSampler(sampler, self.half)
+    def __init__(self, run):
+        compute_in(run.actor.policy, run.settings.half)
+
 
 
 def quantize(policy):

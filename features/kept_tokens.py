@@ -40,14 +40,14 @@ class KeptTokens(Feature):
         return settings.top_p < 1 or settings.top_k > 0
 
     @classmethod
-    def base_sampler(cls, settings, sampler):
+    def wrap_sampler(cls, settings, sampler, training):
         return sampler if settings.sampler else KeepingSampler(sampler, settings)
 
     def __init__(self, run):
         self.sampler_name = run.settings.sampler
         self.tokenizer = run.tokenizer
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         if "kept" not in batch.rollout.attached:
             raise ValueError(f"--sampler {self.sampler_name} does not return the kept tokens "
                              '(Rollout.attached["kept"], of features/kept_tokens.py: KeptSets), '

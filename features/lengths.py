@@ -35,10 +35,6 @@ class Lengths(Feature):
         return settings.overlong_cache > 0 or settings.mask_truncated_completions
 
     @classmethod
-    def adds_reward(cls, settings):
-        return settings.overlong_cache > 0
-
-    @classmethod
     def task(cls, settings, task, load):
         """The built-in task's length limit leaves room for its longest answer."""
         if not settings.dataset_name:
@@ -49,7 +45,7 @@ class Lengths(Feature):
         self.settings = run.settings
         self.limit = run.task.max_completion_length
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         if self.settings.overlong_cache:
             batch.parts = self._longer(batch.rollout, batch.parts)                   # [B, K + 1]
             batch.sampled = [(one, self._longer(one, parts)) for one, parts in batch.sampled]

@@ -20,7 +20,7 @@ class Flags:
 
 class LoadBalancing(Feature):
     flags = Flags
-    new = {"record": True}
+    needs_routes = True
 
     @classmethod
     def on(cls, settings):
@@ -34,7 +34,7 @@ class LoadBalancing(Feature):
         self.coef = run.settings.router_aux_loss_coef
         self.sigmoid = has_sigmoid(policy)
 
-    def in_loss(self, part, new, mini):
+    def loss(self, part, new, mini):
         logits = new.routes.logits                                                  # [L, b, T, E]
         tokens = mini.rollout.mask                                                  # [B, T]
         share = expert_share(mini.routes.indices, tokens, logits.shape[-1])         # [L, E]

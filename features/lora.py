@@ -8,22 +8,16 @@ adapter's checkpoint continues to train that adapter.
 """
 
 import copy
-import json
-import logging
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from torch import nn
-from torch.random import fork_rng, manual_seed
 
-from features.copies import merge_adapters
 from features.feature import Feature, flag, refuse
-from features.nf4 import round_to_4bit
+from plumbing.model.adapters import (CONFIG, import_peft, insert_adapters, is_adapter,
+                                     load_adapters, read_json, trained_in_4bit)
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 FOUR_BITS = dict(quant_method="bitsandbytes", load_in_4bit=True, bnb_4bit_quant_type="nf4",
                  bnb_4bit_use_double_quant=True)     # the format of four_bit.py
 UNMOVED = "without adapters the model is the base model, whose weights do not move"
@@ -46,7 +40,6 @@ class Flags:
 
 class LoRA(Feature):
     flags = Flags
-    apart = True
 
     @classmethod
     def on(cls, settings):
@@ -68,32 +61,11 @@ class LoRA(Feature):
         check_same_adapters(settings, start)
 
     @classmethod
-    def base_of(cls, folder):
-        return base_of(folder) if is_adapter(folder) else None
-
-    @classmethod
-    def read(cls, policy, folder):
-        """The base model, or what it is after 4-bit quantization, with the adapters that were
-        trained beside these weights added to them."""
-        if trained_in_4bit(folder):
-            round_to_4bit(policy)
-        config = import_peft().PeftConfig.from_pretrained(folder)
-        return merge_adapters(load_adapters(insert_adapters(policy, config), folder))
-
-    @classmethod
-    def following(cls, settings, checkpoint):
-        """The two lines that load the adapters elsewhere."""
-        if not settings.model_name_or_path:
-            return None
-        return (f"load: base = AutoModelForCausalLM.from_pretrained({base_of(checkpoint)!r}); "
-                f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
-
-    @classmethod
-    def policy(cls, settings, policy, saved):
+    def load(cls, settings, policy, folder):
         start = settings.model_name_or_path
         add_adapters(policy, settings, start if is_adapter(start) else None)
         policy.save_pretrained = partial(save_adapters, policy)
-        return load_adapters(policy, saved) if saved else policy
+        return load_adapters(policy, folder) if folder else policy
 
     def __init__(self, run):
         run.frozen = lambda: WithoutAdapters(run.actor)
@@ -159,48 +131,6 @@ def check_same_adapters(settings, folder):
                              "start from their merged weights (docs/data.md) to train new ones")
 
 
-# --------------------------------------------------------------------------- adapters, by peft
-
-def import_peft():
-    """The module peft. Raises ValueError without it."""
-    try:
-        import peft
-    except ImportError:
-        raise ValueError("--use_peft needs peft: pip install peft") from None
-    return peft
-
-
-def insert_adapters(policy, config, seed=0):
-    """Freeze the policy and insert new adapters, which do not change its output yet. Raises
-    ValueError for modules that the model does not have."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
-    for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
-                  "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
-                  "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
-        warnings.filterwarnings("ignore", words)
-    config.inference_mode = False                            # peft would freeze its weights
-    with fork_rng():
-        manual_seed(seed)                                    # the same adapters in every process
-        model = import_peft().PeftModel(policy, config)
-    vars(policy)["peft_model"] = model                       # no submodule: it contains the policy
-    return policy
-
-
-def load_adapters(policy, folder):
-    """Copy the adapters of a checkpoint into those of the policy, which it returns. Raises
-    ValueError if they do not fit."""
-    if not (Path(folder) / WEIGHTS).is_file():
-        raise ValueError(f"{folder} has no {WEIGHTS}")
-    try:
-        found = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
-    except Exception as error:                               # safetensors' and torch's kinds
-        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: "
-                         f"{' '.join(str(error).split())[:200]}") from None
-    if found.missing_keys or found.unexpected_keys:
-        raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
-    return policy
-
-
 def save_adapters(policy, folder):
     """Write peft's checkpoint of the adapters, and the model's config.json."""
     config = copy.deepcopy(policy.config)
@@ -209,30 +139,3 @@ def save_adapters(policy, folder):
     config.save_pretrained(folder)
     policy.generation_config.save_pretrained(folder)         # which tokens end a response
     policy.peft_model.save_pretrained(folder, save_embedding_layers=False)
-
-
-def is_adapter(folder):
-    return folder is not None and (Path(folder) / CONFIG).is_file()
-
-
-def read_json(file):
-    return json.loads(file.read_text(encoding="utf-8"))
-
-
-def base_of(folder):
-    """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
-    there is none, or if that is an adapter, too."""
-    base = read_json(Path(folder) / CONFIG).get("base_model_name_or_path")
-    if not base:
-        raise ValueError(f"{folder}/{CONFIG} names no base model")
-    if is_adapter(base):
-        raise ValueError(f"{folder} is an adapter of {base}, which is an adapter itself: merge "
-                         "that one into its own base model")
-    return base
-
-
-def trained_in_4bit(folder):
-    """Whether the adapters of a checkpoint were trained beside 4-bit weights: its config.json then
-    records how they were quantized."""
-    file = Path(folder) / "config.json"
-    return file.is_file() and "quantization_config" in read_json(file)

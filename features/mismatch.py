@@ -54,10 +54,10 @@ class Mismatch(Feature):
     def __init__(self, run):
         self.settings = run.settings
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         weights = mismatch_correction(self.settings, batch.old_logp, batch.rollout)     # [B, T]
         batch.more["mismatch_weights"] = weights
-        batch.weigh(weights)
+        batch.scale_surrogate(weights)
 
     def metrics(self, batch, mini, new):
         return weight_stats(batch.more["mismatch_weights"], batch.rollout.mask)

@@ -41,7 +41,7 @@ class Flags:
 
 class ReferenceKL(Feature):
     flags = Flags
-    gives = ("kl", "beta")
+    provides = ("kl", "beta")
 
     @classmethod
     def on(cls, settings):
@@ -62,10 +62,6 @@ class ReferenceKL(Feature):
             refuse(settings, name, f"has no effect: {named} does not read the total reward")
 
     @classmethod
-    def adds_reward(cls, settings):
-        return settings.use_kl_in_reward
-
-    @classmethod
     def notes(cls, settings):
         every = settings.ref_model_sync_steps
         if not settings.sync_ref_model or every < settings.steps:
@@ -78,9 +74,9 @@ class ReferenceKL(Feature):
         self.actor = run.actor
         self.reference = run.frozen()
         if kl_in_rewards(run.settings):
-            self.in_loss = None
+            self.loss = None
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         self._move(batch.step)
         ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
         batch.more["ref_logp"] = ref_logp
@@ -95,7 +91,7 @@ class ReferenceKL(Feature):
         if settings.sync_ref_model and step > 1 and (step - 1) % settings.ref_model_sync_steps == 0:
             move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
 
-    def in_loss(self, part, new, mini):
+    def loss(self, part, new, mini):
         kl = kl_penalty(new.logp, part.more["ref_logp"], part.rollout.mask,
                         self.settings.kl_estimator, part.old_logp)                  # [B, T]
         return {"kl_loss": self.settings.beta * (part.weights * kl).sum()}

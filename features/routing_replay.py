@@ -45,29 +45,28 @@ class RoutingReplay(Feature):
             refuse(settings, "sampler", "cannot be combined with --routing_replay rollout: only "
                    "the built-in sampler records routes")
 
+    @classmethod
+    def wrap_sampler(cls, settings, sampler, training):
+        recorded = training and settings.routing_replay == "rollout"
+        return RecordingSampler(sampler, settings) if recorded else sampler
+
     def __init__(self, run):
         self.settings = run.settings
         self.learner = None
         with autocast(run.device, run.settings.half):
             check_routers(run.actor.policy)
 
-    def sampler(self, sampler):
-        return RecordingSampler(sampler, self.settings) if self._by_sampler() else sampler
-
-    def _by_sampler(self):
-        return self.settings.routing_replay == "rollout"
-
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
         laid out as the updates' forwards need them."""
         self.learner = learner
         if old.passes is None:
             return
         own = None
-        if self._by_sampler():                # the old log-probs have forced routes
+        if self.settings.routing_replay == "rollout":     # the old log-probs have forced routes
             free = learner.score(batch.rollout.without("routes"))
             own = free.routes
-            batch.more["free_logp"] = free.logp                                     # [B, T]
+            batch.free_logp = free.logp                                             # [B, T]
         batch.rollout = attach(batch.rollout, RecordedRoutes(old.passes, own))
 
     def metrics(self, batch, mini, new):

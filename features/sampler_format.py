@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from features.copies import has_adapters, plain_copy
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
+from plumbing.model.copies import has_adapters, plain_copy
 
 HALVES = ("bfloat16", "float16")
 
@@ -34,14 +34,11 @@ class SamplerFormat(Feature):
     def on(cls, settings):
         return format_of(settings) != "float32" or bool(settings.half)
 
-    def __init__(self, run):
-        self.settings = run.settings
-
-    def sampler(self, sampler):
-        settings = self.settings
-        if settings.sampler == "vllm" or getattr(settings, "load_in_4bit", False):
-            return sampler                   # which has a copy of its own, or samples from 4 bits
-        return RoundedSampler(sampler, format_of(settings))
+    @classmethod
+    def wrap_sampler(cls, settings, sampler, training):
+        """vLLM rounds a copy of its own, and 4-bit weights are sampled as they are."""
+        rounds = settings.sampler != "vllm" and not getattr(settings, "load_in_4bit", False)
+        return RoundedSampler(sampler, format_of(settings)) if rounds and training else sampler
 
 
 def format_of(settings):

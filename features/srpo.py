@@ -68,14 +68,10 @@ class SRPO(Feature):
         return task
 
     def __init__(self, run):
-        self.settings = run.settings
+        self.prompts = run.stream = Stages(run.stream.sizes, run.stream.seed,
+                                           run.settings.stage2_step, resamples(run.settings))
 
-    def stream(self, stream):
-        self.prompts = Stages(stream.sizes, stream.seed, self.settings.stage2_step,
-                              resamples(self.settings))
-        return self.prompts
-
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         if self.prompts.resample:
             first = torch.cat([parts[:, 0] for _, parts in batch.sampled])          # [n]
             self.prompts.record(~not_all_correct(first, batch.group_size))          # [n / G]

@@ -9,7 +9,7 @@ from features.feature import Feature, refuse
 
 
 class TokenCredit(Feature):
-    gives = ("blamed",)
+    provides = ("blamed",)
 
     @classmethod
     def on(cls, settings):
@@ -27,7 +27,7 @@ class TokenCredit(Feature):
             raise ValueError(f"--advantage {run.settings.advantage} needs to know the first wrong "
                              f"step: the task {self.task.name!r} has no first_error")
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         rollout = batch.rollout
         errors = [self.task.first_error(text, batch.problems[i // batch.group_size])
                   for i, text in enumerate(rollout.texts)]

@@ -54,7 +54,7 @@ class Flags:
 
 class Turns(Feature):
     flags = Flags
-    gives = ("turn_rewards",)
+    provides = ("turn_rewards",)
 
     @classmethod
     def on(cls, settings):
@@ -77,14 +77,14 @@ class Turns(Feature):
         return task
 
     @classmethod
-    def base_sampler(cls, settings, sampler):
+    def wrap_sampler(cls, settings, sampler, training):
         return TurnSampler(sampler, settings.loaded_environment, settings.max_turns,
                            settings.chat_template)
 
     def __init__(self, run):
         self.weight = run.task.weights(torch.zeros(1, len(run.task.part_names)))[0]
 
-    def before_updates(self, learner, batch, old):
+    def after_scoring(self, learner, batch, old):
         batch.more["turn_rewards"] = self.weight * batch.rollout.turn_rewards       # [B, T]
 
     def metrics(self, batch, mini, new):

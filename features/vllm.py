@@ -11,7 +11,6 @@ from importlib import import_module, util
 from features.feature import Feature, flag, refuse
 
 FORMATS = ("float32", "bfloat16", "float16")
-GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class Flags:
 
 class VLLM(Feature):
     flags = Flags
-    engines = ("vllm",)
 
     @classmethod
     def on(cls, settings):
@@ -43,7 +41,7 @@ class VLLM(Feature):
                    f"{', '.join(FORMATS)}")
 
     @classmethod
-    def base_sampler(cls, settings, sampler):
+    def wrap_sampler(cls, settings, sampler, training):
         kind = import_module("features.vllm_engine").VllmSampler
         return kind(sampler.policy, sampler.tokenizer, sampler.max_new_tokens, sampler.temperature,
                     sampler.stop, prompt_tokens=settings.max_prompt_length,

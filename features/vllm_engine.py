@@ -23,12 +23,12 @@ import numpy
 import torch
 from torch.random import fork_rng
 
-from features.copies import has_adapters, plain_copy
-from features.vllm import GPU_SHARE
 from plumbing.engines.responses import as_rollout, ending_tokens
+from plumbing.model.copies import has_adapters, plain_copy
 from plumbing.parallel import processes
 from rollout import response_logp, token_ids
 
+GPU_SHARE = 0.3              # of a GPU's memory; TRL's default
 CPU_CACHE = 2 ** 30          # bytes of the KV cache on a CPU
 
 # of a config, which say nothing of the architecture

@@ -320,12 +320,6 @@ class Settings(*reversed(FLAGS), Core):
         """The classes of the features that are on."""
         return [feature for feature in FEATURES if feature.on(self)]
 
-    @staticmethod
-    def reader_of(folder):
-        """The feature that alone can read the checkpoint in a folder; None: no feature is needed,
-        or it is no folder."""
-        return next((feature for feature in FEATURES if feature.base_of(folder)), None)
-
 
 for name, row in PRESETS.items():        # a preset that names a flag of no feature is unknown
     if not row.keys() - {"objective"} <= Settings.__dataclass_fields__.keys():

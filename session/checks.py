@@ -116,7 +116,7 @@ def check_combinations(settings):
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     own_data = bool(settings.dataset_name)
     sampler = settings.old_logp == "sampler"
-    engines = [name for feature in FEATURES for name in feature.engines]
+    engines = ["vllm"] * hasattr(settings, "vllm_gpu_memory_utilization")    # features/vllm.py
     bits = not settings.optim.startswith("adamw_torch")          # bitsandbytes'
     for name, wrong, must in (
         ("num_generations", G < 2 and "group_size" in reads,
@@ -154,6 +154,9 @@ def check_combinations(settings):
         ("old_logp", sampler and settings.router_shift,
          f"cannot be combined with --algorithm {settings.algorithm}: the router shift needs the "
          "old routers' logits, which are recorded only by --old_logp recompute"),
+        ("old_logp", sampler and "entropy" in reads,
+         f"cannot be combined with --advantage {settings.advantage}: the entropies that it reads "
+         "come from the pass that recomputes log-probs"),
         ("sampler",
          settings.sampler and settings.sampler not in engines and not own_file(settings.sampler),
          f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
@@ -193,7 +196,7 @@ def rescales(settings, reads):
     """Whether --reward_weights only multiplies all rewards by one number, which the advantages
     divide by again."""
     weights = settings.reward_weights
-    shaped = any(feature.adds_reward(settings) for feature in settings.features)
+    shaped = any(getattr(settings, name, 0) for name in ("overlong_cache", "use_kl_in_reward"))
     divided = "scale" in reads and settings.scale_rewards != "none"
     return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
         divided and not shaped)
@@ -217,11 +220,11 @@ def check_advantage(settings):
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
     examples = {"[B, T] bool": zeros == 0, "[B, T]": zeros, "": 1.0}
     given = {name: next(x for shape, x in examples.items() if INPUTS[name].startswith(shape))
-             for f in settings.features for name in f.gives}
+             for f in settings.features for name in f.provides}
     try:
         A = estimate_advantages(
             settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
-            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, **given)
+            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **given)
     except Exception as error:                               # whatever an own function raises
         raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
                          f"(0 and 1 in turn, all 0, all 1): {told(error)}") from error

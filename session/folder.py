@@ -16,6 +16,7 @@ import torch
 import transformers
 from filelock import FileLock, Timeout
 
+from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import explain_missing
 from session.checkpoints import RECORDS, whole, write_text
@@ -137,8 +138,8 @@ def paths_read(settings):
             for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):
                 if path and os.path.exists(path):
                     yield f.name, word, Path(path)
-            if reader := settings.reader_of(word):
-                yield f.name, word, Path(reader.base_of(word))
+            if is_adapter(word):
+                yield f.name, word, Path(find_base_model(word))
 
 
 def contents(folder):

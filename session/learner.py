@@ -5,13 +5,14 @@ Everything here is made once per run, before the first rollout batch; train.py c
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from advantages import ADVANTAGES
 from features.feature import Features
 from plumbing.data.stream import PromptStream
-from plumbing.engines.samplers import make_sampler
+from plumbing.engines.samplers import SharedSampler, make_sampler
 from plumbing.model.actor import Run, make_scorer
 from plumbing.parallel import processes
 from plumbing.speed import zero_variance_groups
@@ -36,6 +37,8 @@ class Learner:
     features: Features = Features()  # what the flags of features/ add
     scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
     world: int = 1               # how many processes share the work
+    needs_old_entropy: bool = False      # whether π_old's entropies are computed
+    update_options: dict = field(default_factory=dict)   # for response_logp in an update
     skip_zero_variance: bool = False     # whether an update may leave out zero-variance groups
 
     @property
@@ -88,23 +91,34 @@ class Learner:
 
 def make_learner(settings, task, policy, tokenizer, device):
     """The Learner of a run: everything that is fixed before the first batch."""
-    more = any(feature.needs_actor for feature in settings.features)
-    actor = make_scorer(settings, policy, more).to(device)
-    run = Run(settings, task, tokenizer, device, actor)
+    # The order in which a run is built:
+    #   1. the policy is loaded, and changed by the features' `load` (actor.py: trained_policy)
+    #   2. the actor around it is moved to the device
+    #   3. the features are made: they may add a critic to the actor, or replace run.stream
+    #   4. the sampler is wrapped by the features
+    #   5. the actor is wrapped by DDP, or sharded by FSDP2
+    #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
+    reads = ADVANTAGES[settings.advantage].reads
+    actor = make_scorer(settings, policy, critic="values" in reads).to(device)
+    run = Run(settings, task, tokenizer, device, actor, PromptStream(task.sizes, settings.seed))
     features = Features(feature(run) for feature in settings.features)
-    judge = processes.divided(task.judge) if processes.world() > 1 else task.judge
-    sampler = make_sampler(settings, actor, tokenizer, task, features.hooks["sampler"])
-    stream = PromptStream(task.sizes, settings.seed)
-    for own in features.hooks["stream"]:
-        stream = own(stream)
+    sampler = make_sampler(settings, policy, tokenizer, task, training=True)
+    judge = task.judge
+    world = processes.world()
+    if world > 1:
+        sampler = SharedSampler(sampler, actor)
+        judge = processes.divided(judge)
     wrapped = processes.wrap(actor, settings.shard)
-    optimizer = make_optimizer(settings, actor)  # of the parameters that FSDP2 has put in place
+    optimizer = make_optimizer(settings, actor)
     return Learner(
-        settings, actor, tokenizer, sampler, judge=judge, response_logp=wrapped,
-        optimizer=optimizer, schedule=make_schedule(settings, optimizer, features.head_start),
-        stream=stream, features=features, world=processes.world(),
-        skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features,
-                                                               processes.world()),
+        settings, actor, tokenizer, sampler, judge, wrapped, optimizer,
+        schedule=make_schedule(settings, optimizer, features.head_start),
+        stream=run.stream, features=features, world=world,
+        needs_old_entropy=features.needs_old_entropy or "entropy" in reads,
+        update_options={"entropy": features.needs_new_entropy,
+                        "entropy_grad": features.needs_new_entropy,
+                        "record": features.needs_routes or settings.router_shift},
+        skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features, world),
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
 
 

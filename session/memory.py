@@ -38,7 +38,7 @@ def try_longest(learner, task):
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     kind = torch.uint8 if "8bit" in learner.settings.optim else None
     moments = [torch.empty_like(p, dtype=kind) for p in trained for _ in range(2)]
-    options = {"record": learner.settings.router_shift} | learner.features.new
+    options = learner.update_options
     with fork_rng([policy.device] if policy.device.type == "cuda" else []):
         for _ in range(2):                                   # the second beside the gradients
             new = learner.response_logp(rollout, temperature=learner.settings.temperature,

@@ -10,6 +10,7 @@ import shlex
 from features import FEATURES
 from session import checkpoints
 from session.arguments import as_words, code_in
+from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.parallel.processes import rank, world
 
 
@@ -138,11 +139,12 @@ def spoken(one):
 
 
 def following(settings, folder, task):
-    """The line with the next command: what a feature says, or ask the checkpoint."""
+    """The last line of a run: how to ask the checkpoint, or to load adapters elsewhere."""
     checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
-    for feature in settings.features:
-        if said := feature.following(settings, checkpoint):
-            return said
+    if settings.model_name_or_path and is_adapter(checkpoint):
+        base = find_base_model(checkpoint)
+        return (f"load: base = AutoModelForCausalLM.from_pretrained({base!r}); "
+                f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
     code = "".join(f" {as_words(name, value)}" for name, value in code_in(settings.given).items())
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"

@@ -12,17 +12,9 @@ from plumbing.speed.rollouts import concat
 from rollout import Sampler
 
 
-def make_sampler(settings, actor, tokenizer, task, of_features=()):
-    """The sampler of a run's rollouts. of_features: the features' `sampler`."""
-    sampler = base_sampler(settings, actor.policy, tokenizer, task)
-    for own in of_features:
-        sampler = own(sampler)
-    return SharedSampler(sampler, actor) if processes.world() > 1 else sampler
-
-
-def base_sampler(settings, policy, tokenizer, task):
-    """What samples in rollouts and in evaluations: the class that --sampler names, or the built-in
-    one, as the features change it."""
+def make_sampler(settings, policy, tokenizer, task, training=False):
+    """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
+    built-in one, as the features wrap it."""
     kind = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         kind = load_class(settings.sampler)
@@ -34,7 +26,7 @@ def base_sampler(settings, policy, tokenizer, task):
             raise
         raise ValueError(f"--sampler {settings.sampler}: {error}") from error
     for feature in settings.features:
-        sampler = feature.base_sampler(settings, sampler)
+        sampler = feature.wrap_sampler(settings, sampler, training)
     return sampler
 
 

@@ -2,7 +2,7 @@
 
 
 class Wrapper:
-    """A sampler around another one: what the hook `sampler` of a feature returns."""
+    """A sampler around another one: what a feature's wrap_sampler returns."""
 
     def __init__(self, sampler):
         self.sampler = sampler

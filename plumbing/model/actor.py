@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 
+from plumbing.data.stream import PromptStream
 from plumbing.model.chat import keep_ends
 from plumbing.model.halves import halve_matrices
 from plumbing.model.policy import find_max_length, load_policy
@@ -45,10 +46,10 @@ class Actor(Scorer):
         return ActorScores(scores.logp, scores.entropy, None, scores.routes, scores.passes, values)
 
 
-def make_scorer(settings, policy, more=False):
-    """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor. more:
-    whether a feature does."""
-    needs = (more, not settings.plain, settings.half, settings.gradient_checkpointing,
+def make_scorer(settings, policy, critic=False):
+    """The Scorer of a run: the plain one of rollout.py if nothing needs more, else an Actor.
+    critic: whether a critic is added to it."""
+    needs = (critic, not settings.plain, settings.half, settings.gradient_checkpointing,
              processes.world() > 1)
     return Actor(policy, settings) if any(needs) else Scorer(policy)
 
@@ -77,12 +78,12 @@ def trained_policy(settings, task, device, saved=None):
     def transform(policy):
         policy.requires_grad_(True)     # an adapter's checkpoint comes merged, and is frozen
         for feature in settings.features:
-            policy = feature.policy(settings, policy, saved)
+            policy = feature.load(settings, policy, saved)
         return policy
 
-    apart = any(feature.apart for feature in settings.features)
-    start = None if apart else saved
-    policy, tokenizer = load_policy(settings, task, device, start, transform, apart)
+    adapters = getattr(settings, "use_peft", False)          # features/lora.py loads those of saved
+    start = None if adapters else saved
+    policy, tokenizer = load_policy(settings, task, device, start, transform, base_only=adapters)
     if saved:
         keep_ends(policy, saved)
     if settings.router_shift:
@@ -112,6 +113,7 @@ class Run:
     tokenizer: object
     device: torch.device
     actor: torch.nn.Module       # a Scorer with the policy
+    stream: PromptStream         # the order of the prompts
 
     def frozen(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are

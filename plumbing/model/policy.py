@@ -10,6 +10,7 @@ from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForC
                           AutoTokenizer)
 
 from moe import TinyMoE
+from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
 from plumbing.model.chat import add_turn_end
 from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
@@ -22,10 +23,10 @@ SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(settings, task, device, folder=None, transform=None, apart=False):
+def load_policy(settings, task, device, folder=None, transform=None, base_only=False):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
-    built-in tiny MoE. transform: a function applied to the loaded policy. apart: of a checkpoint
-    that adds to another one, such as adapters, load the other one alone.
+    built-in tiny MoE. transform: a function applied to the loaded policy. base_only: of an
+    adapter's checkpoint, load its base model alone.
 
     Raises ValueError for a folder that is missing, is not a checkpoint or has no safetensors file
     (pickled weights are not read, remote code is not executed), and for a model whose log-probs
@@ -37,8 +38,8 @@ def load_policy(settings, task, device, folder=None, transform=None, apart=False
         return (transform(policy).to(device) if transform else policy), tokenizer
     name = str(name)
     check_sound(name, "--model_name_or_path")
-    if reader := settings.reader_of(name):
-        return load_with_base(settings, task, device, name, reader, transform, apart)
+    if is_adapter(name):
+        return load_with_adapters(settings, task, device, name, transform, base_only)
     try:
         policy, tokenizer = read_checkpoint(name)
     except ValueError as error:
@@ -57,17 +58,17 @@ def load_policy(settings, task, device, folder=None, transform=None, apart=False
     return policy, tokenizer
 
 
-def load_with_base(settings, task, device, name, reader, transform, apart):
-    """load_policy of a checkpoint that adds to another one. reader: the feature that reads it."""
-    base_name = reader.base_of(name)
+def load_with_adapters(settings, task, device, name, transform, base_only):
+    """load_policy of an adapter's checkpoint."""
+    base_name = find_base_model(name)
     try:
-        base = load_policy(settings, task, device, base_name, transform if apart else None)
+        base = load_policy(settings, task, device, base_name, transform if base_only else None)
     except ValueError as error:
         raise ValueError(f"{name} needs its base model: {error}") from error
-    if apart:
+    if base_only:
         return base
     policy, tokenizer = base
-    policy = reader.read(policy, name)
+    policy = read_adapters(policy, name)
     policy.name_or_path = name
     return (transform(policy).to(device) if transform else policy), tokenizer
 

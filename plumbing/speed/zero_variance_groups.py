@@ -16,7 +16,7 @@ def can_be_skipped(settings, features, world):
     """Whether a group whose advantages are all 0 has no gradient in this run: the policy loss does
     not pull it towards π_old, and no feature adds a term to the loss."""
     return (world == 1 and ADVANTAGES[settings.advantage].per == "response"
-            and not features.hooks["in_loss"] and not has_pull(settings.row))
+            and not features.hooks["loss"] and not has_pull(settings.row))
 
 
 def split(learner, mini):

@@ -88,11 +88,10 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
 
 # ----------------------------------------------------------------------------------- an advantage
 
-FADING = """def fading(rewards, group_size, scale, mask):
-    share = 0.99 ** mask.cumsum(-1) * mask
-    return group_advantages(rewards, group_size, scale)[:, None] * share
+FADING = """def fading(rewards, group_size, scale, entropy):
+    return group_advantages(rewards, group_size, scale)[:, None] * (-entropy).exp()
 
-"fading": Advantage(fading, "token", ("rewards", "group_size", "scale", "mask")),""", (
+"fading": Advantage(fading, "token", ("rewards", "group_size", "scale", "entropy")),""", (
     "python train.py --advantage fading --algorithm gspo_token")
 
 
@@ -117,6 +116,9 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
         assert all(record["grad_norm"] > 0 for record in metrics(code / "runs" / name))
     said = refused(code, "train.py", "--advantage", "fading")
     assert "--advantage fading" in said and "[" not in said and "use --algorithm gspo_token" in said
+    command = "train.py --advantage fading --algorithm gspo_token --old_logp sampler".split()
+    assert "--old_logp sampler cannot be combined with --advantage fading: the entropies" in (
+        refused(code, *command))
     listed = python("train.py", "--help", cwd=code).stdout
     assert "fading, over_median, group" in " ".join(listed.split())
 

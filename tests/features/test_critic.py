@@ -35,7 +35,7 @@ def test_the_critics_targets_are_gaes_returns_whatever_becomes_of_the_advantages
     """Distillation is added to the advantages; a row of one's own may whiten them."""
     row = Advantage(whitened, "token", ("rewards", "values", "mask"))
     monkeypatch.setitem(ADVANTAGES, "whitened", row)
-    parts, targets = calls(critic.Critic, "in_loss"), calls(critic, "value_loss")
+    parts, targets = calls(critic.Critic, "loss"), calls(critic, "value_loss")
     losses = calls(train, "policy_loss")
     records = run(f"--algorithm ppo --steps 3 --warmup_steps 0 --learning_rate 0.003 {line}")
     assert len(parts) == 6 and all(record["value_loss"] > 0 for record in records)

@@ -123,8 +123,8 @@ def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_rout
         teacher = self.teacher.policy if self.teacher else learner.policy
         teachers.append(copy.deepcopy(teacher))
         policies.append(copy.deepcopy(learner.policy))
-    first(Distillation, "logp", note)
-    found, hints = calls(Distillation, "logp"), calls(features.distillation, "hinted")
+    first(Distillation, "_logp", note)
+    found, hints = calls(Distillation, "_logp"), calls(features.distillation, "hinted")
     run(f"{line.format(start=cold_start)} --routing_replay old --steps 3 --warmup_steps 0 "
         "--learning_rate 0.003")
     for (_, _, tokenizer, batch), _, rollout in hints:

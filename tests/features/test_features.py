@@ -166,20 +166,31 @@ def test_only_the_hooks_of_a_feature_are_called():
         pass
 
     class Loud(Feature):
-        old = {"entropy": True}
-        new = {"entropy": False, "record": True}
+        needs_entropy = True
+        needs_routes = True
 
-        def before_updates(self, learner, batch, old):
+        def __init__(self, run):
+            self.loss = None                                 # no term in this run
+
+        def after_scoring(self, learner, batch, old):
             batch.more["heard"] = self
+
+        def loss(self, part, new, mini):
+            return {"loud_loss": new.entropy.sum()}
 
         def state_dict(self):
             return {"count": 3}
     loud = Loud(None)
     features = Features([Quiet(None), loud])
-    own = {hook: [getattr(loud, hook)] for hook in ("before_updates", "state_dict")}
-    assert features.hooks == dict.fromkeys(HOOKS, []) | own
-    assert features.old == {"entropy": True} and features.new == {"record": True}
+    overridden = {hook: [getattr(loud, hook)] for hook in ("after_scoring", "state_dict")}
+    assert features.hooks == dict.fromkeys(HOOKS, []) | overridden
+    assert features.needs_old_entropy and not features.needs_new_entropy and features.needs_routes
     assert features.state_dict() == {"Loud": {"count": 3}}
+
+
+def test_there_are_at_most_24_hooks():
+    hooks = [name for name in vars(Feature) if not name.startswith("_")]
+    assert len([*hooks, "__init__"]) <= 24, hooks
 
 
 def test_a_state_that_no_feature_claims_is_refused():
@@ -199,10 +210,10 @@ def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatc
              lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten"),
             ("", Mismatch, "befor_step", print, "befor_step of the feature Mismatch is no hook, "
              "did you mean before_step? (features/feature.py has them all"),
-            ("--entropy_coef 1 --steps 1", Entropy, "in_loss",
+            ("--entropy_coef 1 --steps 1", Entropy, "loss",
              lambda self, part, new, mini: {"bonus": new.entropy.mean()},
              "loss term 'bonus' of a feature must have a name of its own that ends in _loss"),
-            ("--entropy_coef 1 --beta 1 --steps 1", Entropy, "in_loss",
+            ("--entropy_coef 1 --beta 1 --steps 1", Entropy, "loss",
              lambda self, part, new, mini: {"kl_loss": new.entropy.mean()},
              "loss term 'kl_loss' of a feature must have a name of its own")):
         with monkeypatch.context() as patch:

@@ -110,7 +110,7 @@ def test_a_teacher_keeps_its_weights(dense):
     told = "--algorithm grpo --advantage distillation --teacher_model_name_or_path dense"
     args = parse(f"{dense} {told}".split())
     plain = loaded(dense, None)
-    teacher, _ = Run(args, None, TOKENIZER, CPU, None).another("teacher_model_name_or_path")
+    teacher, _ = Run(args, None, TOKENIZER, CPU, None, None).another("teacher_model_name_or_path")
     assert four_bit.small_layers(teacher.policy) == []
     assert all(map(torch.equal, teacher.policy.parameters(), plain.parameters()))
 

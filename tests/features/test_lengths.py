@@ -19,7 +19,7 @@ PLAYED = ("--model_name_or_path policy --dataset_name sums.jsonl --stop , "
 
 @pytest.mark.parametrize("share", ["0.05", "0.2", "0.5"])
 def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, calls):
-    seen = calls(Lengths, "before_updates")
+    seen = calls(Lengths, "after_scoring")
     [record] = run(f"--algorithm dapo --overlong_cache {share}")
     [((feature, _, batch, _), _, _)] = seen
     right = batch.parts[:, 0] == 1                                                  # [B]

@@ -22,7 +22,7 @@ import models
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from features.sampler_format import sampling_copy
-from features.copies import plain_copy
+from plumbing.model.copies import plain_copy
 from features.lora import add_adapters
 from plumbing.model.policy import load_policy
 from session.arguments import parse

@@ -30,7 +30,7 @@ def k3(new, ref):
 def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, calls, run):
     """TRL#6654: with sequence-sum a response's KL is the sum over its own tokens; the length enters
     once."""
-    terms = calls(ReferenceKL, "in_loss")
+    terms = calls(ReferenceKL, "loss")
     run(f"--steps 3 --warmup_steps 0 --beta 0.3 --reduction {reduction}")
     lengths = set()
     for (_, part, new, _), _, found in terms:
@@ -47,7 +47,7 @@ def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, calls
 def test_groups_of_equal_rewards_keep_their_kl(calls, run):
     """TRL#5588: the KL does not depend on the advantage, so with --beta such groups are in every
     update; without, they are not."""
-    terms = calls(ReferenceKL, "in_loss")
+    terms = calls(ReferenceKL, "loss")
     records = run("--steps 3 --warmup_steps 0 --beta 0.3")
     parts = [part for (_, part, *_), *_ in terms]
     assert all(len(part.advantages) == 2 * G for part in parts)         # both of each mini-batch

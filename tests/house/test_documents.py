@@ -92,7 +92,7 @@ def test_contributing_names_files_and_functions_that_exist(name):
 
 
 def test_contributing_is_one_page_and_its_folders_of_tests_exist():
-    assert len(CONTRIBUTING.splitlines()) <= 115
+    assert len(CONTRIBUTING.splitlines()) <= 120
     for folder in re.findall(r"python -m pytest (tests/\S+)", CONTRIBUTING):
         assert (ROOT / folder).is_dir(), folder
 

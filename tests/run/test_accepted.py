@@ -48,11 +48,11 @@ def first_batch(args, task):
         keep_signal([(rollout, problems, parts)], 2, task.total, True, concat)
     batch = Batch(rollout, problems, parts, zeros, sampled=[(rollout, parts)])
     task.max_completion_length = T
-    run = SimpleNamespace(settings=args, task=task)
+    run = SimpleNamespace(settings=args, task=task, stream=PromptStream([1, 1]))
     for feature in {Lengths, SRPO}.intersection(args.features):
-        own = feature(run)
-        own.stream(PromptStream([1, 1])).next(2, step=100)
-        own.before_updates(None, batch, None)
+        feature = feature(run)
+        run.stream.next(2, step=100)
+        feature.after_scoring(None, batch, None)
     batch.rewards = task.total(batch.parts, G)                                          # [B]
     batch.advantages = estimate_advantages(
         args.advantage, batch.rewards, G, args.scale_rewards, mask=mask, old_logp=zeros, kl=None,
@@ -82,5 +82,6 @@ def test_what_is_accepted_survives_the_rewards_of_a_first_batch():
                     pytest.fail(f"{words} is accepted, and its first batch fails: {error!r}")
     assert {name for name, _, _ in accepted} == set(ALGORITHMS)
     assert {flags for _, flags, _ in accepted} == set(SHAPING) - {
-        "--scale_rewards mean --overlong_cache 0.3"}
+        "--scale_rewards mean --overlong_cache 0.3",
+        "--advantage turn_returns"}                          # which needs an --environment
     assert {("ppo", "", "1"), ("maxrl", "", "2")} <= accepted

@@ -65,6 +65,6 @@ def right(folder):
                                  "--eval_prompts 16"))
     task = tasks.of_run(settings)
     policy, tokenizer = eval.load_policy(settings, task, torch.device("cpu"), folder)
-    sampler = eval.base_sampler(settings, policy, tokenizer, task)
+    sampler = eval.make_sampler(settings, policy, tokenizer, task)
     answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)
     return answers["pass_at_1"][0]

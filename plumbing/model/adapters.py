@@ -1,0 +1,92 @@
+"""Adapters of peft beside a model: the files of their checkpoint, inserting and reading them.
+features/lora.py trains them.
+"""
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+from torch.random import fork_rng, manual_seed
+
+from plumbing.model.copies import merge_adapters
+from plumbing.model.nf4 import round_to_4bit
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+
+def read_adapters(policy, folder):
+    """The base model `policy` of an adapter's checkpoint, with its adapters merged into it. A base
+    model that was in 4 bits while they were trained is rounded first."""
+    if trained_in_4bit(folder):
+        round_to_4bit(policy)
+    config = import_peft().PeftConfig.from_pretrained(folder)
+    return merge_adapters(load_adapters(insert_adapters(policy, config), folder))
+
+
+def import_peft():
+    """The module peft. Raises ValueError without it."""
+    try:
+        import peft
+    except ImportError:
+        raise ValueError("--use_peft needs peft: pip install peft") from None
+    return peft
+
+
+def insert_adapters(policy, config, seed=0):
+    """Freeze the policy and insert new adapters, which do not change its output yet. Raises
+    ValueError for modules that the model does not have."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
+    for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
+                  "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
+                  "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
+        warnings.filterwarnings("ignore", words)
+    config.inference_mode = False                            # peft would freeze its weights
+    with fork_rng():
+        manual_seed(seed)                                    # the same adapters in every process
+        model = import_peft().PeftModel(policy, config)
+    vars(policy)["peft_model"] = model                       # no submodule: it contains the policy
+    return policy
+
+
+def load_adapters(policy, folder):
+    """Copy the adapters of a checkpoint into those of the policy, which it returns. Raises
+    ValueError if they do not fit."""
+    if not (Path(folder) / WEIGHTS).is_file():
+        raise ValueError(f"{folder} has no {WEIGHTS}")
+    try:
+        found = policy.peft_model.load_adapter(folder, "default", torch_device="cpu")
+    except Exception as error:                               # safetensors' and torch's kinds
+        raise ValueError(f"{folder}/{WEIGHTS} cannot be read: "
+                         f"{' '.join(str(error).split())[:200]}") from None
+    if found.missing_keys or found.unexpected_keys:
+        raise ValueError(f"{folder}: its weights are not those that its {CONFIG} describes")
+    return policy
+
+
+def is_adapter(folder):
+    return folder is not None and (Path(folder) / CONFIG).is_file()
+
+
+def read_json(file):
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def find_base_model(folder):
+    """The name or folder of the checkpoint that an adapter was trained on. Raises ValueError if
+    there is none, or if that is an adapter, too."""
+    base = read_json(Path(folder) / CONFIG).get("base_model_name_or_path")
+    if not base:
+        raise ValueError(f"{folder}/{CONFIG} names no base model")
+    if is_adapter(base):
+        raise ValueError(f"{folder} is an adapter of {base}, which is an adapter itself: merge "
+                         "that one into its own base model")
+    return base
+
+
+def trained_in_4bit(folder):
+    """Whether the adapters of a checkpoint were trained beside 4-bit weights: its config.json then
+    records how they were quantized."""
+    file = Path(folder) / "config.json"
+    return file.is_file() and "quantization_config" in read_json(file)
