@@ -1,7 +1,6 @@
 """What `python tools/export.py trl` prints, in TRL 1.16.
 python -m pytest tests/tools/test_trl.py"""
 
-import importlib.util
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -11,18 +10,17 @@ import torch
 from transformers import AutoTokenizer
 
 import session.learner
-from exports import trl_config
 from features import FEATURES
 from models import saved
 from plumbing.data.tasks import from_arguments
 from session.arguments import parse
+from test_losses_against_trl import trl_config
 from tiny_run import jsonl, slow
 from tools import export
 from tools.trl import MISSING, SUBJECTS, batch_rows, feature_flag, with_length_limit
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.trl, pytest.mark.skipif(not importlib.util.find_spec("trl"),
-                                                  reason="trl is missing: pip install trl==1.16.0")]
+pytestmark = pytest.mark.trl
 WORK = ("--model_name_or_path model --dataset_name rows.jsonl --steps 1 --prompts_per_step 4 "
         "--num_generations 4 --steps_per_generation 2 --micro_batch_size 4 --device cpu "
         "--max_completion_length 6 --learning_rate 0.01 --warmup_steps 0 "
