@@ -40,7 +40,7 @@ PRESETS = {
                  steps_per_generation=1),
     "reinforce_plus_plus": dict(objective="ppo", reduction="token-mean",
                                 advantage="reinforce_plus_plus"),
-    "ppo": dict(advantage="gae"),
+    "ppo": dict(advantage="gae", lam=0.95),                  # lam: a flag of the critic's file
     "dr_grpo": dict(scale_rewards="none"),
     "dapo": dict(dynamic_sampling=True, overlong_cache=0.2),
     "dapo_paper": dict(dynamic_sampling=True, overlong_cache=0.2),

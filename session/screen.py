@@ -44,9 +44,19 @@ def plan(settings, folder, task, device):
 
 
 def without_effect(settings, task, tokenizer):
-    """Notes on flags without an effect here, which a recipe may carry to another model or machine;
-    "" if there are none."""
+    """Notes on flags that have no effect here, which a recipe may carry to another model or
+    machine, and on updates that nothing corrects; "" if there are none."""
     notes = []
+    clips = [name for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
+             if name in settings.given]
+    if clips and settings.updates_per_batch == 1 and settings.old_logp == "recompute":
+        notes.append(f"note: {' '.join(f'--{name}' for name in clips)} has no effect: with one "
+                     "update per rollout batch every ratio is 1, so nothing is clipped; use "
+                     "--steps_per_generation or --num_iterations above 1")
+    if settings.row.ratio == "none" and settings.updates_per_batch > 1:
+        notes.append(f"note: {settings.algorithm} has no importance ratio: nothing corrects the "
+                     f"{settings.updates_per_batch} updates per rollout batch for the policy that "
+                     "changes after the first")
     if not settings.chat_template and not (task.chat and tokenizer.chat_template):
         notes.append("note: --no_chat_template changes nothing: these prompts have no chat "
                      "template")

@@ -113,7 +113,8 @@ def test_without_its_file_everything_else_is_as_it_was(names, workplace, cold_st
     flags = "state.pt/origin/settings"                       # lists the flags that there are
     apart = differences("whole", "less", 2)
     assert [where for where in apart if not where.startswith(flags)] == []
-    python(place / "train.py", "--help")
+    listed = re.search(r"--algorithm .*?\n  --", python(place / "train.py", "--help").stdout, re.S)
+    assert bool(re.search(r"\bppo\b", listed[0])) == ("Critic" not in names)
     python(place / "tools/export.py", "trl", "--algorithm", "grpo")
     elsewhere = ["FourBit"] + ["VLLM"] * (not find_spec("vllm"))         # what needs more than this
     others = [name for name in NAMES if name in names or name not in elsewhere]

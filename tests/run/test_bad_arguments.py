@@ -258,6 +258,23 @@ def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
         assert capsys.readouterr().out.splitlines().count(note) == 1
 
 
+ONE_UPDATE = "--algorithm grpo --steps_per_generation 1 --num_iterations 1"
+
+
+@pytest.mark.parametrize("line, note", [
+    (f"{ONE_UPDATE} --epsilon 0.1", "note: --epsilon has no effect: with one update per rollout"),
+    (f"{ONE_UPDATE} --dual_clip 3", "note: --dual_clip has no effect: with one update per rollout"),
+    (ONE_UPDATE, None),
+    ("--algorithm grpo --epsilon 0.1", None),
+    ("--algorithm reinforce --steps_per_generation 1 --num_iterations 2",
+     "note: reinforce has no importance ratio: nothing corrects the 2 updates"),
+    ("--algorithm reinforce --steps_per_generation 1", None)])
+def test_updates_in_which_nothing_is_clipped_or_corrected_are_noted(line, note, run, capsys):
+    run(line)
+    notes = [text for text in capsys.readouterr().out.splitlines() if text.startswith("note: ")]
+    assert len(notes) == bool(note) and all(text.startswith(note) for text in notes), notes
+
+
 # ------------------------------------------------------------------------------- data, models
 
 def test_a_data_file(refused):
