@@ -328,7 +328,7 @@ REFUSED = [
     (lambda: value_loss(ZEROS, ZEROS, ZEROS[:, :2], MASK), r"returns is \[6, 2\]"),
     (lambda: overlong_penalty(torch.tensor([5]), 20, 30), "cache is 30, max_length is 20"),
     (lambda: estimate_advantages("groups", REWARDS, 2),
-     "advantage 'groups' is unknown; known: group, leave_one_out, "),
+     "advantage 'groups' is unknown; known: "),
     (lambda: estimate_advantages("gae", REWARDS, 2),
      "advantage gae reads values, mask, which is missing")]
 REFUSED += [(lambda f=f, G=G, r=r: f(r, G), message)
