@@ -375,6 +375,15 @@ def has_signal(rewards, group_size, turn_rewards=None, mask=None):
     return groups.amax(-1) > groups.amin(-1)                                     # [prompts]
 
 
+def groups_with_signal(advantage, rewards, group_size, turn_rewards=None, mask=None):
+    """Which groups the row `advantage` of ADVANTAGES learns from, [prompts] bool: has_signal, by
+    turns if the row reads turn_rewards [B, T]."""
+    if turn_rewards is None or "turn_rewards" not in check_row(advantage).reads:
+        return has_signal(rewards, group_size)
+    turn_rewards = token_rewards(rewards, mask, turn_rewards=turn_rewards)       # [B, T]
+    return has_signal(rewards, group_size, turn_rewards, mask)
+
+
 def not_all_correct(rewards, group_size, correct=1.0):
     """Which groups contain a reward below `correct`, [prompts] bool. SRPO (2504.14286) keeps only
     these groups. NaN (a response without this reward) counts as not correct."""

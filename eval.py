@@ -110,16 +110,18 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
     """Sample `samples` responses per problem (at temperature 0 one greedy response) and verify
     them. sampler: a rollout.Sampler.
 
-    Returns a dict with "rewards" (the first part of each), "texts", "lengths" (in tokens) and
-    "truncated", each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
-    Several processes share the problems. progress: the label of the progress bar; None: no bar.
+    Returns a dict with "rewards" (the first part of each), "texts", "lengths" (in tokens),
+    "truncated" and "games" (features/turns.py: Game, or None), each [problems][samples], with
+    "pass_at_1" and with the entries of reward_scores. Several processes share the problems.
+    progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
     T = task.max_completion_length
     own = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
-    answers = {name: [] for name in ("texts", "rewards", "parts", "lengths", "truncated")}
+    names = ("texts", "rewards", "parts", "lengths", "truncated", "games")
+    answers = {name: [] for name in names}
     starts = range(own.start, own.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         part = slice(start, min(start + starts.step, own.stop))
@@ -131,7 +133,8 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
                                  temperature=temperature, **played)
         judged = task.judge(rollout.texts, asked, rollout.token_lists(), rollout.games)   # [B, K]
         columns = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
-                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
+                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
+                   rollout.games or [None] * len(rollout.texts))
         for rows, values in zip(answers.values(), columns):
             rows += [values[i:i + G] for i in range(0, len(values), G)]
     parts = gather(answers)
@@ -196,7 +199,8 @@ def passk(asked):
 
 def ask(asked):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
-    if the right answer is given. asked: (ask's own flags, Settings)."""
+    if the right answer is given. With an environment, play games with the person at the terminal:
+    a greedy one, then sampled ones. asked: (ask's own flags, Settings)."""
     own, settings = asked
     logging.disable_progress_bar()
     print(own.line)
@@ -206,14 +210,36 @@ def ask(asked):
         prompt = prompt.ljust(len(task.test[0].prompt))
     problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
     task.rows[problem] = {}
+    if task.played and not sys.stdin.isatty():
+        raise ValueError("ask: with an environment you play its part, which needs a terminal")
     policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)
     say(name_ends(policy, tokenizer))
     sampler = make_sampler(settings, policy, tokenizer, task)
-    for temperature in (0.0, settings.temperature):
-        answers = evaluate(settings, sampler, task, [problem], own.n, temperature, settings.seed)
+    sampled = [(settings.temperature, own.n, settings.seed)]
+    if task.played:                                          # one game after the other
+        sampler.environment.kind = Person
+        sampler.environment.seeded = False
+        sampled = [(settings.temperature, 1, settings.seed + i) for i in range(own.n)]
+    for temperature, n, seed in [(0.0, 1, settings.seed), *sampled]:
+        answers = evaluate(settings, sampler, task, [problem], n, temperature, seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
             judged = "" if own.answer is None else f"   reward {reward:g}"
             print(f"\ntemperature {temperature:g}{judged}\n{text}")
+
+
+class Person:
+    """An environment that is a person at the terminal (features/turns.py)."""
+
+    def __init__(self, row):
+        pass
+
+    def step(self, text):
+        print(f"policy: {text}")
+        try:
+            observation = input("you, or an empty line to end: ")
+        except EOFError:
+            observation = ""
+        return observation, 0.0, not observation
 
 
 def scores_by_problem(answers, ks):

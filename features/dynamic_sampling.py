@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from advantages import has_signal
+from advantages import groups_with_signal
 from features.feature import Feature, flag
 
 ROUNDS = 10             # of sampling, at most; then groups of equal rewards fill the batch
@@ -31,10 +31,11 @@ class DynamicSampling(Feature):
         self.run = run
 
     def resample(self, rounds, draw):
-        wanted = self.run.settings.prompts_per_step
+        settings = self.run.settings
         while True:
             last = len(rounds) == ROUNDS
-            if chosen := keep_signal(rounds, wanted, self.run.task.total, last, self.run.join):
+            if chosen := keep_signal(rounds, settings.prompts_per_step, settings.advantage,
+                                     self.run.task.total, last, self.run.join):
                 break
             rounds.append(draw(len(rounds)))
         # metrics describe all of them, without what is attached, which would take much memory
@@ -42,7 +43,7 @@ class DynamicSampling(Feature):
         return chosen
 
 
-def keep_signal(rounds, wanted, total, last, join):
+def keep_signal(rounds, wanted, advantage, total, last, join):
     """The first `wanted` groups with different rewards, total(parts, G) [B], of the rounds, a list
     of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
     the last round the missing groups are filled with groups of equal rewards. join: a list of
@@ -50,7 +51,8 @@ def keep_signal(rounds, wanted, total, last, join):
     chosen = []
     for number, (rollout, problems, parts) in enumerate(rounds, 1):
         G = rollout.group_size
-        signal = has_signal(total(parts, G), G)                                     # [Q]
+        signal = groups_with_signal(advantage, total(parts, G), G, rollout.turn_rewards,
+                                    rollout.mask)                                   # [Q]
         keep = signal.nonzero().squeeze(-1)                                         # [q]
         if last and number == len(rounds):
             keep = signal.int().argsort(descending=True, stable=True)               # [Q]

@@ -19,7 +19,8 @@ from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
 
 OWN = {"sampler=vllm": "only the built-in sampler returns the tokens that it left to draw from, "
-                       "over which log-probs are renormalized"}
+                       "over which log-probs are renormalized",
+       "environment": "the sets of tokens of several turns are not joined"}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import zlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -64,10 +65,6 @@ class Turns(Feature):
     def check(cls, settings):
         if not cls.on(settings) and "turn_rewards" in ADVANTAGES[settings.advantage].reads:
             refuse(settings, "advantage", "needs an --environment, which rewards each turn")
-        kept = getattr(settings, "top_p", 1) < 1 or getattr(settings, "top_k", 0)
-        if cls.on(settings) and kept:
-            refuse(settings, "environment", "cannot be combined with --top_p or --top_k: the sets "
-                   "of tokens of several turns are not joined")
 
     @classmethod
     def task(cls, settings, task, load):
@@ -82,17 +79,17 @@ class Turns(Feature):
                            settings.chat_template)
 
     def __init__(self, run):
-        self.weight = run.task.weights(torch.zeros(1, len(run.task.part_names)))[0]
+        self.weight = [*run.task.reward_weights, 1.0][0]     # of the return
 
     def after_scoring(self, learner, batch, old):
         batch.more["turn_rewards"] = self.weight * batch.rollout.turn_rewards       # [B, T]
 
     def metrics(self, batch, mini, new):
         games = [game for rollout, _ in batch.sampled for game in rollout.games]
-        rewards = {k: [g.rewards[k] for g in games if len(g.rewards) > k] for k in range(SHOWN)}
         return {"turns": mean([len(g.turns) for g in games]),
                 "out_of_turns": mean([g.out_of_turns for g in games]),
-                **{f"turn_reward_{k + 1}": mean(values) for k, values in rewards.items()}}
+                **{f"turn_reward_{k + 1}": mean([g.rewards[k] for g in games if g.rewards[k:]])
+                   for k in range(SHOWN)}}
 
     def tokens(self, rollout):
         return {"turn_rewards": rollout.turn_rewards}                               # [G, T]
@@ -108,12 +105,10 @@ class Environment:
     template = False as it stands. Raises ValueError or FileNotFoundError if it does not load."""
 
     def __init__(self, name):
-        path, _, attribute = name.rpartition(":")
         self.name = name
-        if not (path.endswith(".py") and attribute.isidentifier()):
-            raise ValueError(f"--environment {name}: FILE.py:CLASS is needed")
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"--environment {name}: there is no file {path}")
+        path = Path(name.rpartition(":")[0])
+        if path.suffix != ".py" or not path.is_file():
+            self.fail("FILE.py:CLASS is needed, and the file must exist")
         try:
             self.kind = load_here(name)
             self.seeded = "seed" in inspect.signature(self.kind).parameters
@@ -131,10 +126,11 @@ class Environment:
     def fail(self, what):
         raise ValueError(f"--environment {self.name}: {what}")
 
-    def begin(self, row, seed):
-        """An object of the class for one response."""
+    def begin(self, row, uniforms):
+        """An object of the class for one response. uniforms: random numbers that make its seed."""
+        seed = {"seed": zlib.crc32(uniforms.numpy().tobytes())} if self.seeded else {}
         try:
-            return self.kind(dict(row), **{"seed": seed} if self.seeded else {})
+            return self.kind(dict(row), **seed)
         except (Exception, SystemExit) as error:
             self.fail(f"__init__ raised {type(error).__name__}: {error}, for the row {row!r:.80}")
 
@@ -160,24 +156,14 @@ class Environment:
         return self.checked(reply, text)
 
     def checked(self, reply, text):
-        for_turn = f"for the turn {text[:60]!r}"
-        try:
-            observation, reward, done = reply
-        except (TypeError, ValueError):
-            self.fail(f"step returned {reply!r:.80}, not (observation, reward, done), {for_turn}")
-        try:
-            number = math.nan if isinstance(reward, (str, bytes)) else float(reward)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            self.fail(f"step returned the reward {reward!r:.80}: a finite number is needed, "
-                      f"{for_turn}")
-        if type(done).__name__ not in ("bool", "bool_"):     # NumPy's, too
-            self.fail(f"step returned done as {done!r:.80}: True or False is needed, {for_turn}")
-        if not done and not (isinstance(observation, str) and observation):
-            self.fail(f"step returned the observation {observation!r:.80} and is not done: a text "
-                      f"that is not empty is needed, {for_turn}")
-        return observation, number, bool(done)
+        match reply:
+            case (observation, Real() as reward, done) if (
+                    math.isfinite(reward) and str(done) in ("True", "False")     # NumPy's, too
+                    and (done or isinstance(observation, str) and observation)):
+                return observation, float(reward), bool(done)
+        self.fail(f"step returned {reply!r:.120} for the turn {text[:60]!r}: (observation, reward, "
+                  "done) is needed, with a finite number as reward, done True or False, and unless "
+                  "done a text that is not empty as observation")
 
 
 @dataclass
@@ -196,24 +182,24 @@ class Game:
 
 
 class Response:
-    """A response while it is played: its tokens, which of them the policy wrote, their log-probs
-    and rewards."""
+    """A response while it is played."""
 
-    def __init__(self, player):
+    def __init__(self, prompt, uniforms, player):
+        self.prompt = prompt
+        self.uniforms = uniforms         # [T]
         self.player = player             # the user's object
         self.game = Game()
-        self.ids = []
-        self.own = []
-        self.logp = []
-        self.rewards = []
+        self.tokens = []                 # [id, whether the policy wrote it, log-prob, reward] each
         self.truncated = False
 
-    def add(self, ids, logp=None):
-        """Append tokens of the policy with their log-probs, or of an observation (logp None)."""
-        self.ids += ids
-        self.own += [logp is not None] * len(ids)
-        self.logp += logp or [0.0] * len(ids)
-        self.rewards += [0.0] * len(ids)
+    def add(self, ids, own, logp):
+        """Append tokens; those beyond the limit are dropped, and the response is then truncated."""
+        self.tokens += [[token, own, x, 0.0] for token, x in zip(ids, logp)]
+        self.truncated = len(self.tokens) > len(self.uniforms)
+        del self.tokens[len(self.uniforms):]
+
+    def ids(self):
+        return [token[0] for token in self.tokens]
 
 
 class TurnSampler(Wrapper):
@@ -221,119 +207,108 @@ class TurnSampler(Wrapper):
 
     def __init__(self, sampler, environment, max_turns, chat_template):
         super().__init__(sampler)
+        rollout = import_module("rollout")           # transformers: --help does not wait for it
         self.environment = environment
         self.max_turns = max_turns or math.inf
+        self.pad = rollout.pad_token(self.tokenizer)
+        self.ends = rollout.end_tokens(self.policy, self.tokenizer)
         self.between = None              # a plumbing.model.chat.Turns; None: no template
         if environment.template and chat_template and self.tokenizer.chat_template:
-            chat = import_module("plumbing.model.chat")
             try:
-                self.between = chat.read_turns(self.tokenizer, environment.role)
+                self.between = import_module("plumbing.model.chat").read_turns(
+                    self.tokenizer, environment.role)
             except ValueError as error:
                 environment.fail(f"{error}; template = False in the class inserts observations as "
                                  "they stand")
         parameters = inspect.signature(sampler.sample).parameters.values()
         self.limited = any(p.name == "limits" or p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def sample(self, prompts, group_size, uniforms=None, temperature=None, rows=None):
-        """See rollout.Sampler.sample. rows: of the data, one per prompt. The turn that begins at
-        token t of a response is drawn with its uniforms from t on."""
-        rollout_py = import_module("rollout")        # transformers: --help does not wait for it
+    def sample(self, prompts, group_size, uniforms, temperature=None, *, rows):
+        """See rollout.Sampler.sample; prompts: lists of token ids. rows: of the data, one per
+        prompt. The turn that begins at token t of a response is drawn with its uniforms [B, T] from
+        t on; the seed of an environment is the same for all responses to a prompt."""
         G = group_size
-        prompts = rollout_py.token_ids(self.tokenizer, prompts)
-        ends = rollout_py.end_tokens(self.policy, self.tokenizer)
-        if uniforms is None:
-            uniforms = torch.rand(len(prompts) * G, self.sampler.max_new_tokens)    # [B, T]
-        B, T = uniforms.shape
-        seeds = [zlib.crc32(row.numpy().tobytes()) for row in uniforms[::G].cpu()]  # one per prompt
-        responses = [Response(self.environment.begin(rows[i // G], seeds[i // G]))
-                     for i in range(B)]
+        uniforms = uniforms.cpu()
+        live = responses = [
+            Response(prompts[i // G], uniform,
+                     self.environment.begin(rows[i // G], uniforms[i - i % G]))
+            for i, uniform in enumerate(uniforms)]
         first = None
-        live = list(range(B))
         while live:
+            lengths = [len(r.tokens) for r in live]
+            rolled = [r.uniforms.roll(-n) for r, n in zip(live, lengths)]
+            options = {"uniforms": torch.stack(rolled), "temperature": temperature}
+            if self.limited:
+                options["limits"] = uniforms.shape[1] - torch.tensor(lengths)       # [b]
             if first is None:
-                part = first = self.sampler.sample(prompts, G, uniforms=uniforms,
-                                                   temperature=temperature)
+                part = first = self.sampler.sample(prompts, G, **options)
             else:
-                start = torch.tensor([len(responses[i].ids) for i in live])         # [b]
-                places = (start[:, None] + torch.arange(T)) % T                     # [b, T]
-                limits = {"limits": T - start} if self.limited else {}              # [b]
-                part = self.sampler.sample(
-                    [prompts[i // G] + responses[i].ids for i in live], 1,
-                    uniforms=uniforms[live].cpu().gather(1, places), temperature=temperature,
-                    **limits)
+                part = self.sampler.sample([r.prompt + r.ids() for r in live], 1, **options)
             if part.attached:
                 self.environment.fail(f"the sampler attaches {', '.join(part.attached)} to its "
                                       "responses, which is not joined over several turns")
-            live = self.step([responses[i] for i in live], live, part, ends, T)
-        return assemble(self.tokenizer, first, responses)
+            self.write(live, part)
+            live = self.read([r for r in live if not r.truncated])
+        return self.join(first, responses)
 
-    def step(self, responses, numbers, part, ends, T):
-        """Add a turn to each of the responses, from the rollout `part`, and what the environment
-        says to it. Returns the `numbers` of the responses that go on."""
-        lists = (part.response_ids, part.sampler_logp, part.mask, part.truncated)
-        turns = zip(responses, numbers, part.texts, *(x.tolist() for x in lists))
-        ended = []
-        for response, number, text, ids, logp, mask, truncated in turns:
-            size = sum(mask)
-            room = T - len(response.ids)
-            if size > room:                          # of a sampler that takes no limits
-                text = self.tokenizer.decode(ids[:room], skip_special_tokens=True)
-            response.truncated = truncated or size > room
-            response.add(ids[:min(size, room)], logp[:min(size, room)])
+    def write(self, responses, part):
+        """Add to each response its turn, a row of the rollout `part`."""
+        rows = zip(responses, part.response_ids, part.mask, part.sampler_logp, part.texts,
+                   part.truncated.tolist())
+        for response, ids, own, logp, text, truncated in rows:
+            start = len(response.tokens)
+            response.add(ids[own].tolist(), True, logp[own].tolist())
+            if response.truncated:                   # by a sampler that takes no limits
+                text = self.tokenizer.decode(response.ids()[start:], skip_special_tokens=True)
+            response.truncated |= truncated
             response.game.messages.append({"role": "assistant", "content": text})
-            if not response.truncated:
-                ended.append((response, number, text))
-        replies = self.environment.steps([r.player for r, _, _ in ended], [t for _, _, t in ended])
+
+    def read(self, responses):
+        """Add to each response what the environment says to its turn. Returns those that go on."""
+        replies = self.environment.steps([r.player for r in responses],
+                                         [r.game.turns[-1] for r in responses])
         live = []
-        for (response, number, _), (observation, reward, done) in zip(ended, replies):
+        for response, (observation, reward, done) in zip(responses, replies):
             game = response.game
             game.rewards.append(reward)
-            response.rewards[-1] = reward
+            response.tokens[-1][3] = reward
             game.out_of_turns = not done and len(game.rewards) >= self.max_turns
-            if done or game.out_of_turns:
-                continue
-            ids = self.encode(observation, response.ids[-1], ends)
-            room = T - len(response.ids)
-            response.add(ids[:room])
-            game.messages.append({"role": self.environment.role, "content": observation})
-            response.truncated = len(ids) >= room
-            if not response.truncated:
-                live.append(number)
+            if not done and not game.out_of_turns:
+                ids = self.encode(observation, response.tokens[-1][0])
+                response.add(ids, False, [0.0] * len(ids))
+                response.truncated |= len(response.tokens) == len(response.uniforms)
+                game.messages.append({"role": self.environment.role, "content": observation})
+                live += [response] * (not response.truncated)
         return live
 
-    def encode(self, observation, last, ends):
+    def encode(self, observation, last):
         """The token ids of an observation with the text of the chat template around it, after a
         turn whose last token is `last`."""
-        text = observation
-        end = []
-        if self.between:
-            text = self.between.before + observation + self.between.after
-            end = [self.between.end] if self.between.end is not None and last not in ends else []
+        chat = self.between
+        text = chat.before + observation + chat.after if chat else observation
+        ended = not chat or chat.end is None or last in self.ends
         try:
-            ids = end + self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         except Exception as error:                   # tokenizers raises nothing narrower
             self.environment.fail(f"the observation {observation[:40]!r} cannot be tokenized: "
                                   f"{error}")
-        ids = ids[1:] if self.between and ids[:1] == [last] else ids
+        ids = ids if ended else [chat.end, *ids]
+        ids = ids[1:] if chat and ids[:1] == [last] else ids
         if not ids:
             self.environment.fail(f"the observation {observation[:40]!r} has no token")
         return ids
 
-
-def assemble(tokenizer, first, responses):
-    """The Rollout of the responses that were played. first: that of their first turns."""
-    engines = import_module("plumbing.engines.responses")
-    device = first.mask.device
-    width = max(len(r.ids) for r in responses)
-    columns = {"response_ids": ([r.ids for r in responses], engines.pad_token(tokenizer)),
-               "mask": ([r.own for r in responses], False),
-               "sampler_logp": ([r.logp for r in responses], 0.0),
-               "turn_rewards": ([r.rewards for r in responses], 0.0)}
-    tensors = {name: engines.padded(rows, width, fill).to(device)                   # [B, T] each
-               for name, (rows, fill) in columns.items()}
-    for response in responses:
-        response.game.length = len(response.ids)
-    games = [response.game for response in responses]
-    truncated = torch.tensor([response.truncated for response in responses], device=device)  # [B]
-    return replace(first, **tensors, truncated=truncated, games=games,
-                   texts=["\n".join(game.turns) for game in games])
+    def join(self, first, responses):
+        """The Rollout of what was played. first: that of the first turns."""
+        padded = import_module("plumbing.engines.responses").padded
+        columns = [[*zip(*r.tokens)] for r in responses]
+        width = max(len(ids) for ids, *_ in columns)
+        ids, mask, logp, rewards = (
+            padded([column[k] for column in columns], width, fill).to(first.mask.device)
+            for k, fill in enumerate((self.pad, False, 0.0, 0.0)))                  # [B, T] each
+        for response in responses:
+            response.game.length = len(response.tokens)
+        games = [r.game for r in responses]
+        return replace(first, response_ids=ids, mask=mask, sampler_logp=logp, turn_rewards=rewards,
+                       truncated=first.truncated.new_tensor([r.truncated for r in responses]),
+                       games=games, texts=["\n".join(game.turns) for game in games])

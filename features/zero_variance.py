@@ -8,7 +8,7 @@ change there. A mini-batch without another group makes no optimizer step.
 
 from dataclasses import dataclass, replace
 
-from advantages import has_signal
+from advantages import groups_with_signal
 from features.feature import Feature, flag
 
 
@@ -28,12 +28,16 @@ class ZeroVariance(Feature):
     def on(cls, settings):
         return settings.zero_variance_filter
 
+    def __init__(self, run):
+        self.advantage = run.settings.advantage
+
     def advantages(self, batch):
         """After the advantages, which whitening has computed over all tokens. Metrics of rewards
         and lengths still describe all groups (batch.sampled)."""
-        live = has_signal(batch.rewards, batch.group_size)                          # [Q]
-        live = live.repeat_interleave(batch.group_size)                             # [B]
         rollout = batch.rollout
+        live = groups_with_signal(self.advantage, batch.rewards, batch.group_size,
+                                  rollout.turn_rewards, rollout.mask)               # [Q]
+        live = live.repeat_interleave(batch.group_size)                             # [B]
         batch.rollout = replace(rollout, mask=rollout.mask & live[:, None])
         batch.advantages = batch.advantages.clone()                                 # [B] or [B, T]
         batch.advantages[~live] = 0.0

@@ -29,7 +29,7 @@ def tell(settings, learner, task, train, held_out, began):
     first = FirstBatch()
     train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
     trained = time.perf_counter()
-    screen.say(transcript(first.batch, learner.tokenizer, task))
+    screen.say(transcript(first.batch, learner.tokenizer, task, settings.advantage))
     if scores:
         screen.say(f"{few.eval_prompts} held-out prompts before training: {screen.scores(scores)}")
     screen.say(peak_memory(learner, task))
@@ -59,7 +59,7 @@ class FirstBatch:
         return False
 
 
-def transcript(batch, tokenizer, task):
+def transcript(batch, tokenizer, task, advantage):
     """A prompt of the batch as the policy reads it, the first response with its reward, and the
     pass rate of the batch."""
     rollout = batch.rollout
@@ -67,11 +67,12 @@ def transcript(batch, tokenizer, task):
     ids = rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()
     parts = dict(zip(task.part_names, batch.parts[0].tolist()))
     named = ", ".join(f"{name} {value:g}" for name, value in parts.items())
-    record = rollout_metrics(batch, task)
+    record = rollout_metrics(batch, task, advantage)
     length = int(rollout.mask[0].sum())
     cut = ", cut off at --max_completion_length" if rollout.truncated[0] else ""
     lines = [shown(tokenizer, ids).replace("first prompt", "prompt", 1),
              f"response, {length} tokens{cut}: {rollout.texts[0]!r}",
+             *screen.turns(rollout.games and rollout.games[0]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
              + (f" ({named})" if len(parts) > 1 else ""),
              f"first batch: pass rate {record['pass_rate']:.3f}, dead groups "

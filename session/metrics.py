@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from advantages import ADVANTAGES, has_signal
+from advantages import ADVANTAGES, groups_with_signal
 from losses import STATISTICS
 from session import checkpoints
 from plumbing.parallel import devices, processes
@@ -26,10 +26,11 @@ NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in parts
                "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
 
 
-def rollout_metrics(batch, task):
+def rollout_metrics(batch, task, advantage):
     """Metrics of the rewards, their parts and the lengths of all responses that were sampled, those
     of discarded groups too. A response passes if its first part is 1. NaN marks a part that a
-    response does not have: it is left out of the part's mean, which is 0 if no response has it."""
+    response does not have: it is left out of the part's mean, which is 0 if no response has it.
+    advantage: --advantage."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
@@ -37,7 +38,12 @@ def rollout_metrics(batch, task):
     lengths = torch.cat([rollout.mask.sum(-1) for rollout, _ in sampled]).float()   # [n]
     truncated = torch.cat([rollout.truncated for rollout, _ in sampled])            # [n]
     means = parts.nanmean(0).nan_to_num(nan=0.0).tolist()                           # K
-    live = has_signal(rewards, G).float().mean().item() if G > 1 else 1.0
+    live = 1.0
+    if G > 1:
+        rounds = rewards.split([len(parts) for _, parts in sampled])
+        signal = [groups_with_signal(advantage, part, G, rollout.turn_rewards, rollout.mask)
+                  for part, (rollout, _) in zip(rounds, sampled)]
+        live = torch.cat(signal).float().mean().item()
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
             "reward_parts": dict(zip([*task.part_names, *batch.added], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
@@ -142,7 +148,8 @@ def batch_record(settings, step, task, batch, mini, new, updates, of_features=()
     mismatch = None
     if settings.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
-    return {"step": step, **rollout_metrics(batch, task), **update_metrics(updates),
+    return {"step": step, **rollout_metrics(batch, task, settings.advantage),
+            **update_metrics(updates),
             **use_metrics(updates, settings.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": mean_of(new.entropy, mini.rollout.mask),
@@ -235,6 +242,8 @@ class Recorder:
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": batch.rewards[i * G].item()}
                   for i, problem in enumerate(batch.problems[:2])]
+        for i, game in enumerate((batch.rollout.games or [])[:2 * G:G]):
+            firsts[i] |= {"turns": game.messages, "turn_rewards": game.rewards}
         self.report(record)
         checkpoints.append(self.folder / "metrics.jsonl", record)
         checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})

@@ -134,14 +134,26 @@ def example(task, both):
     right = [[rewards[0] >= 1 for rewards in answers["rewards"]] for answers in samples]
     changed = [not old and new for old, new in zip(*right)]
     i = changed.index(True) if True in changed else 0
-    old, new = (answers["texts"][i][0] for answers in samples)
+    old, new = (text if game is None else "\n".join(turns(game)) for text, game in (
+        (answers["texts"][i][0], answers["games"][i][0]) for answers in samples))
     problem = task.test[i]
     return {"prompt": problem.prompt.strip(), "answer": problem.answer, "before": old,
             "after": new, "right": [row[i] for row in right]}
 
 
+def turns(game):
+    """What was played (features/turns.py: Game) turn by turn, [] if nothing was."""
+    rewards = iter(game.rewards if game else [])
+    return [f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
+            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}"
+            for m in (game.messages if game else [])]
+
+
 def spoken(one):
-    """An example as three lines, long texts cut."""
+    """An example as three lines, long texts cut; a game turn by turn."""
+    if one["before"].startswith("  writes "):
+        return ["", f"prompt  {one['prompt'][-100:]!r}", f"before\n{one['before']}",
+                f"after\n{one['after']}"]
     verdicts = ["right" if right else "wrong" for right in one["right"]]
     return ["", f"prompt  {one['prompt'][-100:]!r}   (right: {one['answer'][:100]!r})",
             *(f"{when:7} {one[when][:200]!r} {verdict}"

@@ -94,15 +94,17 @@ def parse_ask(argv):
     parser = make_sampling_parser("ask")
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a checkpoint's folder, or hub id")
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt, without the run's template")
-    parser.add_argument("--n", type=int, default=4, help="responses, besides the greedy one "
-                        "(default: 4)")
+    parser.add_argument("--n", type=int, help="responses, besides the greedy one (default: 4; with "
+                        "an environment, which you play, none)")
     parser.add_argument("--answer", help="the right answer: the run's reward function then "
                         "scores the responses")
     own, rest = parser.parse_known_args(underscored(argv))
-    if own.n < 1:
+    if own.n is not None and own.n < 1:
         raise ValueError(f"ask: --n {own.n}: it must be at least 1")
     own.model_name_or_path = [own.checkpoint]
-    return own, sampling_settings(own, rest, "ask")
+    settings = sampling_settings(own, rest, "ask")
+    own.n = own.n or (0 if getattr(settings, "environment", None) else 4)
+    return own, settings
 
 
 def parse_passk(argv):

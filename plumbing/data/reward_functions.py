@@ -70,8 +70,10 @@ class RewardFunction:
 
     whole = True
 
-    def __init__(self, kind, columns=()):
+    def __init__(self, kind, columns=(), played=False):
+        """played: with an environment, where every completion is a list of messages."""
         self.kind = kind
+        self.played = played
         self.name = kind.rpartition(":")[2]
         self.names = [self.name]
         self.errors = Counter()
@@ -105,7 +107,7 @@ class RewardFunction:
         problems, as dicts. ids: the token ids of the texts, B lists. games: what was played with
         an environment; completions are then its messages."""
         given = {"prompts": [p.prompt if p.earlier is None else messages_of(p) for p in problems],
-                 "completions": [text if p.earlier is None else
+                 "completions": [text if p.earlier is None and not self.played else
                                  [{"role": "assistant", "content": text}]
                                  for text, p in zip(texts, problems)]}
         if games:

@@ -48,7 +48,7 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     train, test, row_of, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
                                                answer_column, made)
     columns = list(dict.fromkeys(name for row in row_of.values() for name in row))
-    verifiers = tuple(RewardFunction(kind, columns) if is_whole_batch(kind)
+    verifiers = tuple(RewardFunction(kind, columns, environment) if is_whole_batch(kind)
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds)
     single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
     first = train[:8]

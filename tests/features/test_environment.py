@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import eval
 import train
 from features.turns import Environment, TurnSampler
 from models import make as model_of
@@ -17,11 +18,13 @@ from plumbing.engines.responses import as_rollout
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
+from tiny_run import read_json, slow
 
 ROOT = Path(train.__file__).parent
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
 LETTERS = builtin_tokenizer("0123456789+=,. abcdef")         # StopStringCriteria wants letters
 STOP = ("+", "9")
+PROMPTS = LETTERS(["3+8=", "9+5+1="])["input_ids"]
 # Of chance and of raggedness: long observations, stop strings and end tokens in them, many turns.
 RAGGED = """
 import random
@@ -111,7 +114,7 @@ def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own
     for sampler in (Sampler, fast.FastSampler, Unlimited):
         ragged.kind.seeds.clear()
         player = TurnSampler(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns, True)
-        rollouts.append(player.sample(["3+8=", "9+5+1="], 6, uniforms=uniforms, rows=[{}, {}]))
+        rollouts.append(player.sample(PROMPTS, 6, uniforms=uniforms, rows=[{}, {}]))
     first, *others = rollouts
     seeds = list(ragged.kind.seeds)
     assert len(set(seeds)) == 2 and seeds == [seeds[0]] * 6 + [seeds[6]] * 6     # one per prompt
@@ -248,13 +251,13 @@ BAD = {
     "class Play:\n    def __init__(self, row):\n        row['number']\n    def step(self, text):\n"
     "        pass\n": "__init__ raised KeyError: 'number', for the row",
     f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* for the turn '",
-    f"class Play:\n{step('return None')}": "step returned None, not",
-    f"class Play:\n{step('return text, 1')}": "step returned .*, not",
-    f"class Play:\n{step('return text, float(str(0.5) and str(1e999)), True')}": "reward inf",
-    f"class Play:\n{step('return text, str(1), True')}": "reward '1'",
-    f"class Play:\n{step('return text, 1, None')}": "done as None",
-    f"class Play:\n{step('return str(), 1, False')}": "observation '' and is not done",
-    f"class Play:\n{step('return 7, 1, False')}": "observation 7 and is not done",
+    f"class Play:\n{step('return None')}": "step returned None for the turn",
+    f"class Play:\n{step('return text, 1')}": r"step returned \(.*, 1\) for",
+    f"class Play:\n{step('return text, 1e999, True')}": r"step returned \(.*, inf, True\)",
+    f"class Play:\n{step('return text, str(1), True')}": r"step returned \(.*, '1', True\)",
+    f"class Play:\n{step('return text, 1, None')}": r"step returned \(.*, 1, None\)",
+    f"class Play:\n{step('return str(), 1, False')}": r"step returned \('', 1, False\)",
+    f"class Play:\n{step('return 7, 1, False')}": r"step returned \(7, 1, False\)",
     f"class Play:\n{step('return chr(8364), 1, False')}": "'€' cannot be tokenized"}
 
 
@@ -263,3 +266,110 @@ def test_a_bad_class_or_return_ends_the_run_in_one_line(source, own, refused):
     Path("mine.py").write_text(source, encoding="utf-8")
     said = refused(f"{own} --environment mine.py:Play --stop , --steps 1 --output_dir run")
     assert "--environment mine.py:Play" in said and re.search(BAD[source], said), said
+
+
+# ------------------------------------------------- the script; resumed, plain = fast: test_features
+
+GAME = """
+import asyncio
+class Play:
+    def __init__(self, row):
+        self.row = row
+        self.number = 0
+    async def step(self, text):
+        await asyncio.sleep(0.01 * (self.number == 0))
+        self.number += 1
+        return f"{self.number}", 0.1, self.number == 10
+def reward(completions, prompts):
+    assert all(m["role"] == ("assistant", "user")[i % 2] for game in completions
+               for i, m in enumerate(game))
+    return [len(game) / 100 for game in completions]
+"""
+PLAY = "--environment mine.py:Play --stop , . = + 1 2 3 --max_completion_length 40 "
+
+
+@pytest.mark.parametrize("line", [
+    "--algorithm gspo_token --advantage turn_returns", "--algorithm ppo", "--plain",
+    "--algorithm dapo --verifier mine.py:reward",
+    "--algorithm grpo --advantage turn_returns --scale_rewards batch --dynamic_sampling",
+    slow("--algorithm dr_grpo --sampler_dtype int4 --micro_batch_size 2"),
+    slow("--beta 0.1 --entropy_coef 0.01 --entropy_quantile 0.5")])
+def test_a_run_with_an_environment_trains_with(line, run, own, capsys):
+    Path("mine.py").write_text(GAME, encoding="utf-8")
+    first, _ = run(f"{own} {PLAY} --max_turns 12 --save_tokens --steps 2 --eval_samples 1 {line}")
+    assert first["mismatch_kl"] < (1 if "int4" in line else 1e-8)
+    assert 1 < first["turns"] <= 10 and first["out_of_turns"] == 0
+    assert [first[f"turn_reward_{k}"] for k in (1, 2)] == pytest.approx([0.1, 0.1])
+    assert "return" in first["reward_parts"]
+    for group in read_json("run/tokens.jsonl"):
+        for mask, rewards in zip(group["mask"], group["turn_rewards"]):
+            ends = [t for t, mine in enumerate(mask) if mine and not (mask[t + 1:] or [0])[0]]
+            assert 0 in mask and all(rewards[t] == 0.1 for t in ends[:-1])
+    (sample, _), *_ = [line["samples"] for line in read_json("run/samples.jsonl")]
+    assert sample["response"] == "\n".join(
+        turn["content"] for turn in sample["turns"] if turn["role"] == "assistant")
+    assert sum(sample["turn_rewards"]) == pytest.approx(0.1 * len(sample["turn_rewards"]))
+    assert "before\n  writes  " in capsys.readouterr().out
+
+
+def test_ten_rewards_of_a_tenth_are_one_and_max_turns_is_no_truncation(run, own):
+    Path("mine.py").write_text(GAME, encoding="utf-8")
+    every = "--stop " + " ".join("0123456789+=,.")
+    play = f"{own} --environment mine.py:Play {every} --max_completion_length 60 --temperature 3 "
+    record, = run(play)
+    assert record["truncated"] == record["out_of_turns"] == 0 and record["turns"] == 10
+    assert record["pass_rate"] == record["reward"] == 1
+    record, = run(play + "--max_turns 3", folder="other")
+    assert record["out_of_turns"] == 1 and record["truncated"] == 0 and record["turns"] == 3
+    assert record["turn_reward_4"] is None
+
+
+def test_ask_plays_with_the_person_at_the_terminal(run, own, capsys, monkeypatch, refused):
+    Path("mine.py").write_text(GAME, encoding="utf-8")
+    run(f"{own} {PLAY}")
+    words = ["ask", "run/checkpoints/step_1", "1+2=", "--environment", "mine.py:Play"]
+    assert "needs a terminal" in refused(" ".join(words), main=eval.main)
+    typed = iter(["4", "", ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    capsys.readouterr()
+    eval.main([*words, "--n", "1"])
+    said = capsys.readouterr().out
+    assert said.count("policy: ") >= 2 and "temperature 0\n" in said
+
+
+def test_dynamic_sampling_keeps_groups_of_which_one_turn_differs(run, own, calls):
+    """All responses earn 1: by their totals no group has a signal, by the returns of turns some."""
+    Path("mine.py").write_text("""
+class Play:
+    def __init__(self, row):
+        self.first = None
+    def step(self, text):
+        if self.first is None:
+            self.first = len(text) % 2
+            return "5", float(self.first), False
+        return "", 1.0 - self.first, True
+""", encoding="utf-8")
+    play = f"{own} {PLAY} --dynamic_sampling --algorithm gspo_token "
+    record, = run(play + "--advantage turn_returns")
+    assert record["dead_groups"] < 1
+    record, = run(play, folder="other")
+    assert record["dead_groups"] == 1 or record["truncated"] > 0
+
+
+def test_a_slow_step_is_named_once_and_a_broken_one_leaves_the_last_whole_batch(run, own, capsys,
+                                                                               monkeypatch):
+    monkeypatch.setattr("features.turns.SLOW", 0.005)
+    Path("mine.py").write_text(GAME, encoding="utf-8")
+    run(f"{own} {PLAY}")
+    err = capsys.readouterr().err
+    assert err.count("a step took") == 1
+    monkeypatch.setattr("features.turns.SLOW", 10)
+    Path("mine.py").write_text("CALLS = []\n" + GAME.replace(
+        "self.number += 1", "CALLS.append(1)\n        self.number += 1 // (len(CALLS) < 40)"),
+        encoding="utf-8")
+    said = run.refused(f"{own} {PLAY} --max_turns 1 --steps 9 --save_steps 0 --output_dir broken",
+                       begun=True)
+    assert "step raised ZeroDivisionError" in said
+    done = len(read_json("broken/metrics.jsonl"))
+    assert done and Path(f"broken/checkpoints/step_{done}/state.pt").exists()

@@ -91,8 +91,8 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
     then(Stages, "next", lambda numbers, self, n, step: drawn.append((step, numbers)))
     keep = dynamic_sampling.keep_signal
 
-    def kept(found, wanted, total, last, join):
-        return keep(found, wanted, total, True, join) if len(found) == rounds else None
+    def kept(found, wanted, advantage, total, last, join):
+        return keep(found, wanted, advantage, total, True, join) if len(found) == rounds else None
     monkeypatch.setattr(dynamic_sampling, "keep_signal", kept)
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
     state = torch.load("run/checkpoints/step_4/state.pt", weights_only=True)

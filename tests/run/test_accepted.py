@@ -45,7 +45,7 @@ def first_batch(args, task):
     parts[0] = 1
     problems = task.train[:2]
     if args.dynamic_sampling:
-        keep_signal([(rollout, problems, parts)], 2, task.total, True, concat)
+        keep_signal([(rollout, problems, parts)], 2, args.advantage, task.total, True, concat)
     batch = Batch(rollout, problems, parts, zeros, sampled=[(rollout, parts)])
     task.max_completion_length = T
     run = SimpleNamespace(settings=args, task=task, stream=PromptStream([1, 1]))
@@ -61,7 +61,7 @@ def first_batch(args, task):
     if args.distillation_coef:
         batch.advantages = added(batch.advantages, args.distillation_coef, zeros, zeros, mask)
     assert batch.advantages.isfinite().all()
-    return rollout_metrics(batch, task)
+    return rollout_metrics(batch, task, args.advantage)
 
 
 def test_what_is_accepted_survives_the_rewards_of_a_first_batch():

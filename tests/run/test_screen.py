@@ -177,7 +177,8 @@ def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
 
 def test_the_example_is_the_first_answer_that_training_put_right():
     problems = [Problem(str(i), "a") for i in range(3)]
-    both = {when: {"sampled": {"rewards": [[r] for r in rewards], "texts": [[f"{when}{i}"]
+    both = {when: {"sampled": {"games": [[None]] * len(rewards),
+                               "rewards": [[r] for r in rewards], "texts": [[f"{when}{i}"]
                                                                             for i in range(3)]}}
             for when, rewards in (("before", (0, 0, 0)), ("after", (0, 1, 1)))}
     task = SimpleNamespace(test=problems)

@@ -482,7 +482,7 @@ def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width
         "return [...document.querySelectorAll('.signs > div')]"
         ".filter(d => d.checkVisibility()).map(d => d.innerText)"))
     for sign in ("removed by the clip", "weight of the gradient", "the clip range",
-                 "first wrong step", "inserted by a tool", "experts of a layer"):
+                 "first wrong step", "read from the environment", "experts of a layer"):
         assert sign in words
     page.js("document.querySelector('#flip').click()")
     assert page.says()[0] == "grpo", "a phone has no key g"

@@ -163,7 +163,9 @@ function drawToken(p, group, i, t, result, experts) {
   Object.assign(token.dataset, {push, removed: result.removed || ""});
   token.id = `token${p}-${i}-${t}`;
   token.tabIndex = i === state.panels[p].chosen && t === 0 ? 0 : -1;   // the arrow keys start there
-  paint(make("div", "", text, token), logw);
+  const box = make("div", "", text, token);
+  paint(box, logw);
+  if (endsTurn(group, i, t)) make("span", "earned", short(group.turn_rewards[i][t]), box);
   const beyond = A !== 0 && result.factor > 2 ? " beyond" : "";
   const bar = make("div", `bar ${A < 0 ? "down" : "up"}${beyond}`, null, token);
   const tall = A === 0 ? 0 : clamp(result.factor / 2, 0, 1);
@@ -176,6 +178,11 @@ function drawToken(p, group, i, t, result, experts) {
     });
   }
   return token;
+}
+
+// Whether a response of several turns has its reward of a turn at this token.
+function endsTurn(group, i, t) {
+  return group.turn_rewards && group.mask[i][t] && !group.mask[i][t + 1];
 }
 
 // One cell per layer with the experts before the updates. If the updates changed them, the cell has a
@@ -199,7 +206,7 @@ function describe(group, i, t, result, logw, push) {
   if (group.first_error?.[i] === t) says.push("the first wrong step");
   if (!group.mask[i][t]) {
     says.push(group.cut_off?.[i] ? "of a response that was cut off, not a loss token: no gradient"
-      : "inserted by a tool, not a loss token: no gradient");
+      : "read, not written by the policy: no loss token, no gradient");
   }
   else {
     const why = {low: "below the clip range", high: "above the clip range",
@@ -208,6 +215,7 @@ function describe(group, i, t, result, logw, push) {
               why ? `no gradient: ${why}` : `weight ${short(result.factor)}`,
               `Â ${signed(advantage(group, i, t))}`, `−∂loss/∂log π ${short(push)}`);
   }
+  if (endsTurn(group, i, t)) says.push(`reward of the turn ${short(group.turn_rewards[i][t])}`);
   const kept = group.kept?.[i][t];
   if (kept && group.mask[i][t]) {
     says.push(`drawn from ${kept.length}: ${kept.map(printable).join(" ")}`);
