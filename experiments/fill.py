@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
 from losses import OBJECTIVES                                                        # noqa: E402
-from intervals import REFUTED, in_words                                       # noqa: E402
-from questions import QUESTIONS                                     # noqa: E402
-from sentences import SENTENCES                                                     # noqa: E402
+from intervals import REFUTED, in_words                                              # noqa: E402
+from questions import QUESTIONS                                                      # noqa: E402
+from sentences import SENTENCES                                                      # noqa: E402
 
 TABLE = re.compile(r"<!-- =([^>]+) -->\n\n(?:\|.*\n)+")
 NAME = re.compile(r"\{(.+?)\}")

@@ -13,7 +13,6 @@ were on the bound. Results files record the first two as `held` and `refuted`.
 """
 
 import math
-import random
 from statistics import fmean as mean                 # the same whatever the order of its values
 from statistics import stdev
 
@@ -129,19 +128,3 @@ def holm(ps):
 def p_zero(values):
     """The two-sided p of "the mean is not 0"."""
     return min(1.0, *(p_beyond(values, 0, side) for side in (1, -1)))
-
-
-def ranks(found, draws=2000):
-    """{name: (rank of its mean, low, high)} of {name: {seed: value}}, which all have the same
-    seeds; the 95 % interval under resampled seeds."""
-    seeds = list(next(iter(found.values())))
-    rng = random.Random(0)
-
-    def places(of):
-        means = {name: mean(values[s] for s in of) for name, values in found.items()}
-        ordered = sorted(means, key=lambda name: -means[name])
-        return {name: place for place, name in enumerate(ordered, 1)}
-    drawn = [places(rng.choices(seeds, k=len(seeds))) for _ in range(draws)]
-    cut = round(draws * .025)
-    return {name: (place, *sorted(of[name] for of in drawn)[cut:draws - cut:draws - 2 * cut - 1])
-            for name, place in places(seeds).items()}

@@ -229,24 +229,21 @@ def rank_members(question, runs):
 
 
 def tabulate_league(question, runs):
-    """A row per member, the best first: rank and mean with intervals, whether it is near the first,
-    that is not told apart, the median of the samples. Members whose runs were made elsewhere than
-    most have no rank."""
+    """A row per member, the best first: mean with interval, whether it is near the first, that is
+    not told apart, the median of the samples. Near are only runs made where most were made."""
     found = rank_members(question, runs)
     settings = {name: choose_best(question, runs, name) for name in found}
-    where = {name: {provenance(runs[name, setting, s]) for s in question.seeds}
+    where = {name: frozenset(provenance(runs[name, setting, s]) for s in question.seeds)
              for name, setting in settings.items()}
-    usual = statistics.mode(map(frozenset, where.values()))
-    places = intervals.ranks({name: found[name] for name in found if where[name] == usual})
+    usual = statistics.mode(where.values())
+    first = next(found[name] for name in found if where[name] == usual)
     rows = []
     for name, setting in settings.items():
-        first = found[next(iter(places))]
         _, low, high = intervals.interval(found[name][s] - first[s] for s in question.seeds)
         samples = values(runs, name, setting, question.seeds, "batch_samples").values()
-        rows.append(dict(member=name, setting=setting, rank=places.get(name),
-                         near=name in places and low <= 0 <= high,
+        rows.append(dict(member=name, setting=setting, interval=intervals.interval(
+                             found[name].values()), near=where[name] == usual and low <= 0 <= high,
                          flags=f"{question.variants[name]} {question.settings_of(name)[setting]}",
-                         interval=intervals.interval(found[name].values()),
                          samples=statistics.median(map(sum, samples))))
     return rows
 

@@ -138,7 +138,7 @@ def league(question, verdict, rows):
                   color=style.BLUE if row["near"] or row is rows[0] else style.GREY)
     axes.set_yticks(range(len(rows)), [describe_member(row) for row in reversed(rows)], fontsize=7)
     axes.plot([], [], color=style.BLUE, label="blue: not told apart from the first")
-    axes.legend(loc="lower left", fontsize=8)
+    axes.legend(loc="center left", fontsize=8)
     style.label(axes, "", "held-out pass@1: mean and 95 % interval over seeds", "")
     title(figure, question, verdict)
     return save(figure, "league")
@@ -166,9 +166,9 @@ def by_pass_rate(question, verdict, runs):
                 style.plot_seeds(axes, [n / 8 for n in eighths],
                                  [[row[n] for n in eighths] for row in rows], variant, colour,
                                  marker="o", line=line)
-        axes.set_yscale("log")
+        axes.set(yscale="log", xlim=(-.03, 1.03))
         style.label(axes, "", "pass rate of the group", what)
-    panels[0].legend(fontsize=8)
+    panels[0].legend(fontsize=8, title="thick: mean; thin: a seed", title_fontsize=8)
     title(figure, question, verdict)
     return save(figure, "clipped_who")
 

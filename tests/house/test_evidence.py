@@ -56,6 +56,12 @@ def test_fill_writes_tables_and_the_figures_of_sentences():
             fill.fill(text, names, sentence)
 
 
+def test_a_figure_exists_as_png_and_svg():
+    for name in (*pictures.SHOWN, "objectives_six"):
+        png = ROOT / f"docs/figures/{name}.png"
+        assert png.exists() == png.with_suffix(".svg").exists(), name
+
+
 def test_marks_stand_above_tables_alone_and_the_sentences_pages_exist():
     for name, text in DOCUMENTS.items():
         assert not re.search(r"<!-- [=/](?![^>]+ -->\n\n\|)", text), name
