@@ -19,7 +19,7 @@ if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     from tools import commands
-    commands.first_word(sys.argv[1:], __doc__)   # --help does not wait for the imports below
+    commands.check_flags_first(sys.argv[1:], __doc__)   # --help does not wait for the imports below
 
 import json
 import math

@@ -34,11 +34,11 @@ import sys
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: its threads spin while they wait for each
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")      # other, at the cost of other programs
 
-from session.arguments import first_word, parse
+from session.arguments import check_flags_first, parse
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    first_word(sys.argv[1:])     # --help and refusals do not wait for the imports below
+    check_flags_first(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
 import math
 import time
@@ -164,7 +164,7 @@ def train(settings, learner, task, recorder, saver):
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
         held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
         recorder.log(step, batch, mini, new, updates, held)
-        if saver.mark(step):
+        if saver.step_done(step):
             break
     return step
 
@@ -310,36 +310,37 @@ def run_on(device, settings, task):
     """One run on this process's device. settings, task: as for run_script."""
     began = time.perf_counter()
     task = tasks.of_run(settings, task)
-    origin = checkpoints.origin_of(settings, task)
     with run.run_folder(settings) as folder:
-        saved = checkpoints.newest_of_all(folder, origin) if settings.resume else None
+        saved = None
+        if settings.resume:
+            saved = processes.on_first(lambda: checkpoints.find_newest(folder))
         screen.say(screen.plan(settings, folder, task, device))
         policy, tokenizer = trained_policy(settings, task, device, saved)
         screen.say(name_ends(policy, tokenizer))
-        screen.say(screen.without_effect(settings, task, tokenizer))
+        screen.say(screen.describe_unused_flags(settings, task, tokenizer))
         screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
-        screen.say(checkpoints.plan(settings, learner, saved))
+        screen.say(checkpoints.describe_plan(settings, learner, saved))
         if device.type == "cuda":
             memory.try_longest(learner, task)
         if settings.dry_run:
             return dry_run.tell(settings, learner, task, train, held_out, began)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
-        screen.say(run.begin_run(settings, folder, task))
-        screen.say(screen.first_scores(progress.get("before"), time.perf_counter() - began))
         # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(folder, learner, progress, origin) as saver:
-            if settings.resume:
-                screen.say(saver.restore())
+        with checkpoints.Saver(folder, learner, progress, task) as saver:
+            note = saver.restore(saved) if saved else screen.first_scores(
+                progress["before"], time.perf_counter() - began)
+            screen.say(run.begin_run(settings, folder, task, saver.step))
+            screen.say(note)
             recorder = Recorder(folder, task, learner, progress, saver.step)
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
             screen.say(f"stopped after batch {step} and saved; python train.py "
-                       f"{run.resuming(settings.given, folder)} continues")
+                       f"{run.resuming(settings.explicit_flags, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(step, after)

@@ -14,7 +14,7 @@ from features.feature import Feature, flag
 class Flags:
     dual_clip: float | None = flag(None, "drop the gradient of tokens with a negative advantage "
                                    "whose token ratio is above this value", unset="off", above=0,
-                                   section="bounds beside the clip range")
+                                   section="bounds beside the clip range", also="delta")
     off_policy_mask: float | None = flag(
         None, "drop responses with a negative advantage whose mean log-prob fell by more than "
               "this many nats", unset="off", above=0)

@@ -135,10 +135,8 @@ class Features:
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states):
-        """The reverse of state_dict. Raises ValueError for a state of no feature of the run."""
-        if lost := states.keys() - {type(f).__name__ for f in self.all}:
-            raise ValueError(f"the checkpoint has the state of {', '.join(sorted(lost))}, which "
-                             "this run does not have: go on with the program that wrote it")
+        """The reverse of state_dict. The state of a feature that --resume turned off is left
+        out."""
         for f in self.all:
             if has_hook(f, "load_state_dict"):
                 f.load_state_dict(states.get(type(f).__name__, {}))
@@ -164,7 +162,7 @@ def refuse(settings, name, must):
 
 
 def with_breaks(text):
-    """The text of a flag, in which \\n stands for a line break: a `kind`."""
+    """The text of a flag, in which \\n stands for a line break."""
     return text.replace("\\n", "\n")
 
 
@@ -177,17 +175,18 @@ def flag(default, help, **words):
                      FLAG=VALUE; FLAG|FLAG: one of the two (checks.check_conditions)
     unset            the text that --help shows as the default if `default` is None or empty
     section          the heading of --help that begins with this flag
-    also             other programs' names for it, where spelling alone would not find it
+    also             other programs' names for it, where spelling alone would not find it;
+                     NAME=VALUE: the other program's name for this value
     evaluation       whether it acts in evaluations, too (eval.py ask and passk take it then);
                      "kept": and an evaluation of a run's checkpoint has the run's value;
                      "problems": so, too, except with another --dataset_name
     evaluation_needs what it needs there, as in `needs`
-    free             whether it may change when a run is resumed: nothing computed depends on it
+    fixed            whether the saved state of a run depends on it: --resume refuses another value
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read
     saves_memory     whether a run that is out of memory is told to add this switch
     takes_memory     the condition under which it is told to lower this value
-    kind             the function that reads its text, if that is not the type
+    read             the function that reads its text, if that is not the type
     """
     several = isinstance(default, list)
     default = {"default_factory": default.copy} if several else {"default": default}

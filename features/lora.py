@@ -29,13 +29,15 @@ class Flags:
         False, "train LoRA adapters and freeze the weights of the model, with about ten times the "
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, continue to train its adapters (needs pip install peft)",
-        section="adapters", saves_memory=True, also="lora qlora",
+        section="adapters", saves_memory=True, fixed=True, also="lora qlora",
         without={"shard": None, "sync_ref_model": UNMOVED, "teacher_update_rate": UNMOVED})
-    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", also="rank r")
+    lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", fixed=True, also="rank r")
     lora_alpha: int = flag(
-        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft")
+        32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft",
+        fixed=True)
     lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter", text=True,
-                                          unset="every linear layer", needs="use_peft")
+                                          unset="every linear layer", needs="use_peft",
+                                          fixed=True)
 
 
 class LoRA(Feature):

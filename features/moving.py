@@ -24,7 +24,7 @@ def put_back(frozen, weights, what, flag):
     """The reverse of weights_of. Raises ValueError if weights is None: the checkpoint lacks `what`,
     which --flag moves."""
     if weights is None:
-        raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: an older "
-                         "version wrote it; start a new run")
+        raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: a run "
+                         "must begin with that flag; leave it out, or start a new run")
     for weight, saved in zip(weights_of(frozen), weights, strict=True):
         weight.copy_(saved)

@@ -26,7 +26,7 @@ class Flags:
         needs={"dataset_name": "the second source of the built-in task is its longer sums",
                "stage2_step": "the number of rollout batches before this source is used"})
     stage2_step: int = flag(0, "SRPO: number of rollout batches before the second source of "
-                            "problems is used; 0: one source only", at_least=0,
+                            "problems is used; 0: one source only", at_least=0, fixed=True,
                             evaluation="problems")
 
 

@@ -13,7 +13,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")               # also the names of
 @dataclass(frozen=True)
 class Flags:
     report_to: str | None = flag(None, "also send the metrics to this tracker", unset="none",
-                                 choices=TRACKERS, free=True, section="a tracker",
+                                 choices=TRACKERS, section="a tracker",
                                  also="wandb log_with tracker logger")
 
 

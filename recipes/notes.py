@@ -1,7 +1,7 @@
 """A whole task of one's own: notes of a shop, each with a person and a city, become JSON.
 
     python recipes/notes.py                                          # writes data/notes.jsonl
-    python train.py --config recipes/laptop-notes.yaml --verifier recipes/notes.py:reward
+    python train.py --config recipes/laptop-notes.yaml
 
 Your own rows would come from a table.
 """

@@ -1,11 +1,12 @@
 """Settings: the flags of train.py. One dataclass field per flag, one row of presets per algorithm.
 session/checks.py refuses values and combinations that cannot run.
 
-The order of precedence is: a flag on the command line, then, with --resume, a flag of the run that
-goes on, then the algorithm's row in PRESETS, then the defaults for the kind of policy (the built-in
-tiny MoE, or a Hugging Face checkpoint), then the field's own default. `config.json` in the run
-folder shows the result. A flag with the same meaning as one of TRL or transformers has the same
-name.
+Settings are merged from layers, {flag: value} each. The first layer that has a flag decides: the
+command line, the file of --config, with --resume the run's own settings, the algorithm's row in
+PRESETS, the defaults for the kind of policy (the built-in tiny MoE, or a Hugging Face checkpoint),
+the field's default. `convert` gives the values of all layers the type of their flag. `config.json`
+in the run folder shows the result. A flag with the same meaning as one of TRL or transformers has
+the same name.
 """
 
 import argparse
@@ -28,8 +29,8 @@ from features.feature import flag, with_breaks
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
 from session.checks import (check_choice, check_combinations, check_conditions, check_values,
-                                 nearest)
-from session.config import read_config, words_of
+                            nearest)
+from session.config import read_config
 
 
 # Every row of losses.OBJECTIVES is an algorithm. A preset is an algorithm that also sets flags that
@@ -64,6 +65,7 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
+OF_TINY = dict(without=OWN_MODEL, evaluation=True, fixed=True)    # flags of the tiny MoE
 
 BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
                 "paged_adamw_32bit": "PagedAdamW32bit"}      # --optim: class in bitsandbytes.optim
@@ -76,7 +78,7 @@ class Core:
     algorithm: str = flag(
         "gspo", "training algorithm: a row of losses.OBJECTIVES, or a preset that also sets "
                 "other flags (docs/family.md)", section="the algorithm", choices=ALGORITHMS,
-        also="loss loss_type objective method preset")
+        also="loss loss_type objective method preset importance_sampling_level=gspo")
     epsilon: float | None = flag(None, "lower end of the clip range, 1 - epsilon",
                                  unset="the value of the algorithm's paper",
                                  also="clip clip_range cliprange clip_ratio clip_eps "
@@ -101,25 +103,23 @@ class Core:
     sampler: str | None = flag(
         None, "what samples the rollouts: vllm (in the same process), or FILE.py:CLASS, "
               "your own class (docs/data.md#another-sampler)", unset="the built-in sampler",
-        evaluation=True)
+        evaluation=True, also="use_vllm=vllm vllm_mode=vllm")
 
     model_name_or_path: str | None = flag(None, "hub id or folder of a pretrained causal language "
                                           "model", unset="a tiny MoE", section="the policy",
-                                          checkpoint=True, evaluation=True,
+                                          checkpoint=True, evaluation=True, fixed=True,
                                           also="model model_id pretrained checkpoint")
     hidden_size: int = flag(
-        96, "tiny MoE: width of the hidden states", at_least=1, without=OWN_MODEL, evaluation=True)
+        96, "tiny MoE: width of the hidden states", at_least=1, **OF_TINY)
     num_hidden_layers: int = flag(4, "tiny MoE: number of layers; more than 4 have "
-                                  "defaults of their own", at_least=1, without=OWN_MODEL,
-                                  evaluation=True)
-    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, without=OWN_MODEL,
-                            evaluation=True)
+                                  "defaults of their own", at_least=1, **OF_TINY)
+    num_experts: int = flag(8, "tiny MoE: experts per layer", at_least=1, **OF_TINY)
     num_experts_per_tok: int = flag(
-        2, "tiny MoE: experts used per token", at_least=1, without=OWN_MODEL, evaluation=True)
+        2, "tiny MoE: experts used per token", at_least=1, **OF_TINY)
     cold_start_steps: int = flag(320, "tiny MoE: optimizer steps of the supervised warm-up before "
-                                 "RL", at_least=0, without=OWN_MODEL, evaluation=True)
+                                 "RL", at_least=0, **OF_TINY)
     cold_start_learning_rate: float = flag(3e-3, "tiny MoE: learning rate of the supervised "
-                                           "warm-up", above=0, without=OWN_MODEL, evaluation=True)
+                                           "warm-up", above=0, **OF_TINY)
 
     dataset_name: str | None = flag(
         None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
@@ -130,7 +130,8 @@ class Core:
         evaluation="kept", also="data train_file data_path train_data task")
     test_dataset_name: str | None = flag(
         None, "held-out problems", unset="the test split of the dataset, or a part of it",
-        evaluation="problems", also="eval_dataset eval_data test_file validation_file",
+        evaluation="problems",
+        also="eval_dataset eval_data test_file validation_file validation_split",
         needs={"dataset_name": "the built-in task generates its own held-out problems"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
@@ -156,7 +157,7 @@ class Core:
                                        unset="the prompt alone", needs=OWN_DATA,
                                        evaluation="kept")
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
-                           unset="only the end-of-sequence token", kind=with_breaks, text=True,
+                           unset="only the end-of-sequence token", read=with_breaks, text=True,
                            evaluation="kept", also="stop_sequences eos")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
@@ -170,7 +171,7 @@ class Core:
                       section="the rollout batch", at_least=1,
                       also="num_train_epochs num_epochs max_steps iterations total_steps "
                            "total_episodes")
-    prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1,
+    prompts_per_step: int = flag(32, "prompts per rollout batch", at_least=1, fixed=True,
                                  also="batch_size bs train_batch_size rollout_batch_size "
                                       "per_device_train_batch_size")
     num_generations: int = flag(8, "group size G: responses per prompt; at pass rate p a share "
@@ -179,12 +180,12 @@ class Core:
                                 also="group_size num_samples n n_samples num_rollouts "
                                      "samples_per_prompt")
     steps_per_generation: int = flag(4, "mini-batches per rollout batch, one optimizer step each",
-                                     at_least=1,
+                                     at_least=1, fixed=True,
                                      also="mini_batch_size num_minibatches ppo_mini_batch_size")
     num_iterations: int = flag(
         1, "μ of GRPO: how often every mini-batch is used, in a new order each time; the old "
            "log-probs stay those of the policy that sampled", at_least=1,
-        also="mu ppo_epochs max_epochs")
+        fixed=True, also="mu ppo_epochs max_epochs")
     max_prompt_length: int = flag(
         1024, "longest prompt in tokens", at_least=1, evaluation="kept")
     max_completion_length: int | None = flag(None, "longest response in tokens",
@@ -203,7 +204,7 @@ class Core:
     warmup_steps: int = flag(10, "optimizer steps of linear learning-rate warm-up", at_least=0)
     optim: str = flag("adamw_torch_fused", "AdamW of torch, or of bitsandbytes (pip install "
                       "bitsandbytes) with moments in 8 bits, or in pages that a full GPU moves to "
-                      "the CPU's memory",
+                      "the CPU's memory", fixed=True,
                       choices=("adamw_torch_fused", "adamw_torch", *BITSANDBYTES))
     weight_decay: float = flag(0.0, "AdamW's decoupled weight decay: each step also shrinks the "
                                "weights by this share of the learning rate", at_least=0)
@@ -227,7 +228,7 @@ class Core:
                        "CPU; mps (Apple GPUs) has not been tested on real hardware",
                        choices=devices.KINDS, evaluation=True, also="cpu no_cuda")
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
-                       "copy in every process", also="fsdp fsdp2 deepspeed")
+                       "copy in every process", also="fsdp fsdp2 deepspeed", fixed=True)
 
     config: str | None = flag(None, "YAML file of flags by their own names, for example one of "
                               "recipes/, or the config.json of a run; the command line wins",
@@ -244,27 +245,28 @@ class Core:
         needs={"output_dir": "name the run"},
         without={"overwrite_output_dir": "either continue the run or replace it"},
         also="resume_from_checkpoint continue")
-    trust_run_code: bool = flag(False, "with --resume or --config: import every FILE.py:NAME that "
-                                "the file names; without this flag only those that are typed again",
-                                needs={"resume|config": "what is typed on the command line is run "
-                                                        "in any case"})
+    trust_run_code: bool = flag(False, "with --resume: import every FILE.py:NAME that the run's "
+                                "config.json names; without this flag only those that are typed "
+                                "again",
+                                needs={"resume": "what the command line or --config names is "
+                                                 "run in any case"})
     save_steps: int = flag(10, "number of rollout batches between checkpoints, of which the last "
-                           "two are kept; 0: save only at the end", at_least=0, free=True)
+                           "two are kept; 0: save only at the end", at_least=0)
     save_tokens: bool | None = flag(None, "save one group's tokens per rollout batch for `eval.py "
-                                    "view`", unset="only for the built-in task", free=True)
+                                    "view`", unset="only for the built-in task")
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
                            "before and after training", at_least=0, without="eval_samples=0",
-                           free=True, also="test_freq")
+                           also="test_freq")
     eval_prompts: int = flag(
         256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
                              at_least=0)
     seed: int = flag(0, "random seed, which also decides what is held out", at_least=0,
                      at_most=2 ** 32 - 1,                    # the largest that NumPy takes
-                     evaluation="kept")
+                     evaluation="kept", fixed=True)
 
-    # What was given: {flag: value} of the command line and, with --resume, of the run that goes on.
-    given: dict = field(default_factory=dict, compare=False)
+    # {flag: value} of the command line, of --config and, with --resume, of the run's config.json.
+    explicit_flags: dict = field(default_factory=dict, compare=False)
 
     @property
     def updates_per_batch(self):
@@ -342,81 +344,130 @@ DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, nu
 SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults hold
 
 
-# Flags that train.py once had, and what to do instead.
-GONE = {
-    "use_cpu": "write --device cpu",
+# What to do instead of a flag of TRL, or of one that train.py had until lately.
+INSTEAD = {
+    "logging_steps": "it is not needed: every rollout batch is logged",
     "tool": "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)",
     "tool_stop": "write --stop, and the tool as an --environment FILE.py:CLASS "
                  "(docs/data.md#an-environment)",
-    "print_trl_config": "type python tools/export.py trl and the other flags",
-    "print_verl_config": "docs/speed.md has a table of verl's keys",
-    "optimizer_offload": "write --optim paged_adamw_8bit, or train adapters",
-    "self_distillation_hint": "write --self_distillation answer or --self_distillation sibling",
-    "teacher_model_kind": "write --teacher_update_rate 0.05 for ema, 0 for live",
-    "torch_compile": "on a GPU, --sampler vllm samples faster",
-    "merge": "merge_and_unload of peft does it (docs/data.md)",
-    "objective_constants": "change the constant in its row of losses.OBJECTIVES, or add a row",
-    "advantage_clip": "write it as a feature of your own: .github/CONTRIBUTING.md",
-    "positive_example_nll_weight": "add the term as a feature of your own: "
-                                   ".github/CONTRIBUTING.md",
-    "length_penalty": "return it as a part of the reward, from a function of the whole batch in "
-                      "--verifier (docs/data.md)",
 }
 
+# Flags of one call of train.py, which are not settings of a run.
+CALL_FLAGS = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
+              "trust_run_code"}
 
-# ------------------------------------------------------------------------------- the command line
+BOOLEANS = {"true": True, "yes": True, "t": True, "y": True, "1": True,
+            "false": False, "no": False, "f": False, "n": False, "0": False}
+TYPES = {int: "an integer", float: "a number", bool: "true/false, yes/no or 1/0",
+         str: "one text"}
 
-def parse(argv, kept=None):
-    """Command line -> Settings, with all defaults filled in and all values checked. kept: {flag:
-    value} of what was given elsewhere, for flags that the command line lacks.
+
+# ------------------------------------------------------------------------------------- the layers
+
+def parse(argv, run_settings=None):
+    """Command line -> Settings, with all defaults filled in and all values checked. run_settings:
+    {flag: value} of the run whose checkpoint is evaluated.
 
     Raises ValueError with one line that names the flag and says which values are allowed.
     """
-    typed = given_flags(argv)
-    path = typed.get("config")
-    of_file = {} if path is None else flags_of(read_config(path), typed, f"--config {path}")
-    given = (kept or {}) | of_file | typed
-    if given.get("resume"):
-        given = going_on(given)
-    algorithm = given.get("algorithm", Settings.algorithm)
+    typed = parse_flags(argv)
+    file = read_recipe(typed["config"]) if "config" in typed else {}
+    explicit = (run_settings or {}) | file | typed
+    run = {}
+    if explicit.get("resume") and "output_dir" in explicit:
+        folder = explicit["output_dir"]
+        run = read_run_config(folder)
+        explicit = read_run_layer(run.get("settings", {}), explicit, folder) | explicit
+    algorithm = explicit.get("algorithm", Settings.algorithm)
     if algorithm not in ALGORITHMS:
         check_choice(Settings(algorithm=algorithm), "algorithm", ALGORITHMS)
     preset = {name: value for name, value in ALGORITHMS[algorithm].items() if name != "objective"}
-    deep = given.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
+    deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}
-    defaults = CHECKPOINT_DEFAULTS if given.get("model_name_or_path") else defaults
-    settings = Settings(**defaults | preset | given, given=given)
+    defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults
+    settings = Settings(**convert_layer(defaults | preset) | explicit, explicit_flags=explicit)
     check_values(settings, flags())
     check_conditions(settings, flags())
     check_combinations(settings)
-    return resolved(settings)
+    settings = resolve(settings)
+    check_resumable(settings, run)
+    return settings
 
 
-def flags_of(mapping, typed, where):
-    """{flag: value} of a mapping that was read from a file, as if it had been typed. A value
-    FILE.py:NAME would be imported and run: the command line must name the same flag. typed: its
-    flags; where: the file. Raises ValueError, which names the file and the flag."""
-    words = []
-    lists = {f.name for f in flags() if get_origin(f.type) is list}
+def parse_flags(argv):
+    """{flag: value} of what stands on the command line."""
+    texts, unknown = make_parser().parse_known_args(underscored(argv))
+    for word in unknown:
+        raise ValueError(f"unknown argument {word}{suggest_flag(word)}")
+    return convert_layer(vars(texts))
+
+
+def read_recipe(path):
+    """{flag: value} of the file of --config. A FILE.py:NAME is looked for beside the file, too."""
+    layer = convert_file(read_config(path), f"--config {path}")
+    return {name: find_beside(value, Path(path).parent) for name, value in layer.items()}
+
+
+def read_run_layer(values, typed, folder):
+    """{flag: value} of what the config.json of a run holds. A FILE.py:NAME in it would be imported
+    and run: `typed`, the flags of the command line and of --config, must name the same flag, or
+    have trust_run_code. Raises ValueError, which names the file and the flag."""
+    layer = convert_file(values, f"{folder}/config.json")
+    code = {name: value for name, value in find_code(layer).items() if name not in typed}
+    if code and not typed.get("trust_run_code"):
+        raise ValueError(f"{folder}/config.json names code that would be run: {format_flags(code)};"
+                         " if you trust it, type that again, or add --trust_run_code")
+    return layer
+
+
+def convert_file(values, where):
+    """convert_layer of a file, which its errors name."""
     try:
-        for name, value in mapping.items():
-            if name in OF_A_CALL - {"output_dir"}:
-                raise ValueError(f"{name} can only be typed: leave it out")
-            if isinstance(value, list) and name not in lists:
-                raise ValueError(f"{name} takes one value, not a list")
-            words += words_of(name, value)
-        given = given_flags(words)
+        for name in values.keys() & (CALL_FLAGS - {"output_dir"}):
+            raise ValueError(f"{name} can only be typed: leave it out")
+        return convert_layer({name.replace("-", "_"): value for name, value in values.items()})
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
-    unasked = {name: value for name, value in code_in(given).items() if name not in typed}
-    if unasked and not typed.get("trust_run_code"):
-        named = " ".join(as_words(name, value) for name, value in unasked.items())
-        raise ValueError(f"{where} names code that would be run: {named}; if you trust it, type "
-                         "that again, or add --trust_run_code")
-    return given
 
 
-def resolved(settings):
+def convert_layer(values):
+    """{flag: value of its type} of {flag: value}. Raises ValueError for an unknown flag, and as
+    `convert` does."""
+    known = {f.name: f for f in flags()}
+    for name in values.keys() - known.keys():
+        raise ValueError(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
+    return {name: convert(known[name], value) for name, value in values.items()}
+
+
+def convert(f, value):
+    """A value as the type of the flag f. value: text of a command line or of a YAML file ("1e-6",
+    "true"), a value of JSON, a default, or a list of them. Raises ValueError, which names the
+    flag."""
+    if get_origin(f.type) is list:
+        return [convert_one(f, one) for one in (value if isinstance(value, list) else [value])]
+    return convert_one(f, value)
+
+
+def convert_one(f, value):
+    """`convert` of one value, or of one item of a list."""
+    kind = value_type(f)
+    if kind is bool and str(value).lower() in BOOLEANS:
+        return BOOLEANS[str(value).lower()]
+    if kind is not bool and (isinstance(value, str) or type(value) in (int, kind)):
+        try:
+            return f.metadata.get("read", kind)(value)
+        except ValueError:
+            pass
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    raise ValueError(f"--{f.name} {text} is not {TYPES[kind]}")
+
+
+def value_type(f):
+    """The type of a flag's value: X of X, X | None and list[X]."""
+    return next(t for t in (*get_args(f.type), f.type) if t is not NoneType)
+
+
+def resolve(settings):
     """The Settings with the values that follow from others in place of None."""
     row = OBJECTIVES[settings.objective]
     epsilon = row.epsilon if settings.epsilon is None else settings.epsilon
@@ -428,91 +479,78 @@ def resolved(settings):
         save_tokens=not settings.model_name_or_path if tokens is None else tokens)
 
 
-def given_flags(argv):
-    """{flag: value} of what stands on the command line."""
-    given, unknown = make_parser().parse_known_args(underscored(argv))
-    for word in unknown:
-        name = word.split("=")[0].lstrip("-")
-        if name in GONE:
-            raise ValueError(f"--{name} is gone: {GONE[name]}")
-        hint = near_flag(name) if word.startswith("-") else ", which belongs to no flag"
-        raise ValueError(f"unknown argument {word}{hint}; train.py --help lists all flags")
-    return vars(given)
+def flags():
+    """The fields of Settings that are flags."""
+    return [f for f in fields(Settings) if f.name != "explicit_flags"]
 
 
-# ------------------------------------------------------------------------------------- --resume
+# ------------------------------------------------------------------------------------- a run's own
 
-# Flags of one call of train.py, which are not the run's own.
-OF_A_CALL = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
-             "trust_run_code"}
-# Flags that may change when a run is resumed, because they do not change what is computed.
-FREE = OF_A_CALL | {f.name for f in fields(Settings) if f.metadata.get("free")}
-
-
-def config_of(folder):
-    """config.json of the run in a folder: {"arguments": ..., "given": ..., ...}; {} if there is no
-    run, or if the file is not what a run writes."""
+def read_run_config(folder):
+    """config.json of the run in a folder: {"settings": what was set, "resolved": what follows,
+    ...}; {} if there is no run, or if the file is not what a run writes."""
     try:
-        config = json.loads((Path(folder) / "config.json").read_bytes())
-        whole = type(config["arguments"]["steps"]) is int
-        return config if whole and isinstance(config["given"], dict) else {}
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        if "arguments" in config:                            # of a run before the two had names
+            config |= {"settings": config["given"], "resolved": config["arguments"]}
+        steps = config["resolved"]["steps"]
+        return config if isinstance(config["settings"], dict) and type(steps) is int else {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
-def going_on(given):
-    """The flags of a run that --resume continues: those that it was given, which config.json keeps,
-    and those given now. Raises ValueError for a flag given now that differs from the run's, and as
-    flags_of does."""
-    folder = given.get("output_dir")
-    config = config_of(folder) if folder else {}
-    if not config:
-        return given
-    kept = flags_of(config["given"], given, f"--resume: {folder}/config.json")
-    task = config["arguments"].get("max_completion_length")      # which the task may have decided
-    if given.get("max_completion_length") == task:
-        given = {name: given[name] for name in given if name != "max_completion_length"}
-    if differ := changed(config["arguments"] | kept, given):
-        raise ValueError(f"--resume: {folder} holds a run with other flags: {spelled(differ)}; "
-                         "leave them out, or start a new run")
-    return kept | given
+def check_resumable(settings, run):
+    """Raise ValueError if a flag on which the saved state of a run depends is no longer what it
+    was. run: what read_run_config returns; {} for a new run."""
+    before = run.get("resolved", {})
+    for f in flags():
+        was = before.get(f.name)
+        now = getattr(settings, f.name)
+        if "fixed" in f.metadata and f.name in before and was != now:
+            raise ValueError(f"--resume: {f.name} was {format_value(was)} in "
+                             f"{settings.output_dir}, now {format_value(now)}: the saved state "
+                             "depends on it; leave it out, or start a new run")
 
 
-def changed(before, now):
-    """{name: (value before, value now)} of the settings in both that differ and change what is
-    computed. More --steps are no difference, because --resume may extend a run."""
-    both = {name: (before[name], now[name]) for name in now if name in before.keys() - FREE}
-    return {name: (was, new) for name, (was, new) in both.items()
-            if was != new and not (name == "steps" and new > was)}
+def is_code(value):
+    """Whether a value, or an item of a list, is a FILE.py:NAME, which would be imported and run."""
+    if isinstance(value, list):
+        return any(map(is_code, value))
+    return isinstance(value, str) and value.rpartition(":")[0].endswith(".py")
 
 
-def spelled(differ):
-    """What `changed` returns, as text."""
-    return ", ".join(f"{name} was {was!r}, now {now!r}" for name, (was, now) in differ.items())
+def find_code(values):
+    """The part of {flag: value} whose values name code."""
+    return {name: value for name, value in values.items() if is_code(value)}
 
 
-def code_in(values):
-    """The part of {flag: value} whose values are a FILE.py:NAME, which would be imported and
-    run."""
-    def is_code(word):
-        return isinstance(word, str) and word.rpartition(":")[0].endswith(".py")
-    return {name: value for name, value in values.items()
-            if any(map(is_code, value if isinstance(value, list) else [value]))}
+def find_beside(value, folder):
+    """A value of a file in `folder`; a FILE.py:NAME with the path that is there: as it stands, or
+    else beside that file."""
+    if isinstance(value, list):
+        return [find_beside(one, folder) for one in value]
+    if is_code(value) and not Path(value.rpartition(":")[0]).is_file():
+        there = folder / value
+        return str(there) if Path(str(there).rpartition(":")[0]).is_file() else value
+    return value
 
 
-def flags():
-    """The fields of Settings that are flags."""
-    return [f for f in fields(Settings) if f.name != "given"]
+# ------------------------------------------------------------------------------- the command line
+
+def format_value(value):
+    """A value as it is typed on a command line."""
+    if isinstance(value, list):
+        return " ".join(map(format_value, value))
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        text = f"{value:g}"
+    return shlex.quote(text.replace("\n", "\\n"))           # a line break, as it was typed
 
 
-def as_words(name, value):
-    """A flag and its value as they are typed on a command line."""
-    def text(v):
-        short = f"{v:g}" if isinstance(v, float) and float(f"{v:g}") == v else str(v)
-        return shlex.quote(short.replace("\n", "\\n"))    # a line break, as it was typed
-
-    values = value if isinstance(value, list) else [] if value is True else [value]
-    return " ".join([f"--{name}", *map(text, values)])
+def format_flags(values):
+    """{flag: value} as typed on a command line."""
+    return " ".join(f"--{name}" if value is True else f"--{name} {format_value(value)}"
+                    for name, value in values.items())
 
 
 def underscored(argv):
@@ -521,17 +559,26 @@ def underscored(argv):
             for word in argv]
 
 
-def near_flag(name):
-    """", did you mean --flag?": the flag that other programs call so (`also`), else one with nearly
-    the same spelling; "" if there is none."""
+def suggest_flag(word):
+    """What to do about an unknown word of the command line: the flag that other programs call so
+    (`also`), else one with nearly the same spelling."""
+    if not word.startswith("-"):
+        return ", which belongs to no flag; train.py --help lists all flags"
+    name = word.split("=")[0].lstrip("-").lower()
+    if name in INSTEAD:
+        return f": {INSTEAD[name]}"
+    meant = nearest(f"--{name}", [f"--{f.name}" for f in flags()])
     for f in flags():
-        if name.lower() in f.metadata.get("also", "").split():
-            return f", did you mean --{f.name} ({f.metadata['help']})?"
-    return nearest(f"--{name}", [f"--{f.name}" for f in flags()])
+        for other in f.metadata.get("also", "").split():
+            theirs, equals, value = other.partition("=")
+            if name == theirs:
+                flag_text = f"--{f.name}{equals and ' '}{value}"
+                meant = f", did you mean {flag_text} ({f.metadata['help']})?"
+    return f"{meant}; train.py --help lists all flags"
 
 
-def first_word(argv):
-    """Before the slow imports of train.py: print --help, refuse bad flags (exit code 2), or print
+def check_flags_first(argv):
+    """Before the slow imports of train.py: print --help, refuse wrong flags (exit code 2), or print
     the first line of a run."""
     try:
         parse(argv)
@@ -540,15 +587,6 @@ def first_word(argv):
         raise SystemExit(2)
     if os.environ.get("RANK", "0") == "0":
         print("loading transformers ...", flush=True)
-
-
-def boolean(text):
-    """The text of a switch as a bool. Raises ArgumentTypeError if it is neither true nor false."""
-    if text.lower() in ("true", "yes", "t", "y", "1"):
-        return True
-    if text.lower() in ("false", "no", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is not true/false, yes/no or 1/0")
 
 
 class Parser(argparse.ArgumentParser):
@@ -581,14 +619,14 @@ def make_parser():
 
 
 def add_flag(section, f):
-    """Add --name VALUE. A list takes several values. A switch takes no value; a switch that is on
-    by default is turned off by --no_name. A flag that is not given leaves nothing behind."""
-    kind = next(t for t in (*get_args(f.type), f.type) if t is not NoneType)     # X of X | None
+    """Add --name VALUE, whose text `convert` reads. A list takes several values. A switch takes no
+    value; a switch that is on by default is turned off by --no_name. A flag that is not given
+    leaves nothing behind."""
+    kind = value_type(f)
     default = f.default_factory() if f.default is MISSING else f.default
-    options = {"type": f.metadata.get("kind", kind), "metavar": kind.__name__,
-               "help": f.metadata["help"]}
+    options = {"metavar": kind.__name__, "help": f.metadata["help"]}
     if kind is bool:
-        options |= {"type": boolean, "nargs": "?", "const": True}
+        options |= {"nargs": "?", "const": True}
     if get_origin(f.type) is list:
         options["nargs"] = "+"
     if "choices" in f.metadata:

@@ -69,14 +69,14 @@ def check_conditions(settings, flags, needs="needs"):
         if getattr(settings, f.name) == default:
             continue
         for condition, why in as_reasons(f.metadata.get(needs)):
-            if not any(holds(settings, one) for one in condition.split("|")):
-                needed = " or ".join(typed(one) for one in condition.split("|"))
+            if not any(is_met(settings, one) for one in condition.split("|")):
+                needed = " or ".join(format_condition(one) for one in condition.split("|"))
                 refuse(settings, f.name, f"needs {needed}{because(why)}")
         for condition, why in as_reasons(f.metadata.get("without")):
             for one in condition.split("|"):
-                if holds(settings, one):
+                if is_met(settings, one):
                     name = one.partition("=")[0]
-                    other = typed(name) if getattr(settings, name) is True else (
+                    other = format_condition(name) if getattr(settings, name) is True else (
                         f"--{name} {getattr(settings, name)}")
                     refuse(settings, f.name, f"cannot be combined with {other}{because(why)}")
 
@@ -90,14 +90,14 @@ def because(why):
     return f": {why}" if why else ""
 
 
-def holds(settings, condition):
+def is_met(settings, condition):
     """Whether FLAG is on, or FLAG=VALUE has this value."""
     name, equals, wanted = condition.partition("=")
     value = getattr(settings, name, None)        # of a feature that is not there: off
     return str(value) == wanted if equals else bool(value)
 
 
-def typed(condition):
+def format_condition(condition):
     """FLAG or FLAG=VALUE as it is typed on a command line."""
     return f"--{condition.replace('=', ' ')}"
 
@@ -137,7 +137,7 @@ def check_combinations(settings):
          and settings.scale_rewards == "mean" and "scale" in reads,
          "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
          "group: use --scale_rewards group or none"),
-        ("scale_rewards", "scale_rewards" in settings.given and "scale" not in reads,
+        ("scale_rewards", "scale_rewards" in settings.explicit_flags and "scale" not in reads,
          f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
          "out"),
         ("reward_weights", rescales(settings, reads),
@@ -148,7 +148,7 @@ def check_combinations(settings):
          "must be two names: the prompt column and the answer column"),
         ("columns",
          settings.columns and own_data and settings.dataset_name.startswith("reasoning_gym:"),
-         "has no effect on reasoning_gym, whose problems have no columns to validate_choice"),
+         "has no effect on reasoning_gym, whose problems have no columns to choose"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
         ("old_logp", sampler and settings.router_shift,

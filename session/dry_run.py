@@ -55,7 +55,7 @@ class FirstBatch:
     def log(self, step, batch, mini, new, updates, held):
         self.batch = batch
 
-    def mark(self, step):
+    def step_done(self, step):
         return False
 
 

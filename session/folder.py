@@ -1,7 +1,7 @@
 """The run folder: create, resume or overwrite it, and refuse a folder that must not be used.
 
-    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json  stopped-N/
-    checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt, SHA256SUMS}
+    config.json  metrics.jsonl  samples.jsonl  tokens.jsonl  summary.json
+    checkpoints/step_N/{config.json, model.safetensors, tokenizer…, state.pt}
 """
 
 import itertools
@@ -19,8 +19,9 @@ from filelock import FileLock, Timeout
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import explain_missing
-from session.checkpoints import RECORDS, whole, write_text
-from session.arguments import OF_A_CALL, as_words, code_in, config_of, flags
+from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
+from session.arguments import (CALL_FLAGS, find_code, flags, format_flags, format_value,
+                               read_run_config)
 from plumbing.parallel import processes
 
 LOCK = ".lock"
@@ -40,7 +41,7 @@ def run_folder(settings):
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(stopped(settings.given, folder)) from None
+        raise KeyboardInterrupt(stopped(settings.explicit_flags, folder)) from None
     finally:
         begun = {file.name for file in contents(folder)} - {"config.json"}
         if locks and not begun and not settings.resume:          # only the first process has a lock
@@ -55,13 +56,13 @@ def run_folder(settings):
 def resuming(given, folder):
     """The flags that continue the run in a folder; a FILE.py:NAME that was given must be typed
     again."""
-    code = [as_words(name, value) for name, value in code_in(given).items()]
-    return " ".join([as_words("output_dir", str(folder)), "--resume", *code])
+    call = {"output_dir": str(folder), "resume": True}
+    return format_flags(call | find_code(given))
 
 
 def stopped(given, folder):
     """What a run that was stopped immediately says: what is saved."""
-    if saved := whole(folder):
+    if saved := list_checkpoints(folder):
         return f"stopped immediately; {resuming(given, folder)} continues from {saved[-1][1]}"
     return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
@@ -97,9 +98,9 @@ def checked_name(settings):
     folder = Path(settings.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
-    is_run = bool(config_of(folder))
+    is_run = bool(read_run_config(folder))
     if settings.resume and not is_run:
-        saved = whole(folder)
+        saved = list_checkpoints(folder)
         start = f"start from {saved[-1][1]} (--model_name_or_path) " if saved else ""
         raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
                          f"{start}or leave out --resume to start a run in another --output_dir")
@@ -158,37 +159,39 @@ def lock(folder):
     return held
 
 
-def begin_run(settings, folder, task):
-    """Delete an old run from the folder if asked to, and write config.json: the settings, with the
-    length limit that the task decided, and the flags that were given, for --resume. This is called
-    only after every check has passed. Returns a note for the screen, or ""."""
-    return processes.on_first(lambda: begin_here(settings, folder, task))
+def begin_run(settings, folder, task, step):
+    """Delete an old run from the folder if asked to, drop the records after batch `step`, from
+    which a resumed run goes on (0: a new run), and write config.json. This is called only after
+    every check has passed.
+
+    config.json: "settings", the flags that were set, which --resume reads and which may be edited;
+    "resolved", all flags with the values that follow, the length limit that the task decided among
+    them; "changes", what was changed between batches. Returns a note for the screen, or "".
+    """
+    return processes.on_first(lambda: write_config(settings, folder, task, step))
 
 
-def begin_here(settings, folder, task):
+def write_config(settings, folder, task, step):
     for old in contents(folder) if settings.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
-    note = set_aside(folder) if settings.resume and not whole(folder) else ""
-    arguments = {f.name: getattr(settings, f.name) for f in flags()}
-    arguments["max_completion_length"] = task.max_completion_length
-    given = {name: value for name, value in settings.given.items() if name not in OF_A_CALL}
-    config = {"arguments": arguments, "given": given, "versions": {
-        "python": platform.python_version(), "torch": torch.__version__,
-        "transformers": transformers.__version__}}
+    run = read_run_config(folder) if settings.resume else {}
+    for path in [folder / name for name in RECORDS if (folder / name).exists()]:
+        cut_records(path, step)
+    resolved = {f.name: getattr(settings, f.name) for f in flags() if f.name not in CALL_FLAGS}
+    resolved["max_completion_length"] = task.max_completion_length
+    before = run.get("resolved", {})
+    changes = {name: [before[name], value] for name, value in resolved.items()
+               if name in before and before[name] != value}
+    config = {
+        "settings": {name: value for name, value in settings.explicit_flags.items()
+                     if name not in CALL_FLAGS},
+        "resolved": resolved,
+        "changes": run.get("changes", []) + [{"from_batch": step + 1} | changes] * bool(changes),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "transformers": transformers.__version__}}
     write_text(folder / "config.json", json.dumps(config, indent=1))
-    return note
-
-
-def set_aside(folder):
-    """Move the record of a run that was stopped before its first checkpoint to stopped-N/, because
-    --resume starts again at batch 1. Returns a note for the screen."""
-    records = [folder / name for name in RECORDS if (folder / name).exists()]
-    note = "no checkpoint yet: starts again at batch 1"
-    if not records:
-        return note
-    aside = next(path for n in itertools.count(1)
-                 if not (path := folder / f"stopped-{n}").exists())
-    aside.mkdir()
-    for file in records:
-        os.rename(file, aside / file.name)
-    return f"{note}; the record so far is kept in {aside}"
+    notes = [f"{name} {format_value(was)} -> {format_value(now)} from batch {step + 1}"
+             for name, (was, now) in changes.items()]
+    if run and not step:
+        notes.append("no checkpoint yet: starts again at batch 1")
+    return "\n".join(notes)

@@ -9,7 +9,7 @@ from dataclasses import fields
 import torch
 from torch.random import fork_rng
 
-from session.checks import holds
+from session.checks import is_met
 from rollout import Rollout
 
 
@@ -20,7 +20,7 @@ def out_of_memory(settings):
             if f.metadata.get("saves_memory") and not getattr(settings, f.name)]
     more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
     taking = [f"--{f.name}, " for f in fields(settings)
-              if holds(settings, f.metadata.get("takes_memory", ""))]
+              if is_met(settings, f.metadata.get("takes_memory", ""))]
     return ("out of GPU memory: lower --micro_batch_size (now "
             f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
             f"{''.join(taking)}--prompts_per_step (now {settings.prompts_per_step}) or "

@@ -9,7 +9,7 @@ import shlex
 
 from features import FEATURES
 from session import checkpoints
-from session.arguments import as_words, code_in
+from session.arguments import find_code, format_flags
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.parallel.processes import rank, world
 
@@ -43,12 +43,12 @@ def plan(settings, folder, task, device):
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
-def without_effect(settings, task, tokenizer):
+def describe_unused_flags(settings, task, tokenizer):
     """Notes on flags that have no effect here, which a recipe may carry to another model or
     machine, and on updates that nothing corrects; "" if there are none."""
     notes = []
     clips = [name for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
-             if name in settings.given]
+             if name in settings.explicit_flags]
     if clips and settings.updates_per_batch == 1 and settings.old_logp == "recompute":
         notes.append(f"note: {' '.join(f'--{name}' for name in clips)} has no effect: with one "
                      "update per rollout batch every ratio is 1, so nothing is clipped; use "
@@ -167,7 +167,7 @@ def following(settings, folder, task):
         base = find_base_model(checkpoint)
         return (f"load: base = AutoModelForCausalLM.from_pretrained({base!r}); "
                 f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
-    code = "".join(f" {as_words(name, value)}" for name, value in code_in(settings.given).items())
+    code = format_flags(find_code(settings.explicit_flags))
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
-    return f"next: python eval.py ask {checkpoint} {prompt}{code}"
+    return f"next: python eval.py ask {checkpoint} {prompt} {code}".rstrip()

@@ -70,7 +70,7 @@ path_5() {                                 # an adapter, loaded elsewhere, merge
     ln -s "$root/checkpoints" "$root/recipes" .
     python recipes/notes.py
     must_say "^load:" python "$root/train.py" --config recipes/laptop-notes.yaml --steps 1 \
-        --verifier recipes/notes.py:reward --prompts_per_step 2 --num_generations 4 \
+        --prompts_per_step 2 --num_generations 4 \
         --eval_samples 1 --eval_prompts 2 --output_dir notes
     sed -n 's/^load: //p' said >load.py
     printf '%s\n' "from peft import PeftModel" \

@@ -8,8 +8,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from session.arguments import (Parser, Settings, as_words, config_of, flags, flags_of,
-                                    given_flags, parse, underscored)
+from session.arguments import (Parser, Settings, flags, format_flags, parse, parse_flags,
+                               read_run_config, read_run_layer, underscored)
 from session.checks import check_conditions
 
 COMMANDS = {
@@ -53,9 +53,9 @@ def parse_command(argv, description):
     return command, parse_runs(command, words)
 
 
-def first_word(argv, description):
-    """Before the slow imports of eval.py: print --help, refuse bad flags (exit code 2), or print a
-    first line."""
+def check_flags_first(argv, description):
+    """Before the slow imports of eval.py: print --help, refuse wrong flags (exit code 2), or print
+    a first line."""
     try:
         command, options = parse_command(argv, description)
     except ValueError as error:
@@ -140,26 +140,26 @@ def sampling_settings(own, rest, command):
     run, and the flags `rest` of train.py. Sets own.line. Raises ValueError."""
     first = own.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
-    given = given_flags(rest)
+    typed = parse_flags(rest)
     for f in flags():
-        if f.name in given and not f.metadata.get("evaluation"):
+        if f.name in typed and not f.metadata.get("evaluation"):
             raise ValueError(f"{command}: --{f.name} affects training only, not an evaluation")
-    run, kept = settings_of_runs(own.model_name_or_path, given, own.trust_run_code)
-    own.line = in_words(run, kept, given)
+    run, kept = read_run_settings(own.model_name_or_path, typed, own.trust_run_code)
+    own.line = describe_settings(run, kept, typed)
     settings = parse(rest, kept)
     check_conditions(settings, flags(), "evaluation_needs")
     return settings
 
 
-def settings_of_runs(names, given, trusted):
+def read_run_settings(names, typed, trusted):
     """(run folder, {flag: value}) of the run that made the checkpoints `names`: what decides how
-    it is evaluated, unless `given` (flags of the command line) says it; (None, {}) if no run made
-    them. Raises ValueError if two runs differ, and as flags_of does."""
+    it is evaluated, without the flags `typed` on the command line; (None, {}) if no run made them.
+    Raises ValueError if two runs differ, and as read_run_layer does."""
     found = {}
     for name in filter(None, names):
         run = Path(name).parent.parent
-        if Path(name).absolute().parent.name == "checkpoints" and (config := config_of(run)):
-            found[run] = of_evaluation(config["arguments"], given)
+        if Path(name).absolute().parent.name == "checkpoints" and (config := read_run_config(run)):
+            found[run] = select_for_evaluation(config["resolved"], typed)
     if not found:
         return None, {}
     (run, kept), *others = found.items()
@@ -168,23 +168,25 @@ def settings_of_runs(names, given, trusted):
         if differ:
             raise ValueError(f"{run} and {other} were evaluated with other settings: give --"
                              f"{', --'.join(differ)}")
-    return run, flags_of(kept, given | {"trust_run_code": trusted}, f"{run}/config.json")
+    return run, read_run_layer(kept, typed | {"trust_run_code": trusted}, run)
 
 
-def of_evaluation(arguments, given):
-    """The part {flag: value} of a run's arguments that decides how it is evaluated: what differs
-    from the defaults and is not given. Another data set takes over prompts, not problems."""
-    same = given.get("dataset_name", arguments.get("dataset_name")) == arguments.get("dataset_name")
+def select_for_evaluation(resolved, typed):
+    """The part {flag: value} of a run's settings that decides how it is evaluated: what differs
+    from the defaults and is not typed. Another data set takes over prompts, not problems."""
+    dataset = resolved.get("dataset_name")
+    same = typed.get("dataset_name", dataset) == dataset
     kinds = ("kept", "problems") if same else ("kept",)
     names = {f.name for f in flags() if f.metadata.get("evaluation") in kinds}
     usual = vars(Settings())
-    return {name: arguments[name] for name in usual if name in names and name not in given
-            and arguments.get(name, usual[name]) != usual[name]}
+    return {name: resolved[name] for name in usual if name in names and name not in typed
+            and resolved.get(name, usual[name]) != usual[name]}
 
 
-def in_words(run, kept, given):
+def describe_settings(run, kept, typed):
     """A line that says with which settings checkpoints are evaluated."""
-    words = lambda values: " ".join(as_words(name, value) for name, value in values.items()
-                                    if name != "model_name_or_path") or "none"
-    source = f"settings of {run}: {words(kept)}" if run else "default settings, not those of a run"
-    return f"{source}; given here: {words(given)}"
+    others = {name: value for name, value in typed.items() if name != "model_name_or_path"}
+    source = "default settings, not those of a run"
+    if run:
+        source = f"settings of {run}: {format_flags(kept) or 'none'}"
+    return f"{source}; command line: {format_flags(others) or 'none'}"

@@ -14,7 +14,7 @@ from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.data.task import Task
 from plumbing.data.tasks import from_arguments
-from session.arguments import Settings, as_words
+from session.arguments import Settings, format_flags
 
 # reductions that TRL has for rows of losses.OBJECTIVES with PPO's clip
 REDUCTION = {"sequence-mean": "grpo", "token-mean": "dapo", "constant": "dr_grpo",
@@ -80,10 +80,10 @@ def config_text(settings):
     if missing:
         return f"# no equivalent in TRL 1.16: it has no {', no '.join(missing)}"
     known = {flag for flags in SUBJECTS.values() for flag in flags.split()}
-    others = [as_words(flag, value) for flag, value in settings.given.items() if flag not in known]
+    others = {flag: value for flag, value in settings.explicit_flags.items() if flag not in known}
     if others:
         notes.append("not in trl.GRPOConfig, for GRPOTrainer or for code of your own: "
-                     f"{' '.join(others)}")
+                     f"{format_flags(others)}")
     return "\n".join([f"# {settings.algorithm} by TRL 1.16", *(f"# {note}" for note in notes),
                       "trl.GRPOConfig(",
                       *(f"    {name}={value!r}," for name, value in fields.items()), ")"])

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
-from session.arguments import ALGORITHMS
+from session.arguments import ALGORITHMS, read_run_config
 from tools.dashboard import read_metrics
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js")  # of viewer/
@@ -46,9 +46,9 @@ def read_run(folder):
     if not groups:
         raise ValueError(f"{file} has no complete line, so there is nothing to show")
     try:
-        arguments = json.loads((folder / "config.json").read_text(encoding="utf-8"))["arguments"]
+        arguments = read_run_config(folder)["resolved"]
         objective = ALGORITHMS[arguments["algorithm"]]["objective"]
-    except (OSError, ValueError, KeyError):
+    except KeyError:
         raise ValueError(f"{folder}/config.json does not name the algorithm of the run") from None
     kept = {name: arguments.get(name) for name in KEPT_ARGUMENTS}
     return {"name": str(folder), "objective": objective, **kept, "curves": curves,

@@ -60,23 +60,13 @@ class Task:
         self.reported = sum(self.verifier_errors.values())
         return self.reported - before
 
-    def digests(self):
-        """{part: SHA-256} of what is trained and tested on, by which --resume notices that it is
-        no longer the same."""
-        encode = json.JSONEncoder(default=lambda value: type(value).__name__).encode
-
-        def digest(values):
-            whole = hashlib.sha256()
-            for value in values:
-                whole.update(encode(value).encode())
-            return whole.hexdigest()
-
-        def texts(problems):
-            return ([p.prompt, p.answer, p.earlier, self.rows.get(p)] for p in problems)
-        return {"training data": digest(texts(self.train)),
-                "held-out data": digest(texts(self.test)),
-                "system prompt": digest([self.system_prompt]),
-                "prompt template": digest([self.prompt_template])}
+    def digest_prompts(self):
+        """SHA-256 of the training prompts, by which --resume notices that they, or their order,
+        are no longer the same."""
+        digest = hashlib.sha256()
+        for problem in self.train:
+            digest.update(json.dumps([problem.prompt, problem.earlier]).encode())
+        return digest.hexdigest()
 
     @property
     def part_names(self):

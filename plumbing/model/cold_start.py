@@ -21,7 +21,6 @@ from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
-from plumbing.model.checksums import usual_modes
 from plumbing.parallel import processes
 from plumbing.speed.experts import on_its_device
 from plumbing.speed.fast import FastSampler
@@ -94,6 +93,13 @@ def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
         os.rename(partial, folder)
     except OSError:  # another run has written the same cold start meanwhile
         shutil.rmtree(partial)
+
+
+def usual_modes(folder):
+    """Give all files of a checkpoint the permissions of a newly created file: safetensors gives its
+    own to their owner alone."""
+    for file in folder.iterdir():
+        shutil.copymode(folder / "config.json", file)
 
 
 def residual_scale(config):

@@ -12,13 +12,13 @@ from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForC
 from moe import TinyMoE
 from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
 from plumbing.model.chat import add_turn_end
-from plumbing.model.checksums import check_sound, checkpoints_in
 from plumbing.model.cold_start import cold_start
 from plumbing.speed.experts import on_its_device
 from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
 from routes import record_routes, routers_of
 
+STEP = re.compile(r"step_(0|[1-9][0-9]*)")                  # the folder of a run's checkpoint
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
@@ -37,7 +37,6 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
         policy, tokenizer = cold_start(settings, task, device)
         return (transform(policy).to(device) if transform else policy), tokenizer
     name = str(name)
-    check_sound(name, "--model_name_or_path")
     if is_adapter(name):
         return load_with_adapters(settings, task, device, name, transform, base_only)
     try:
@@ -146,6 +145,13 @@ def take_text_part(model):
     policy.set_output_embeddings(model.get_output_embeddings())
     policy.generation_config = model.generation_config
     return policy
+
+
+def checkpoints_in(folder):
+    """[(N, step_N)] of the checkpoints in the folder checkpoints/ of a run, in the order of N. A
+    folder with any other name, for example step_2_backup, is none."""
+    steps = [(STEP.fullmatch(step.name), step) for step in folder.glob("step_*") if step.is_dir()]
+    return sorted((int(name[1]), step) for name, step in steps if name)
 
 
 def explain_missing(name):

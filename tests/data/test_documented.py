@@ -215,7 +215,7 @@ def test_the_whole_task_on_smollm2(workplace, capsys):
     exec(Path("merge.py").read_text(encoding="utf-8").replace("step_40", "step_4"), {})
     plain = AutoModelForCausalLM.from_pretrained("runs/notes/merged")
     tokenizer = AutoTokenizer.from_pretrained("runs/notes/merged")
-    settings = read_json("runs/notes/config.json")["arguments"]
+    settings = read_json("runs/notes/config.json")["resolved"]
     prompt = settings["prompt_template"].replace("{prompt}", NOTE)
     inputs = tokenizer(f"{settings['system_prompt']}\n\n{prompt}", return_tensors="pt")
     output = plain.generate(**inputs, max_new_tokens=32, do_sample=False, stop_strings="\n",

@@ -32,7 +32,7 @@ def test_dynamic_sampling_logs_what_was_sampled(run, first):
     assert record["reward_parts"]["correct"] == pytest.approx(rewards.mean().item())
     assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()))
     config = read_json("run/config.json")
-    limit = config["arguments"]["max_completion_length"]
+    limit = config["resolved"]["max_completion_length"]
     zone = round(0.5 * limit)                                # DAPO eq. 13
     penalized = [[right - max(0, n - (limit - zone)) / zone
                   for right, n in zip(row, lengths[2 * i:2 * i + 2])]

@@ -28,7 +28,7 @@ def test_no_right_answer_of_the_built_in_task_is_overlong(share, run, calls):
     assert (batch.parts[right].sum(-1) == 1).all()                       # nothing taken off
     assert {"correct", "overlong"} == record["reward_parts"].keys()
     limit = feature.limit
-    assert limit == read_json("run/config.json")["arguments"]["max_completion_length"]
+    assert limit == read_json("run/config.json")["resolved"]["max_completion_length"]
     zones = [overlong_zone(float(share), n) for n in (limit, limit - 1)]
     assert limit - zones[0] >= 5 > limit - 1 - zones[1]
 

@@ -11,7 +11,7 @@ from documents import ABOVE, COMMANDS, DOCUMENTS, PROGRAM, README, ROOT, cells, 
 from features.trackers import Trackers
 from losses import OBJECTIVES
 from plumbing.parallel import devices
-from session.arguments import ALGORITHMS, flags, given_flags, parse
+from session.arguments import ALGORITHMS, flags, parse_flags, parse
 from tools import commands
 from tools.trl import trl_loss
 
@@ -198,7 +198,7 @@ def test_presets_of_the_documents_are_all_presets():
     for names, objective, filled in table("docs/family.md", "| --algorithm |"):
         for name in re.findall(r"`(\w+)`", names):
             own = name if objective == "the same" else objective.strip("`")
-            shown[name] = {"objective": own} | given_flags(shlex.split(filled.strip("`")))
+            shown[name] = {"objective": own} | parse_flags(shlex.split(filled.strip("`")))
     assert shown == {name: preset for name, preset in ALGORITHMS.items()
                      if preset != {"objective": name}}
 

@@ -132,7 +132,7 @@ def test_killed_rank_ends_the_job_and_the_resumed_job_is_bit_equal(how, home):
     stops = "train.py: process 0 stops because another process of this job has died"
     assert stops in said and "--resume" in said
     steps = [2, 3] if how == "ddp" else [2]      # a replica can save what it has, a shard cannot
-    assert [step for step, _ in checkpoints.whole(home / run)] == steps
+    assert [step for step, _ in checkpoints.list_checkpoints(home / run)] == steps
     assert len(os.listdir(home / run / "checkpoints")) == len(steps)
     torchrun(home, f"{flags} {run} --resume")
     assert differences(home / whole, home / run, 5) == []

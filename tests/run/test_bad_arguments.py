@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import models
 from plumbing.parallel import processes
-from session.arguments import ALGORITHMS, GONE, flags, parse
+from session.arguments import ALGORITHMS, flags, parse
 from tiny_run import read_json
 
 MODEL = "--model_name_or_path m"
@@ -39,8 +39,8 @@ OUT_OF_RANGE = {
     "known: ": """algorithm=nonsense advantage=nonsense scale_rewards=nonsense reduction=nonsense
         kl_estimator=nonsense old_logp=nonsense sampler_dtype=nonsense mismatch=nonsense
         mismatch_mask=nonsense lr_scheduler_type=nonsense""",
-    "invalid int": "steps=many steps=1.5",
-    "invalid float": "beta=x",
+    "is not an integer": "steps=many steps=1.5",
+    "is not a number": "beta=x",
     "true/false": "dynamic_sampling=perhaps",
     "at least 1e-06": "temperature=1e-39 temperature=0 temperature=-0.5",
     "between 0 and 4294967295": f"seed={2 ** 32}",
@@ -205,8 +205,6 @@ REFUSED = {
        for name in ("llama", "list", "broken")},
     **{f"--output_dir {name} --resume": f"{name} has no readable config.json"
        for name in ("llama", "list", "broken")},
-    **{f"--{name}": f"train.py: --{name} is gone: {GONE[name]}\n" for name in GONE},
-    "--use_cpu=1": f"train.py: --use_cpu is gone: {GONE['use_cpu']}\n",
 }
 
 

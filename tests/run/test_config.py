@@ -9,25 +9,28 @@ import yaml
 import train
 from plumbing.parallel import devices
 from session.arguments import parse
+from session.config import read_node
 from tiny_run import TINY, differences, read_json
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
 REFUSED = {
-    "steps: [1, 2]": "steps takes one value, not a list",
+    "steps: [1, 2]": "--steps [\"1\", \"2\"] is not an integer",
     "stepss: 3": "did you mean --steps",
     "steps: 3\nseed: 1\nsteps: 4": "line 3: steps stands twice",
-    "steps: many": "argument --steps: invalid int value: 'many'",
-    "steps: null": "steps is null",
-    "steps: {a: 1}": 'steps is {"a": 1}',
+    "steps: many": "--steps many is not an integer",
+    "steps: 1:30": "--steps 1:30 is not an integer",
+    "steps: null": "line 1: no value",
+    "steps:": "line 1: no value",
+    "steps: {a: 1}": '--steps {"a": 1} is not an integer',
+    "reward_weights: [1, x]": "--reward_weights x is not a number",
+    "bf16: maybe": "--bf16 maybe is not true/false, yes/no or 1/0",
     "- steps": "not a mapping",
     "": "not a mapping",
     "steps: [1": "line 1: expected",
     "resume: true": "resume can only be typed",
     "trust_run_code: true": "trust_run_code can only be typed",
-    "verifier: mine.py:reward": "names code that would be run: --verifier mine.py:reward",
-    "sampler: mine.py:Sampler": "names code that would be run: --sampler mine.py:Sampler",
     "epsilon: -1": "--epsilon",
 }
 
@@ -57,11 +60,37 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
     assert settings.bf16 is False and settings.config == "a.yaml"
 
 
-def test_code_in_a_file_runs_once_it_is_typed_or_trusted(workplace):
-    Path("mine.py").touch()                                  # a file that is missing is refused
-    Path("a.yaml").write_text("sampler: mine.py:Sampler", encoding="utf-8")
-    assert parse(["--config", "a.yaml", "--sampler", "mine.py:Sampler"]).sampler
-    assert parse(["--config", "a.yaml", "--trust_run_code"]).sampler
+@pytest.mark.parametrize("text, flag, value", [
+    ("stop: no", "stop", ["no"]), ("stop: [1.10, yes]", "stop", ["1.10", "yes"]),
+    ("system_prompt: no", "system_prompt", "no"), ("system_prompt: '~'", "system_prompt", "~"),
+    ("seed: 010", "seed", 10), ("chat_template: no", "chat_template", False),
+    ("reward_weights: [1, 1e-1]", "reward_weights", [1, 0.1]), ("stop: '\\n'", "stop", ["\n"]),
+    ("learning-rate: 1e-6", "learning_rate", 1e-6), ("verifier: math", "verifier", ["math"])])
+def test_a_value_is_text_that_is_read_as_on_the_command_line(text, flag, value, workplace):
+    Path("a.yaml").write_text(text, encoding="utf-8")
+    words = "--model_name_or_path x --dataset_name rows.jsonl --verifier exact math".split()
+    words = words[:4] if flag == "verifier" else words
+    found = getattr(parse(["--config", "a.yaml", *words]), flag)
+    assert found == value and type(found) is type(value)
+
+
+def test_a_mapping_keeps_the_types_of_json():
+    """`no` stays a text: only JSON's words are numbers and switches."""
+    node = yaml.compose("a: {b: false, c: [1, 1.5, null], d: no, e: 'false', f: 010}")
+    assert read_node(node) == {"a": {"b": False, "c": [1, 1.5, None], "d": "no", "e": "false",
+                                      "f": "010"}}
+
+
+def test_the_code_of_a_recipe_is_looked_for_beside_it(workplace, monkeypatch):
+    """And in the working directory first. It is run without another word."""
+    Path("sub").mkdir()
+    for place in ("sub/", ""):
+        Path(f"{place}mine.py").touch()
+        Path("sub/a.yaml").write_text("sampler: mine.py:Sampler", encoding="utf-8")
+        assert parse(["--config", "sub/a.yaml"]).sampler == f"{place}mine.py:Sampler"
+    monkeypatch.chdir(ROOT)
+    recipe = parse(["--config", "recipes/laptop-notes.yaml"])
+    assert recipe.verifier == ["recipes/notes.py:reward"]
 
 
 def test_a_run_is_repeated_by_its_own_config_json(run):
@@ -77,15 +106,15 @@ def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
     train.main(["--config", "a.yaml", "--output_dir", "run"])
     Path("b.yaml").write_text("steps: 2\n", encoding="utf-8")
     assert len(run("--config b.yaml --resume")) == 2
-    Path("b.yaml").write_text("steps: 3\nlearning_rate: 0.1\n", encoding="utf-8")
+    Path("b.yaml").write_text("steps: 3\nseed: 1\n", encoding="utf-8")
     said = run.refused("--config b.yaml --output_dir run --resume")
-    assert "learning_rate was 0.0004, now 0.1" in said
+    assert "seed was 0 in run, now 1" in said
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
     monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's recipe
-    given = parse(["--config", str(recipe)]).given
+    given = parse(["--config", str(recipe)]).explicit_flags
     text = recipe.read_text(encoding="utf-8")
     assert given.keys() == yaml.safe_load(text).keys() | {"config"}
     comment = [line for line in text.splitlines() if line.startswith("#")]
@@ -95,8 +124,9 @@ def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
 
 def test_the_laptops_recipe_is_the_default_run():
     recipe = ["--config", str(ROOT / "recipes/laptop.yaml")]
-    spelled, default = (vars(parse(argv)) for argv in (recipe, []))
-    assert all(spelled[name] == default[name] for name in default.keys() - {"given", "config"})
+    recipe, default = (vars(parse(argv)) for argv in (recipe, []))
+    names = default.keys() - {"explicit_flags", "config"}
+    assert all(recipe[name] == default[name] for name in names)
 
 
 def test_the_laptops_recipe_runs_shortened(run):

@@ -166,7 +166,7 @@ def apart(one, other):
         far = ((a - b).norm() / b.norm().clamp(min=1e-3)).item()
         if not far < (1e-4 if step == 0 else 5e-3):
             found.append(f"gradient of update {step + 1}: {far:.1e} apart")
-    trusted = read_json(one / "config.json")["arguments"]["old_logp"] == "sampler"
+    trusted = read_json(one / "config.json")["resolved"]["old_logp"] == "sampler"
     for a, b in zip(metrics(one), metrics(other), strict=True):
         for name in a.keys() | b.keys():
             x, y = a.get(name), b.get(name)

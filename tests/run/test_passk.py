@@ -55,7 +55,7 @@ def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
     lines = capsys.readouterr().out.splitlines()
     line, = [line for line in lines if line.startswith("settings of run: ")]
     for word in more.replace("--algorithm dapo", "").split():
-        assert word in line.split("; given here: ")[0]
+        assert word in line.split("; command line: ")[0]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_what_is_given_holds_and_is_printed(run, capsys):
     assert report["temperature"] == 0.7
     assert report["checkpoints"][0]["mean_length"][0] <= 3
     assert report["settings"] in capsys.readouterr().out
-    assert report["settings"] == ("settings of run: --min_terms 1 --max_terms 2; given here: "
+    assert report["settings"] == ("settings of run: --min_terms 1 --max_terms 2; command line: "
                                   "--temperature 0.7 --max_completion_length 3 --device cpu")
 
 
@@ -128,7 +128,7 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
                *"--n 4 --k 1 4 --problems 9 --device cpu".split()])
     report = read_json("runs/passk.json")
     printed = capsys.readouterr().out
-    assert "default settings, not those of a run; given here: --dataset_name" in printed
+    assert "default settings, not those of a run; command line: --dataset_name" in printed
     assert "1 of 10 prompts left out; " in printed and "has 60 tokens" in printed
     assert "pass@4" in printed and "after minus before" in printed
     before, after = report["checkpoints"]

@@ -4,6 +4,7 @@ python -m pytest tests/run/test_resume.py"""
 
 import errno
 import itertools
+import json
 import math
 import os
 import random
@@ -49,12 +50,10 @@ def test_resumed_run_equals_uninterrupted(more, killed, as_whole):
     killed(3, line)
     before = read_json("run/config.json")
     typed = flags(*line.split())
-    assert before["given"].keys() == {word[2:] for word in typed if word.startswith("--")}
+    assert before["settings"].keys() == {word[2:] for word in typed if word.startswith("--")}
     as_whole(more)
     assert sum(record["grad_norm"] for record in metrics("run")) > 0
-    after = read_json("run/config.json")
-    assert after["given"] == before["given"]
-    assert after["arguments"] == before["arguments"] | {"resume": True}
+    assert read_json("run/config.json") == before
 
 
 MOMENTS = {                                                  # the function with which each begins
@@ -85,7 +84,7 @@ def test_a_process_that_is_really_killed(moment, number, run, first, then, as_wh
     time.sleep(random.Random(number).uniform(0, 0.01))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    saved = [step for step, _ in checkpoints.whole(Path("run"))]
+    saved = [step for step, _ in checkpoints.list_checkpoints(Path("run"))]
     assert {*map(int, note.read_text(encoding="utf-8").split())} <= {*saved}
     as_whole()
 
@@ -101,15 +100,11 @@ def test_resumes_from_any_batch_and_any_number_of_times(killed, as_whole):
 
 
 def test_killed_before_the_first_checkpoint(killed, as_whole, capsys):
-    """It starts again, and its record is kept; also the second time."""
+    """It starts again; also the second time."""
     killed(2, "--steps 4")
-    before = [Path("run", name).read_bytes() for name in checkpoints.RECORDS]
     killed(1, "--resume")
     as_whole()
-    said = re.findall("no checkpoint yet: starts again at batch 1; the record so far is kept in "
-                      "run/(.*)\n", capsys.readouterr().out)
-    assert said == ["stopped-1", "stopped-2"]
-    assert [Path("run/stopped-1", name).read_bytes() for name in checkpoints.RECORDS] == before
+    assert capsys.readouterr().out.count("no checkpoint yet: starts again at batch 1\n") == 2
 
 
 def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, capsys):
@@ -119,7 +114,7 @@ def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, cap
     (partial / "model.safetensors").write_bytes(b"half")
     (partial / "config.json").write_text("{}", encoding="utf-8")
     as_whole()
-    assert f"ignoring an incomplete checkpoint: {partial}" in capsys.readouterr().out
+    assert f"removing an incomplete checkpoint: {partial}" in capsys.readouterr().out
     assert not partial.exists()
 
 
@@ -142,9 +137,8 @@ def test_a_finished_run_goes_on_for_more_steps(run, whole, capsys):
     run(f"{more} --steps 2")
     run(f"{more} --steps 4 --max_completion_length 5 --resume")      # the task's own
     assert differences(whole(*more.split()), "run", 4) == []
-    assert "from batch 3 on" not in capsys.readouterr().out, "the rate does not follow --steps"
-    other = run.refused("--steps 5 --lr_scheduler_type cosine --resume --output_dir run")
-    assert "lr_scheduler_type was 'constant_with_warmup', now 'cosine'" in other
+    out = capsys.readouterr().out
+    assert "steps 2 -> 4 from batch 3\n" in out and "learning rate of" not in out
 
 
 @pytest.mark.parametrize("kind, share", [
@@ -161,9 +155,7 @@ def test_an_extended_schedule_goes_on_as_that_of_a_run_of_all_steps_and_says_so(
     want = [0.001 * share(step / 8) for step in range(4, 8)]
     assert rates == pytest.approx(want)
     out = capsys.readouterr().out.splitlines()
-    line, = (line for line in out if line.startswith("--steps 4: from batch 3 on"))
-    assert f"of a schedule over 4 batches: {want[0]:.2e}, after 0.00e+00" in line
-    assert read_json("run/config.json")["arguments"]["steps"] == 4
+    assert f"learning rate of the next update: {want[0]:.2e}, was 0.00e+00" in out
 
 
 def test_finished_run_resumed_only_reports_again(run, capsys):
@@ -177,22 +169,73 @@ def test_finished_run_resumed_only_reports_again(run, capsys):
 
 # ------------------------------------------------------------------------------- other flags
 
-FLAGS = "--save_steps 2 --temperature 0.9 --stop ,, --algorithm sapo --reduction token-mean"
+CHANGED = {                                                  # flags: what is printed
+    "--learning_rate 1e-4": "learning_rate 0.0004 -> 0.0001",
+    "--weight_decay 50": "weight_decay 0 -> 50",
+    "--max_grad_norm 0.001": "max_grad_norm 1 -> 0.001",
+    "--epsilon 0.9": "epsilon 0.0003 -> 0.9",
+    "--lr_scheduler_type linear": "lr_scheduler_type cosine -> linear",
+    "--num_generations 2": "num_generations 4 -> 2",
+    "--algorithm grpo": "algorithm gspo -> grpo",
+    "--fp16": "fp16 false -> true",
+    "--beta 0.1": "beta 0 -> 0.1"}
 
 
-def test_a_flag_that_is_given_and_differs_is_refused_by_its_name_alone(killed, run):
-    killed(3, f"--steps 4 {FLAGS}")
-    for given, words in {
-            "--temperature 0.8": "temperature was 0.9, now 0.8",
-            "--seed 1": "seed was 0, now 1",
-            "--algorithm gspo": "algorithm was 'sapo', now 'gspo'",
-            "--steps 3": "steps was 4, now 3"}.items():
-        line = run.refused(f"--output_dir run --resume {given}")
-        assert f"with other flags: {words}; leave them out" in line
-    run("--resume --save_steps 1 --stop ,, --temperature 0.9")
-    kept = read_json("run/config.json")
-    assert kept["given"]["save_steps"] == kept["arguments"]["save_steps"] == 1
-    assert len(metrics("run")) == 4
+@pytest.mark.parametrize("line", CHANGED)
+def test_a_flag_typed_with_resume_holds_from_then_on(line, killed, run, whole, capsys):
+    """It is printed, written to config.json, and acts on the next batch, not on those before."""
+    killed(3, "--steps 4 --save_steps 2 --warmup_steps 0")
+    after = run(f"--resume {line}")
+    before = metrics(whole("--warmup_steps", "0"))
+    assert after[:2] == before[:2] and after[2:] != before[2:]
+    assert f"{CHANGED[line]} from batch 3\n" in capsys.readouterr().out
+    config = read_json("run/config.json")
+    name, *value = line.removeprefix("--").split()
+    change, = config["changes"]
+    assert change["from_batch"] == 3 and change[name][1] == config["resolved"][name]
+    assert config["settings"][name] == config["resolved"][name]
+    if name == "learning_rate":
+        assert [r["lr"] for r in after] == pytest.approx(
+            [r["lr"] / (1 if r["step"] < 3 else 4) for r in before])
+    assert run("--resume") == after and read_json("run/config.json") == config
+
+
+def test_an_edit_of_the_settings_holds(killed, run, capsys):
+    killed(3, "--steps 4 --save_steps 2")
+    config = read_json("run/config.json")
+    config["settings"]["learning_rate"] = "1e-4"             # text is read, too
+    Path("run/config.json").write_text(json.dumps(config), encoding="utf-8")
+    run("--resume")
+    assert "learning_rate 0.0004 -> 0.0001 from batch 3\n" in capsys.readouterr().out
+    group, = state("run", 4)["optimizer"]["param_groups"]
+    assert group["initial_lr"] == 1e-4 and state("run", 4)["schedule"]["base_lrs"] == [1e-4]
+
+
+def test_what_the_saved_state_depends_on_is_refused(run):
+    """By parse, by the training prompts, or by the critic; nothing changes."""
+    run("--steps 2")
+    for line, words in {
+            "--seed 1": "seed was 0 in run, now 1: the saved state depends on it",
+            "--hidden_size 64": "hidden_size was 32 in run, now 64",
+            "--prompts_per_step 8": "prompts_per_step was 4", "--optim adamw_torch": "optim was",
+            "--steps_per_generation 1": "steps_per_generation", "--use_peft": "use_peft was false",
+            "--num_iterations 2": "num_iterations", "--model_name_or_path x": "model_name_or_path",
+            "--min_terms 2": "the training prompts are not those of run/checkpoints/step_2",
+            "--algorithm ppo": "was trained without a critic, and --advantage gae needs one",
+            "--steps 1": "--steps 1: run/checkpoints/step_2 has more"}.items():
+        assert words in run.refused(f"--output_dir run --resume {line}")
+
+
+def test_a_run_of_the_format_before_is_resumed(killed, as_whole):
+    """Its config.json had `given` and `arguments`, its state.pt `origin`."""
+    killed(3, "--steps 4 --save_steps 2")
+    config = read_json("run/config.json")
+    old = {"arguments": config["resolved"] | {"resume": False}, "given": config["settings"]}
+    Path("run/config.json").write_text(json.dumps(old), encoding="utf-8")
+    kept = state("run", 2)
+    kept["origin"] = {"settings": {}, "data": {"training data": kept.pop("prompts")}}
+    torch.save(kept, "run/checkpoints/step_2/state.pt")
+    as_whole()
 
 
 # ------------------------------------------------------------------------------- signals
@@ -392,7 +435,7 @@ def test_the_plan_of_the_checkpoints(steps, every, saved, width, words):
     model = torch.nn.Linear(width, width, bias=False, device="meta")
     learner = SimpleNamespace(actor=model, features=SimpleNamespace(state_dict=dict))
     settings = SimpleNamespace(steps=steps, save_steps=every)
-    assert checkpoints.plan(settings, learner, saved and Path(saved)).endswith(words)
+    assert checkpoints.describe_plan(settings, learner, saved and Path(saved)).endswith(words)
 
 
 @pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
@@ -400,7 +443,7 @@ def test_old_checkpoints_are_pruned(keep, left, run, monkeypatch):
     monkeypatch.setattr(checkpoints, "KEEP", keep)
     run("--steps 4 --save_steps 1")
     assert sorted(os.listdir("run/checkpoints")) == [f"step_{step}" for step in left]
-    assert [step for step, _ in checkpoints.whole(Path("run"))] == left
+    assert [step for step, _ in checkpoints.list_checkpoints(Path("run"))] == left
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_is_named(run, first):

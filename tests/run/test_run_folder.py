@@ -1,13 +1,11 @@
-"""A run folder that was damaged, edited, or would be deleted: every changed byte of a checkpoint is
-noticed, --resume refuses in one line or says what it leaves out, nothing that a run reads is
-overwritten, and no code is run that nobody typed. python -m pytest tests/run/test_run_folder.py"""
+"""A run folder that was damaged, edited, or would be deleted: a missing file is named, --resume
+refuses in one line, nothing that a run reads is overwritten, and no code is run that nobody typed.
+python -m pytest tests/run/test_run_folder.py"""
 
 import json
 import os
-import random
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -15,15 +13,13 @@ import pytest
 
 import eval as evaluation
 import train
-from plumbing.model import checksums
-from session import checkpoints
 from session.arguments import flags
+from session.checkpoints import RECORDS, STATE
 from tiny_run import differences, jsonl, metrics, read_json, slow
 
 RESUME = "--output_dir run --resume"
 NEWEST = Path("run/checkpoints/step_3")
 PASSK = "passk --n 1 --problems 2 --device cpu --min_terms 1 --max_terms 2 --model_name_or_path "
-NEW = "--output_dir second --model_name_or_path "
 
 
 @pytest.fixture
@@ -36,126 +32,54 @@ def finished(run, workplace):
     return Path("run")
 
 
-def files():
-    return {path: path.read_bytes() for path in Path("run").rglob("*")
-            if path.is_file() and path.name != ".lock"}
-
-
-def edit(parts=("arguments", "given"), **changes):
-    """Change flags in config.json, where they are recorded and where they are given."""
+def edit(**changes):
+    """Change settings in config.json, the file that --resume reads."""
     file = Path("run/config.json")
     config = read_json(file)
-    for part in parts:
-        config[part] |= changes
+    config["settings"] |= changes
     file.write_text(json.dumps(config), encoding="utf-8")
 
 
-def flip(file, place, bits=1):
-    data = bytearray(Path(file).read_bytes())
-    data[place] ^= bits
-    Path(file).write_bytes(data)
+# ------------------------------------------------------------------------------- checkpoints
+
+MISSING = ("state.pt", "config.json", "model.safetensors", "tokenizer_config.json")
 
 
-def damage(file, how):
-    data = file.read_bytes() if file.exists() else b""
-    lines, middle = data.splitlines(keepends=True), len(data) // 2
-    if how == "removed":
-        file.unlink()
-    elif how == "edited":
-        flip(file, middle)
-    else:
-        file.write_bytes({"emptied": b"", "cut": data[:middle], "replaced": b"\xff\x00\n",
-                          "added": b"{}", "of one line": b"".join(lines[:1]),
-                          "of all lines but one": b"".join(lines[:-1])}[how])
+@pytest.mark.parametrize("name", MISSING)
+def test_a_checkpoint_that_lacks_a_file_is_incomplete_and_the_older_one_is_named(name, finished,
+                                                                                 run, whole):
+    (NEWEST / name).unlink()
+    words = f"{NEWEST} is incomplete: it lacks {name.replace('model', '*')}; "
+    assert words + "delete it to continue from run/checkpoints/step_2" in run.refused(RESUME)
+    shutil.rmtree("run/checkpoints/step_2")
+    assert words + "put that back, or start a new run" in run.refused(RESUME)
 
 
-# ------------------------------------------------------------------------------- a changed byte
-
-ADAPTER = "--use_peft --lora_r 2"
-
-
-@pytest.mark.parametrize("more", ["", slow(ADAPTER)])
-def test_every_changed_byte_is_noticed(more, run):
-    """Random changes, undone after each; every file is as likely as any other."""
-    run(f"--steps 3 --save_steps 1 {more}")
-    rng = random.Random(0)
-    for _ in range(40):
-        file = rng.choice(sorted(NEWEST.iterdir()))
-        change = rng.randrange(file.stat().st_size), rng.randrange(1, 256)
-        flip(file, *change)
-        damage = checksums.damaged(NEWEST)
-        assert any(file.name in line for line in damage) or damage and file.name == checksums.NAME
-        flip(file, *change)
-    assert checksums.damaged(NEWEST) == []
-
-
-def test_what_the_error_advises_goes_on_as_if_nothing_had_been(whole, run):
+def test_an_edited_checkpoint_and_what_the_error_advises(whole, run):
+    """A file that was added or edited is no damage; one that cannot be read says what to do."""
     run("--steps 4 --save_steps 1")
-    flip("run/checkpoints/step_4/state.pt", 5000)
-    err = run.refused(RESUME)
-    assert "state.pt is damaged" in err and "step_3 is sound" in err
-    shutil.rmtree("run/checkpoints/step_4")
+    last = Path("run/checkpoints/step_4")
+    (last / "notes.txt").write_text("mine", encoding="utf-8")
+    assert len(run("--resume")) == 4
+    (last / STATE).write_bytes((last / STATE).read_bytes()[:5000])
+    assert f"{last}/{STATE} cannot be read as plain data" in run.refused(RESUME)
+    shutil.rmtree(last)
     run("--resume")
     assert differences(whole(), "run", 4) == []
-    for step in (3, 4):
-        flip(f"run/checkpoints/step_{step}/model.safetensors", 5000)
-    assert "no other checkpoint in run/checkpoints is sound" in run.refused(RESUME)
 
 
-READERS = {RESUME: None, f"{PASSK} {NEWEST}": evaluation.main, f"{NEW} {NEWEST}": None}
-
-
-@pytest.mark.parametrize("name, how, words", [
-    ("generation_config.json", "edited", "generation_config.json is damaged"),
-    ("generation_config.json", "removed", "generation_config.json is missing"),
-    ("state.pt", "edited", "state.pt is damaged"),
-    (checksums.NAME, "emptied", "SHA256SUMS is damaged"),
-    (checksums.NAME, "of one line", "generation_config.json is not listed in SHA256SUMS"),
-    (checksums.NAME, "of all lines but one", "tokenizer_config.json is not listed in SHA256SUMS"),
-    ("added_tokens.json", "added", "added_tokens.json is not listed in SHA256SUMS")])
-def test_whoever_reads_a_checkpoint_names_its_damage(name, how, words, finished, run):
-    (NEWEST / ".DS_Store").write_text("", encoding="utf-8")                    # no damage
-    damage(NEWEST / name, how)
-    for line, main in READERS.items():
-        err = run.refused(line, main=main)
-        assert f"{NEWEST}: {words}" in err and "run/checkpoints/step_2 is sound" in err
-
-
-def test_a_folder_that_was_copied_without_its_state_begins_another_run(finished, run):
-    (NEWEST / checksums.STATE).unlink()
+def test_a_checkpoint_without_its_state_begins_another_run(finished, run):
+    (NEWEST / STATE).unlink()
     run(f"--model_name_or_path {NEWEST}", folder="second")
 
 
-@pytest.mark.parametrize("more", ["", slow(ADAPTER)])
-def test_the_sums_are_those_of_sha256sum_and_the_files_have_one_mode(more, run):
+@pytest.mark.parametrize("more", ["", slow("--use_peft --lora_r 2")])
+def test_the_files_of_a_checkpoint_have_one_mode(more, run):
     run(f"--steps 3 --save_steps 1 {more}")
     mask = os.umask(0)
     os.umask(mask)
     for folder in (NEWEST, next(Path("runs/cold_start").iterdir())):
         assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~mask}
-    subprocess.run(["sha256sum", "--check", "--quiet", "--strict", checksums.NAME], cwd=NEWEST,
-                   check=True)
-    lines = (NEWEST / checksums.NAME).read_text(encoding="utf-8").splitlines()
-    listed = {line.split("  ")[1] for line in lines}
-    assert listed == {file.name for file in NEWEST.iterdir()} - {checksums.NAME}
-
-
-def test_a_checkpoint_of_another_program_is_not_checked(finished, run):
-    shutil.copytree(NEWEST, "other",
-                    ignore=shutil.ignore_patterns(checksums.NAME, checksums.STATE))
-    assert checksums.damaged("other") == []
-    run("--model_name_or_path other", folder="second")
-
-
-# ------------------------------------------------------------------------------- checkpoints
-
-
-@pytest.mark.parametrize("name", ["state.pt", "config.json", checksums.NAME])
-def test_a_file_that_every_checkpoint_lacks_is_missed(name, finished, run):
-    for folder in finished.glob("checkpoints/*"):
-        (folder / name).unlink()
-    err = run.refused(RESUME)
-    assert f"{NEWEST}: {name} is missing" in err and "no other checkpoint" in err
 
 
 def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, run):
@@ -169,9 +93,6 @@ def test_a_folder_beside_the_checkpoints_is_none(finished, run):
     err = run.refused(f"{PASSK} run", main=evaluation.main)
     assert "its checkpoint is run/checkpoints/step_3" in err
     assert [record["step"] for record in run("--resume --steps 4")] == [1, 2, 3, 4]
-    Path("run/checkpoints/step_4/state.pt").write_bytes(b"")
-    err = run.refused(RESUME)
-    assert "state.pt is damaged" in err and f"{NEWEST} is sound" in err
 
 
 def test_a_run_saves_every_ten_batches_and_says_so(killed, run, capsys):
@@ -215,30 +136,12 @@ def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
     assert f"python train.py {typed} continues" in capsys.readouterr().out
     assert verifier in run.refused(RESUME)
     run("--resume --trust_run_code")
-    assert "trust_run_code" not in read_json("run/config.json")["given"]
+    assert "trust_run_code" not in read_json("run/config.json")["settings"]
     assert [record["step"] for record in run(f"{typed} --steps 3")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("parts", [("arguments", "given"), ("arguments",)], ids="+".join)
-@pytest.mark.parametrize("flag, was, now", [
-    ("learning_rate", 0.0004, 0.1), ("temperature", 1.0, 0.5), ("steps", 3, 2),
-    ("num_generations", 4, 2)])
-def test_settings_that_the_checkpoint_was_not_made_with_are_refused(flag, was, now, parts, finished,
-                                                                    run):
-    edit(parts, **{flag: now})
-    err = run.refused(RESUME)
-    assert f"{NEWEST} was made with other settings than those of now: " in err
-    assert f" now: {flag} was {was}, now {now}; " in err
-
-
-def test_a_run_with_a_flag_that_is_gone_is_refused(finished, run):
-    edit(["given"], use_cpu=True)
-    said = "--resume: run/config.json: --use_cpu is gone: write --device cpu"
-    assert said in run.refused(RESUME)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"arguments": 3}',
-                                  '{"arguments": {}, "given": []}', None], ids=repr)
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"resolved": 3}',
+                                  '{"resolved": {"steps": 1}, "settings": []}', None], ids=repr)
 def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
     config.unlink() if text is None else config.write_text(text, encoding="utf-8")
@@ -248,80 +151,26 @@ def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
 
 # ------------------------------------------------------------------------------- records, data
 
-@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2}', '{"step": 2, "rew', "3",
-                                 '{"step": [], "pass_rate": 1, "samples": 1, "tokens": 1}', "\xff"])
-def test_a_bad_line_costs_no_other(bad, finished, run, capsys):
-    """In each record."""
-    whole = {file: file.read_bytes() for file in map(finished.joinpath, checkpoints.RECORDS)}
-    for file, data in whole.items():
-        first, rest = data.split(b"\n", 1)
-        file.write_bytes(b"\n".join([first, bad.encode("latin-1"), rest]))
-    capsys.readouterr()
+@pytest.mark.parametrize("bad", ["", "null", '{"a": 1}', '{"step": 2, "rew', "3", "\xff"])
+def test_records_are_cut_at_the_batch_of_the_checkpoint(bad, finished, run):
+    """With a line that a kill has cut off, in each record."""
+    before = {file: file.read_bytes() for file in map(finished.joinpath, RECORDS)}
+    for file, data in before.items():
+        later = data.splitlines()[-1].replace(b'"step": 3', b'"step": 4')
+        file.write_bytes(data + later + b"\n" + bad.encode("latin-1"))
     run("--resume")
-    said = capsys.readouterr().out
-    for file, data in whole.items():
-        assert f"{file}: left out what is no whole record: line 2\n" in said
-        assert file.read_bytes() == data
+    assert {file: file.read_bytes() for file in before} == before
 
 
-OTHER = [                                                    # file, what it held, holds, the line
-    ("rows.jsonl", '"answer": "5"', '"answer": "6"', "training data"),
-    ("rows.jsonl", "1+4=", "4+9=", "training data"),
-    ("rows.jsonl", '"largest": 3', '"largest": 7', "training data"),
-    ("test.jsonl", '"8"', '"7"', "held-out data"),
-    ("template", "{prompt}", "0{prompt}", "prompt template")]
-
-
-def test_other_data_than_before_the_stop_are_refused(own, run):
-    jsonl("test.jsonl", [{"prompt": "9+9=", "answer": "8", "largest": 9}])
-    Path("template").write_text("{prompt}", encoding="utf-8")
-    line = (f"{own} --save_steps 1 --verifier exact --test_dataset_name test.jsonl "
-            "--prompt_template @template")
+def test_other_training_prompts_than_before_the_stop_are_refused(own, run):
+    line = f"{own} --save_steps 1 --verifier exact"
     run(f"{line} --steps 2")
-    for file, old, new, words in OTHER:
-        text = Path(file).read_text(encoding="utf-8")
-        assert old in text
-        Path(file).write_text(text.replace(old, new), encoding="utf-8")
-        err = run.refused(f"{line} --steps 3 {RESUME}")
-        words = f"the {words} are not those that run/checkpoints/step_2 was made with"
-        assert words in err, (file, new)
-        Path(file).write_text(text, encoding="utf-8")
-    assert len(run(f"{line} --steps 3 --resume")) == 3
-
-
-# ------------------------------------------------------------------------------- every file
-
-@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "replaced", "edited"])
-def test_every_file_of_a_run_folder_is_missed(how, finished, run, capsys):
-    """The newest checkpoint and config.json: refused, and nothing changes. Records: said, and the
-    run goes on, as it does without its summary."""
-    names = sorted(str(path.relative_to(finished)) for path in files())
-    assert len(names) == 7 + 7 + 5
-    for name in names:
-        if "step_2/" in name and how != "removed":           # not read: one way is enough
-            continue
-        if name == "config.json" and how == "edited":        # the tests above change its settings
-            continue
-        damage(finished / name, how)
-        if name == "config.json" or name.startswith("checkpoints/step_3"):
-            err, word = run.refused(RESUME), f"{Path(name).name} is "
-            word = "no readable config.json" if name == "config.json" else word
-            assert word in err or checksums.NAME in err and name.endswith(checksums.NAME), err
-            assert "run/checkpoints/step_" in err
-        else:
-            before = files()
-            capsys.readouterr()
-            run("--resume")
-            after = files()
-            if how != "edited":                              # which may change a number only
-                said = f"run/{name}: " in capsys.readouterr().out
-                broken = how in ("cut", "replaced")          # --save_tokens may be off
-                assert said == (name in checkpoints.RECORDS and (broken or name != "tokens.jsonl"))
-            rewritten = {name, "config.json", "summary.json"}
-            assert all(after[path] == data for path, data in before.items()
-                       if str(path.relative_to(finished)) not in rewritten)
-        shutil.rmtree("run")
-        shutil.copytree(Path.cwd().parent / "run-of-three", "run")
+    rows = Path("rows.jsonl").read_text(encoding="utf-8")
+    Path("rows.jsonl").write_text(rows.replace("1+4=", "4+9="), encoding="utf-8")
+    err = run.refused(f"{RESUME} --steps 3")
+    assert "the training prompts are not those of run/checkpoints/step_2: put them back" in err
+    Path("rows.jsonl").write_text(rows.replace('"answer": "5"', '"answer": "6"'), encoding="utf-8")
+    assert len(run("--resume --steps 3")) == 3               # a corrected answer is no other prompt
 
 
 # ------------------------------------------------------------------------------- what is read

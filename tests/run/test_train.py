@@ -20,7 +20,7 @@ from losses import OBJECTIVES
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
-from session.arguments import ALGORITHMS, flags
+from session.arguments import ALGORITHMS, CALL_FLAGS, flags
 from rollout import sample
 from tiny_run import TINY, differences, metrics, read_json
 
@@ -48,8 +48,8 @@ def test_script_from_prompt_to_summary(workplace, capfd):
     summary = read_json("runs/gspo/summary.json")
     assert summary["steps"] == 2 and summary["seconds"] > 0
     config = read_json("runs/gspo/config.json")
-    resolved = config["arguments"]
-    assert resolved.keys() == {f.name for f in flags()}
+    resolved = config["resolved"]
+    assert resolved.keys() == {f.name for f in flags()} - CALL_FLAGS
     assert resolved["epsilon"] == 3e-4 and resolved["max_completion_length"] == 5
     assert config["versions"]["torch"] == torch.__version__
 

@@ -78,8 +78,9 @@ def write_run(folder, groups, **arguments):
     folder.mkdir()
     arguments = {"algorithm": "gspo", "reduction": "sequence-mean", "epsilon": 3e-4,
                  "epsilon_high": 4e-4, "dual_clip": None,
-                 "off_policy_mask": None, "max_completion_length": 16, **arguments}
-    (folder / "config.json").write_text(json.dumps({"arguments": arguments}), encoding="utf-8")
+                 "off_policy_mask": None, "max_completion_length": 16, "steps": 1, **arguments}
+    config = {"settings": {}, "resolved": arguments}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
