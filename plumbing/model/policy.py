@@ -88,11 +88,7 @@ def read_checkpoint(name):
         if not any(Path(name).glob("*.safetensors")):
             raise ValueError("no .safetensors weights there; pickled weights are not read (they "
                              "can run code), convert them")
-    try:
-        policy, problems = read_model(name)
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:       # configs, quantizers and tokenizers raise errors of every kind
-        raise ValueError(describe(error)) from error
+    policy, problems = read_or_describe(read_model, name)
     if problems["missing_keys"]:
         lacking = ", ".join(sorted(problems["missing_keys"]))
         raise ValueError(f"its weights lack {lacking}, which would be random numbers")
@@ -104,10 +100,20 @@ def read_checkpoint(name):
         raise ValueError("its weights are quantized, which cannot be trained: save them in 16 or "
                          "32 bits first")
     policy = take_text_part(policy.float())
+    tokenizer = read_or_describe(AutoTokenizer.from_pretrained, name, trust_remote_code=False)
     check_tokenizer(policy, tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return policy, tokenizer
+
+
+def read_or_describe(read, name, **options):
+    """read(name, **options). Raises ValueError in place of the errors of every kind that configs,
+    quantizers and tokenizers raise."""
+    try:
+        return read(name, **options)
+    except Exception as error:
+        raise ValueError(describe(error)) from error
 
 
 def read_model(name):
