@@ -98,6 +98,7 @@ def texts(found):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     written = texts(measure())
     print(written["enumerated"])
