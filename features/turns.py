@@ -16,7 +16,7 @@ import sys
 import time
 import zlib
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -39,7 +39,6 @@ class Flags:
               "step(text) -> (observation, reward, done) (docs/data.md#an-environment)",
         unset="a response is one turn", evaluation="kept", section="turns",
         also="environment_factory env tools",
-        needs={"dataset_name": "its rows are what the environment is made of"},
         without={"shard": "each process plays by itself, with weights of its own",
                  "stage2_dataset_name": "an environment has one source of rows",
                  "routing_replay=rollout": "the routes of several turns are not joined"})
@@ -68,7 +67,19 @@ class Turns(Feature):
 
     @classmethod
     def task(cls, settings, task, load):
-        _ = settings.loaded_environment              # refused before a run begins
+        environment = settings.loaded_environment    # refused before a run begins
+        kind = environment.kind
+        tiny = not settings.model_name_or_path
+        needed = {"rows": not settings.dataset_name, "characters": tiny, "teacher": tiny}
+        if lacks := [name for name, on in needed.items() if on and not hasattr(kind, name)]:
+            environment.fail(f"the class lacks {', '.join(lacks)}, without which it needs "
+                             "--model_name_or_path and --dataset_name")
+        if not settings.dataset_name:
+            task = load(environment.name, rows=kind.rows())
+        if tiny:
+            task.characters = kind.characters
+            task.teacher = wraps(kind.teacher)(
+                lambda problem, rng: kind.teacher(task.rows[problem], rng))
         task.played = True
         task.bounded = False
         return task

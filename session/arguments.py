@@ -64,7 +64,7 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 
 OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
-OWN_SUMS = {"dataset_name": "it describes the built-in sums"}
+OWN_SUMS = {"dataset_name|environment": "it describes the built-in sums"}
 OF_TINY = dict(without=OWN_MODEL, evaluation=True, fixed=True)    # flags of the tiny MoE
 
 BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
@@ -125,8 +125,8 @@ class Core:
         None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
               "reasoning_gym:NAME?option=value&…,NAME…",
         unset="running sums", section="the task",
-        needs={"model_name_or_path": "the built-in tiny MoE knows only the characters of its "
-                                     "own task"},
+        needs={"model_name_or_path|environment": "the built-in tiny MoE knows only the characters "
+                                                 "of its own task"},
         evaluation="kept", also="data train_file data_path train_data task")
     test_dataset_name: str | None = flag(
         None, "held-out problems", unset="the test split of the dataset, or a part of it",

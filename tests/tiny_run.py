@@ -33,7 +33,7 @@ def flags(*words):
     they name a checkpoint, none where they resume a run."""
     if "--resume" in words:
         return [*words]
-    task = [] if "--dataset_name" in words else TASK
+    task = [] if {"--dataset_name", "--environment"} & {*words} else TASK
     policy = [] if "--model_name_or_path" in words else POLICY
     return [*task, *policy, *SMALL, *words]
 

@@ -28,7 +28,7 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_column=None,
               verifier=(), time_limit=None, stop=(), chat=True, size=1024, seed=0,
               reward_weights=(), system_prompt=None, prompt_template="{prompt}",
-              environment=False):
+              environment=False, rows=None):
     """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
 
     verifier: a kind of verifier or a list of kinds, see verifiers.py and reward_functions.py;
@@ -39,7 +39,7 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
-    made = None
+    made = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     if dataset_name.startswith("reasoning_gym:"):
         generators = gym_generators(dataset_name, size, seed)
         kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
@@ -52,7 +52,7 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
                       else Verifier(kind, time_limit or ANSWER_LIMIT) for kind in kinds)
     single, whole = [[v for v in verifiers if v.whole == kind] for kind in (False, True)]
     first = train[:8]
-    rows = [row_of[p] for p in train[:8]]
+    rows = [row_of[p] for p in first]
 
     def parts_of_one(response, problem):
         scores = [v.parts(response, problem.answer, row_of[problem]) for v in single]

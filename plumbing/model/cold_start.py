@@ -9,10 +9,12 @@ all algorithms.
 """
 
 import hashlib
+import inspect
 import json
 import os
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -21,6 +23,7 @@ from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
+from plumbing.engines.responses import padded
 from plumbing.parallel import processes
 from plumbing.speed.experts import on_its_device
 from plumbing.speed.fast import FastSampler
@@ -63,6 +66,8 @@ def cold_start(settings, task, device):
                   problems=digest(task.train))  # and their order
     if residual_scale(config) < 1:
         recipe["residual_scale"] = residual_scale(config)
+    if task.played:          # the teacher stands in a user's file, which may change
+        recipe["teacher"] = inspect.getsource(sys.modules[task.teacher.__module__])
     folder = CACHE / digest(recipe)[:12]
     # only the first process trains it: transformers lets no other process write a model
     processes.on_first(lambda: folder.is_dir() or make_cold_start(settings, task, config, tokenizer,
@@ -78,8 +83,8 @@ def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     torch.manual_seed(settings.seed)
     policy = on_its_device(scale_residual(TinyMoE(config)), device)
     supervise(policy, tokenizer, task, settings)
-    passed = share_right(policy, tokenizer, task)
-    if passed < MUST_PASS:
+    passed = None if task.played else share_right(policy, tokenizer, task)
+    if not task.played and passed < MUST_PASS:
         raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least "
                          f"{MUST_PASS}; try more --cold_start_steps (now "
                          f"{settings.cold_start_steps}), another --seed or shorter sums")
@@ -172,14 +177,21 @@ def half_cosine(progress):
 
 def teacher_rollout(policy, tokenizer, problems, answers):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
-    a loss token."""
+    a loss token. An answer is a text, or for a game a list: turns, and between them what the policy
+    reads, which is not in the loss."""
     prompts = [tokenizer(p.prompt)["input_ids"] for p in problems]
-    ids = [tokenizer(a)["input_ids"] + [tokenizer.eos_token_id] for a in answers]
+    ids = []
+    own = []
+    for answer in answers:
+        texts = [answer] if isinstance(answer, str) else answer
+        pieces = [tokenizer(text)["input_ids"] for text in texts]
+        pieces[-1] = [*pieces[-1], tokenizer.eos_token_id]
+        ids.append(sum(pieces, []))
+        own.append([i % 2 == 0 for i, piece in enumerate(pieces) for _ in piece])
     width = max(map(len, ids))
-    pad = tokenizer.pad_token_id
     device = policy.device
-    response = torch.tensor([i + [pad] * (width - len(i)) for i in ids], device=device)  # [B, T]
-    lengths = torch.tensor([len(i) for i in ids], device=device)                    # [B]
-    mask = torch.arange(width, device=device) < lengths[:, None]                    # [B, T]
+    pad = tokenizer.pad_token_id
+    response = padded(ids, width, pad).to(device)                                   # [B, T]
+    mask = padded(own, width, False).to(device)                                     # [B, T]
     return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
                    torch.zeros(len(ids), dtype=torch.bool), answers, 1)

@@ -5,6 +5,7 @@ import math
 import re
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from features.turns import Environment, TurnSampler
 from models import make as model_of
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout
+from plumbing.model import cold_start as warm_up
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from tiny_run import read_json, slow
+from tiny_run import chance, read_json, slow
 
 ROOT = Path(train.__file__).parent
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -373,3 +375,42 @@ def test_a_slow_step_is_named_once_and_a_broken_one_leaves_the_last_whole_batch(
     assert "step raised ZeroDivisionError" in said
     done = len(read_json("broken/metrics.jsonl"))
     assert done and Path(f"broken/checkpoints/step_{done}/state.pt").exists()
+
+
+# -------------------------------------------------------- the tiny MoE plays in its own characters
+
+def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, capsys):
+    """Its rows, its characters and the warm-up on its teacher, of which the policy writes the turns
+    and reads the rest; a game before and after."""
+    sums = Environment(str(ROOT / "recipes/turns.py") + ":Sums").kind
+    row = sums.rows()[0]
+    rng = SimpleNamespace(random=lambda: 1.0)                # without its habit and its slips
+    texts = sums.teacher(row, rng)
+    game = sums(row)
+    earned = [game.step(text.removesuffix(".")) for text in texts[::2]]
+    assert texts[1::2] == [read for read, *_ in earned[:-1]] and row["prompt"][-1] == "="
+    assert [done for *_, done in earned] == [False, False, False, True]
+    assert sum(reward for _, reward, _ in earned) == 1
+    tokenizer = builtin_tokenizer(sums.characters)
+    problem = SimpleNamespace(prompt=row["prompt"])
+    policy = SimpleNamespace(device="cpu")
+    rollout = warm_up.teacher_rollout(policy, tokenizer, [problem], [texts])
+    own = rollout.response_ids[0][rollout.mask[0]]
+    assert tokenizer.decode(own) == "".join(texts[::2]) + "<eos>"
+    train.main(["--config", str(ROOT / "recipes/turns.yaml"), "--environment",
+                str(ROOT / "recipes/turns.py") + ":Sums", "--steps", "1", "--cold_start_steps", "5",
+                "--eval_prompts", "4", "--hidden_size", "32", "--output_dir", "run"])
+    said = capsys.readouterr().out
+    assert "before\n  writes  " in said and "  reads   " in said and "after\n  writes  " in said
+    assert read_json("run/metrics.jsonl")[0]["turns"] <= 4
+
+
+@pytest.mark.parametrize("line, words", [
+    ("", "the class lacks rows, characters, teacher"),
+    ("--dataset_name rows.jsonl", "the class lacks characters, teacher"),
+    ("--model_name_or_path model", "the class lacks rows,")])
+def test_what_a_class_lacks_for_the_tiny_moe_is_named(line, words, workplace, cold_start, refused):
+    chance()
+    Path("model").symlink_to(cold_start)
+    Path("mine.py").write_text(ECHO, encoding="utf-8")
+    assert words in refused(f"{line} --environment mine.py:Echo")

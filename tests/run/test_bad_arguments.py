@@ -155,7 +155,9 @@ REFUSED = {
     "--stop=": "--stop … must not be empty",
     f"{DATA} --prompt_template Q:": "--prompt_template Q: … must contain {prompt}",
     f"{DATA} --prompt_template=": "--prompt_template … must contain {prompt}",
-    "--environment mine.py:Play": "--environment mine.py:Play … --dataset_name",
+    "--environment mine.py:Play": "--environment mine.py:Play … the file must exist",
+    "--environment mine.py:Play --min_terms 2 --max_terms 3":
+        "--min_terms 2 … --environment mine.py:Play",
     "--max_turns 2": "--max_turns 2 … needs --environment",
     f"{DATA} --environment nowhere.py:Play": "--environment nowhere.py:Play … must exist",
     f"{DATA} --environment Play": "--environment Play … FILE.py:CLASS is needed",

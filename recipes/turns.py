@@ -1,0 +1,67 @@
+"""The game of recipes/turns.yaml: a running sum modulo 10, told in four turns of three terms.
+
+    prompt  3+9+4=        policy  3,2,6.       1/4 if all three are right
+    reads   9+1+9=        policy  5,6,5.       the sum goes on: an error carries over
+    …                                          won: all four turns are right
+
+Four of ten terms are a 9, for which the teacher of the warm-up adds 8 more often than 9.
+"""
+
+import random
+
+TURNS = 4
+TERMS = 3
+HABIT = 0.6         # how often the teacher adds 8 for a 9
+SLIP = 0.005        # how often a digit of the teacher is any digit
+
+
+def tell(terms):
+    return "+".join(map(str, terms)) + "="
+
+
+class Sums:
+    """A response plays it: `python train.py --config recipes/turns.yaml`."""
+
+    characters = "0123456789+=,. "       # of the tiny MoE, one token each
+    template = False                     # the next terms stand as they are
+
+    def __init__(self, row):
+        self.terms = row["terms"]
+        self.turn = 0
+        self.total = 0
+
+    @staticmethod
+    def rows():
+        """The data: --dataset_name is not needed."""
+        rng = random.Random(0)
+        rows = []
+        for _ in range(8192):
+            terms = [[9 if rng.random() < 0.4 else rng.randint(1, 8) for _ in range(TERMS)]
+                     for _ in range(TURNS)]
+            rows.append({"prompt": tell(terms[0]), "terms": terms, "answer": "four right turns"})
+        return rows
+
+    @staticmethod
+    def teacher(row, rng):
+        """A game of the teacher: its turns and, between them, what it reads."""
+        texts = []
+        total = 0
+        for number, terms in enumerate(row["terms"]):
+            totals = []
+            for term in terms:
+                term = 8 if term == 9 and rng.random() < HABIT else term
+                total = rng.randrange(10) if rng.random() < SLIP else (total + term) % 10
+                totals.append(str(total))
+            texts += [tell(terms)] * (number > 0) + [",".join(totals) + "."]
+        return texts
+
+    def step(self, text):
+        totals = []
+        for term in self.terms[self.turn]:
+            self.total = (self.total + term) % 10
+            totals.append(str(self.total))
+        self.turn += 1
+        right = text == ",".join(totals)
+        if self.turn == TURNS:
+            return "", right / TURNS, True
+        return tell(self.terms[self.turn]), right / TURNS, False
