@@ -98,18 +98,18 @@ def parse_ask(argv):
                         "an environment, which you play, none)")
     parser.add_argument("--answer", help="the right answer: the run's reward function then "
                         "scores the responses")
-    own, rest = parser.parse_known_args(underscored(argv))
-    if own.n is not None and own.n < 1:
-        raise ValueError(f"ask: --n {own.n}: it must be at least 1")
-    own.model_name_or_path = [own.checkpoint]
-    settings = sampling_settings(own, rest, "ask")
-    own.n = own.n or (0 if getattr(settings, "environment", None) else 4)
-    return own, settings
+    options, rest = parser.parse_known_args(underscored(argv))
+    if options.n is not None and options.n < 1:
+        raise ValueError(f"ask: --n {options.n}: it must be at least 1")
+    options.model_name_or_path = [options.checkpoint]
+    settings = parse_settings(options, rest, "ask")
+    options.n = options.n or (0 if getattr(settings, "environment", None) else 4)
+    return options, settings
 
 
 def parse_passk(argv):
-    """(passk's own flags, train.py's Settings for the rest). own.line: the line that describes the
-    settings. Raises ValueError with one line."""
+    """(passk's own flags, train.py's Settings for the rest). options.line describes the settings.
+    Raises ValueError with one line."""
     parser = make_sampling_parser("passk")
     parser.add_argument("--model_name_or_path", nargs="+", default=[None], metavar="DIR_OR_HUB",
                         help="one checkpoint, or two to compare (default: the built-in model "
@@ -122,30 +122,31 @@ def parse_passk(argv):
                         help="largest number of held-out problems (default: 256)")
     parser.add_argument("--output", default="runs/passk.json",
                         help="file for the numbers (default: runs/passk.json)")
-    own, rest = parser.parse_known_args(underscored(argv))
-    own.k = own.k or [k for k in (1, 4, 16) if k <= own.n]
-    if own.n < 1 or own.problems < 1:
-        raise ValueError(f"--n {own.n}, --problems {own.problems}: they must be at least 1")
-    for k in own.k:
-        if not 1 <= k <= own.n:
-            raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {own.n} samples per problem")
-    if len(own.model_name_or_path) > 2:
-        raise ValueError(f"--model_name_or_path names {len(own.model_name_or_path)} checkpoints: "
-                         "give one, or two to compare")
-    return own, sampling_settings(own, rest, "passk")
+    options, rest = parser.parse_known_args(underscored(argv))
+    options.k = options.k or [k for k in (1, 4, 16) if k <= options.n]
+    if options.n < 1 or options.problems < 1:
+        raise ValueError(f"--n {options.n}, --problems {options.problems}: they must be at least 1")
+    for k in options.k:
+        if not 1 <= k <= options.n:
+            raise ValueError(f"k is {k}: pass@k needs 1 <= k <= n = {options.n} samples per "
+                             "problem")
+    if (count := len(options.model_name_or_path)) > 2:
+        raise ValueError(f"--model_name_or_path names {count} checkpoints: give one, or two to "
+                         "compare")
+    return options, parse_settings(options, rest, "passk")
 
 
-def sampling_settings(own, rest, command):
-    """The Settings with which the checkpoints own.model_name_or_path are sampled: those of their
-    run, and the flags `rest` of train.py. Sets own.line. Raises ValueError."""
-    first = own.model_name_or_path[0]
+def parse_settings(options, rest, command):
+    """The Settings for sampling from the checkpoints options.model_name_or_path: those of their
+    run, and the flags `rest` of train.py. Sets options.line. Raises ValueError."""
+    first = options.model_name_or_path[0]
     rest += ["--model_name_or_path", first] if first else []
     typed = parse_flags(rest)
     for f in flags():
         if f.name in typed and not f.metadata.get("evaluation"):
             raise ValueError(f"{command}: --{f.name} affects training only, not an evaluation")
-    run, kept = read_run_settings(own.model_name_or_path, typed, own.trust_run_code)
-    own.line = describe_settings(run, kept, typed)
+    run, kept = read_run_settings(options.model_name_or_path, typed, options.trust_run_code)
+    options.line = describe_settings(run, kept, typed)
     settings = parse(rest, kept)
     check_conditions(settings, flags(), "evaluation_needs")
     return settings
