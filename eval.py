@@ -31,6 +31,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from plumbing.data import tasks
+from plumbing.data.datafiles import Problem
 from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
@@ -103,7 +104,7 @@ def reward_scores(task, parts):
     limits = limits if task.bounded else None
     means = flat.double().nanmean(0).nan_to_num(nan=0.0).tolist()                  # K
     return {"reward": with_interval(rewards, limits), "reward_limits": limits,
-            "mean_rewards": rewards, "reward_parts": dict(zip(task.part_names, means))}
+            "mean_rewards": rewards, "reward_parts": dict(zip(task.component_names, means))}
 
 
 def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, progress=None):
@@ -128,11 +129,11 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
         asked = problems[part]
         prompts = task.encode(sampler.tokenizer, asked, settings.chat_template,
                               settings.max_prompt_length)
-        played = {"rows": [task.rows[p] for p in asked]} if task.played else {}
+        played = {"rows": [p.row for p in asked]} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature, **played)
-        judged = task.judge(rollout.texts, asked, rollout.token_lists(), rollout.games)   # [B, K]
-        columns = (rollout.texts, judged[:, 0].tolist(), judged.tolist(),
+        scores = task.reward_components(rollout.texts, asked, rollout.token_lists(), rollout.games)
+        columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
                    rollout.games or [None] * len(rollout.texts))
         for rows, values in zip(answers.values(), columns):
@@ -165,7 +166,7 @@ def passk(asked):
     own, settings = asked
     logging.disable_progress_bar()
     print(own.line)
-    task = tasks.of_run(settings)
+    task = tasks.prepare_task(settings)
     device = torch.device(kind_of(settings))
     report = {"dataset": task.name, "settings": own.line, "n": own.n,
               "temperature": settings.temperature, "seed": settings.seed, "checkpoints": []}
@@ -173,7 +174,7 @@ def passk(asked):
     for name in own.model_name_or_path:
         policy, tokenizer = load_policy(settings, task, device, name)
         say(name_ends(policy, tokenizer))
-        say(task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length))
+        say(task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length))
         problems = task.test[:own.problems]
         answers = evaluate(settings, make_sampler(settings, policy, tokenizer, task), task,
                            problems, own.n, settings.temperature, settings.seed, progress=str(name))
@@ -204,12 +205,11 @@ def ask(asked):
     own, settings = asked
     logging.disable_progress_bar()
     print(own.line)
-    task = tasks.of_run(settings)
+    task = tasks.prepare_task(settings)
     prompt = own.prompt.replace("\\n", "\n")
     if task.one_width:                                       # the built-in task's fixed width
         prompt = prompt.ljust(len(task.test[0].prompt))
-    problem = task.test[0]._replace(prompt=prompt, answer=own.answer or "", earlier=None)
-    task.rows[problem] = {}
+    problem = Problem(prompt, own.answer or "")
     if task.played and not sys.stdin.isatty():
         raise ValueError("ask: with an environment you play its part, which needs a terminal")
     policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)

@@ -191,14 +191,15 @@ def sample(settings, learner, task, problems, step, attempt=0):
     T = task.max_completion_length
     generator = generator_for(settings.seed, step, attempt + 1)
     uniforms = torch.rand(B, T, generator=generator)                                # [B, T]
-    played = {"rows": [task.rows[p] for p in problems]} if task.played else {}
+    played = {"rows": [p.row for p in problems]} if task.played else {}
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 
 
 def reward(learner, rollout, problems):
-    """The rewards of the responses in parts, one per verifier: [B, K]."""
-    parts = learner.judge(rollout.texts, problems, rollout.token_lists(), rollout.games)
-    return parts.to(rollout.mask.device)
+    """The rewards of the responses, by component: [B, K]."""
+    components = learner.reward_components(rollout.texts, problems, rollout.token_lists(),
+                                           rollout.games)                           # [B, K]
+    return components.to(rollout.mask.device)
 
 
 def mini_batches(settings, task, batch, step):
@@ -309,7 +310,7 @@ def run_script(settings, task=None):
 def run_on(device, settings, task):
     """One run on this process's device. settings, task: as for run_script."""
     began = time.perf_counter()
-    task = tasks.of_run(settings, task)
+    task = tasks.prepare_task(settings, task)
     with run.run_folder(settings) as folder:
         saved = None
         if settings.resume:
@@ -318,7 +319,7 @@ def run_on(device, settings, task):
         policy, tokenizer = trained_policy(settings, task, device, saved)
         screen.say(name_ends(policy, tokenizer))
         screen.say(screen.describe_unused_flags(settings, task, tokenizer))
-        screen.say(task.keep_what_fits(tokenizer, settings.chat_template,
+        screen.say(task.filter_prompts(tokenizer, settings.chat_template,
                                        settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}

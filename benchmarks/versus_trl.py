@@ -222,7 +222,7 @@ def prepare(case):
         task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)
     else:
         settings = parse(flags)
-        task = tasks.from_arguments(settings)
+        task = tasks.make_task(settings)
     if case.model == "cold_start":
         for part in cold_start(settings, task, torch.device(case.device)):
             part.save_pretrained(folder)

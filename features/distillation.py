@@ -15,7 +15,7 @@ mean something else.
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -167,7 +167,7 @@ def check_hints(settings, task, tokenizer, most):
     most --max_completion_length tokens."""
     sibling = settings.self_distillation == "sibling"
     some = task.train[:1] if most is None else task.train
-    problems = [problem._replace(answer="") if sibling else problem for problem in some]
+    problems = [replace(problem, answer="") if sibling else problem for problem in some]
     longest = max(len(hinted_prompt(settings, task, tokenizer, problem)) for problem in problems)
     check_room(most, longest + sibling * task.max_completion_length, task.max_completion_length)
 
@@ -205,7 +205,7 @@ def hinted(settings, task, tokenizer, batch):
         texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
                  for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]
-    prompts = [hinted_prompt(settings, task, tokenizer, problem._replace(answer=answer))
+    prompts = [hinted_prompt(settings, task, tokenizer, replace(problem, answer=answer))
                for problem, answer in zip(batch.problems, answers)]
     return batch.rollout.after(prompts, tokenizer)
 
@@ -214,5 +214,6 @@ def hinted_prompt(settings, task, tokenizer, problem):
     """Token ids of a prompt that contains its answer, of any length: see check_hints."""
     parts = {"answer": problem.answer, "prompt": problem.prompt}
     text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], settings.hint_template)
-    return encode_prompt(tokenizer, problem._replace(prompt=text), settings.chat_template,
-                         sys.maxsize, task.system_prompt, task.prompt_template)
+    return encode_prompt(tokenizer, replace(problem, prompt=text), settings.chat_template,
+                         sys.maxsize, task.system_prompt, task.prompt_template,
+                         task.chat_template_kwargs)

@@ -188,6 +188,6 @@ def flag(default, help, **words):
     takes_memory     the condition under which it is told to lower this value
     read             the function that reads its text, if that is not the type
     """
-    several = isinstance(default, list)
+    several = isinstance(default, (list, dict))
     default = {"default_factory": default.copy} if several else {"default": default}
     return field(**default, metadata={"help": help, **words})

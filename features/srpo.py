@@ -145,10 +145,10 @@ class Stages(PromptStream):
 def join(first, second):
     """Join two tasks into one task with two sources.
 
-    The parts of the rewards are joined by their place, because a response is right if its first
-    part is 1, whatever that part is called: a generator's own score and a file's `exact` are both
-    the first. A source that has fewer parts has NaN for the others. Held-out problems of the two
-    sources alternate, so that an evaluation of the first few has both.
+    The components of the rewards are joined by their position, because a response is right if its
+    first component is 1, whatever its name: a generator's own score and a file's `exact` are both
+    the first. A source that has fewer components has NaN for the others. Held-out problems of the
+    two sources alternate, so that an evaluation of the first few has both.
     """
     if first.chat != second.chat:
         raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "
@@ -160,35 +160,35 @@ def join(first, second):
         raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
                          "not in the other's test split")
     theirs = set(second.train + second.test)
-    pairs = itertools.zip_longest(first.part_names, second.part_names)
+    pairs = itertools.zip_longest(first.component_names, second.component_names)
     names = [" or ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
 
     def verify(response, problem):
-        return both.total(both.judge([response], [problem])).item()
+        return both.total(both.reward_components([response], [problem])).item()
 
-    def parts(texts, problems, ids):
+    def components(texts, problems, ids):
         merged = [None] * len(texts)
         for task in (first, second):
             own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
             if own:
                 some = [texts[i] for i in own], [problems[i] for i in own]
-                judged = task.parts(*some, ids and [ids[i] for i in own])
-                for i, row in zip(own, judged):
-                    values = [row.get(name, 0.0) for name in task.part_names]
+                scores = task.components(*some, ids and [ids[i] for i in own])
+                for i, score in zip(own, scores):
+                    values = [score.get(name, 0.0) for name in task.component_names]
                     merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
         return merged
 
-    def trial(tokenizer):
-        first.trial(tokenizer)
-        second.trial(tokenizer)
+    def try_functions(tokenizer):
+        return [*first.try_functions(tokenizer), *second.try_functions(tokenizer)]
     alternating = itertools.zip_longest(first.test, second.test)
     test = [problem for pair in alternating for problem in pair if problem is not None]
     both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
                 verify, tuple(dict.fromkeys(first.stop + second.stop)), first.chat,
                 sizes=tuple(map(len, sources)),
-                notes=list(dict.fromkeys(first.notes + second.notes)), parts=parts, names=names,
-                verifiers=first.verifiers + second.verifiers, reward_weights=first.reward_weights,
-                bounded=first.bounded and second.bounded, rows=first.rows | second.rows,
-                trial=trial, system_prompt=first.system_prompt,
-                prompt_template=first.prompt_template)
+                notes=list(dict.fromkeys(first.notes + second.notes)), components=components,
+                names=names, reward_functions=first.reward_functions + second.reward_functions,
+                reward_weights=first.reward_weights,
+                bounded=first.bounded and second.bounded, try_functions=try_functions,
+                system_prompt=first.system_prompt, prompt_template=first.prompt_template,
+                chat_template_kwargs=first.chat_template_kwargs)
     return both

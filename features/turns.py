@@ -25,7 +25,7 @@ import torch
 
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, refuse
-from plumbing.data.reward_functions import load_here
+from plumbing.data.batch_rewards import load_in_this_process
 from plumbing.engines.wrapper import Wrapper
 
 SLOW = 10            # seconds of a step from which on the first one is named
@@ -79,7 +79,7 @@ class Turns(Feature):
         if tiny:
             task.characters = kind.characters
             task.teacher = wraps(kind.teacher)(
-                lambda problem, rng: kind.teacher(task.rows[problem], rng))
+                lambda problem, rng: kind.teacher(problem.row, rng))
         task.played = True
         task.bounded = False
         return task
@@ -87,7 +87,7 @@ class Turns(Feature):
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
         return TurnSampler(sampler, settings.loaded_environment, settings.max_turns,
-                           settings.chat_template)
+                           settings.chat_template, settings.chat_template_kwargs)
 
     def __init__(self, run):
         self.weight = [*run.task.reward_weights, 1.0][0]     # of the return
@@ -121,7 +121,7 @@ class Environment:
         if path.suffix != ".py" or not path.is_file():
             self.fail("FILE.py:CLASS is needed, and the file must exist")
         try:
-            self.kind = load_here(name)
+            self.kind = load_in_this_process(name)
             self.seeded = "seed" in inspect.signature(self.kind).parameters
             inspect.signature(self.kind).bind({}, **{"seed": 0} if self.seeded else {})
             inspect.signature(self.kind.step).bind(None, "text")
@@ -216,7 +216,7 @@ class Response:
 class TurnSampler(Wrapper):
     """Samples responses of several turns, each turn by the sampler inside."""
 
-    def __init__(self, sampler, environment, max_turns, chat_template):
+    def __init__(self, sampler, environment, max_turns, chat_template, variables=None):
         super().__init__(sampler)
         rollout = import_module("rollout")           # transformers: --help does not wait for it
         self.environment = environment
@@ -227,7 +227,7 @@ class TurnSampler(Wrapper):
         if environment.template and chat_template and self.tokenizer.chat_template:
             try:
                 self.between = import_module("plumbing.model.chat").read_turns(
-                    self.tokenizer, environment.role)
+                    self.tokenizer, environment.role, **variables or {})
             except ValueError as error:
                 environment.fail(f"{error}; template = False in the class inserts observations as "
                                  "they stand")

@@ -44,10 +44,10 @@ def main(argv):
             raise ValueError("a few supervised steps need --output_dir, a folder for the "
                              "checkpoint, and --dataset_name")
         checked_name(settings)                               # no run is written over
-        task = tasks.of_run(settings)
+        task = tasks.prepare_task(settings)
         policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)))
         policy.requires_grad_()                              # merged adapters come frozen
-        task.keep_what_fits(tokenizer, settings.chat_template, settings.max_prompt_length)
+        task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length)
         options = TrainingArguments(
             settings.output_dir, max_steps=settings.steps, seed=settings.seed,
             per_device_train_batch_size=settings.prompts_per_step,

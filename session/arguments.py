@@ -71,6 +71,15 @@ BITSANDBYTES = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit",
                 "paged_adamw_32bit": "PagedAdamW32bit"}      # --optim: class in bitsandbytes.optim
 
 
+def read_object(value):
+    """The text of a JSON object, or a mapping of a file, as a dict. Raises ValueError for any other
+    text."""
+    value = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
 @dataclass(frozen=True)
 class Core:
     """The flags of the core, and what follows from them."""
@@ -149,9 +158,14 @@ class Core:
                                        unset="1 each", needs=OWN_DATA, evaluation="kept")
     chat_template: bool = flag(True, "use the tokenizer's chat template if it has one",
                                evaluation="kept")
+    chat_template_kwargs: dict = flag(
+        {}, "variables of the chat template as a JSON object: '{\"enable_thinking\": false}'",
+        unset="none", needs=OWN_DATA, without="chat_template=False", evaluation="kept",
+        read=read_object)
     system_prompt: str | None = flag(
-        None, "system message before every prompt, or @FILE; without a chat template its text is "
-              "put above the prompt", unset="none", needs=OWN_DATA, evaluation="kept")
+        None, "system message before every prompt that has none of its own, or @FILE; without a "
+              "chat template its text is put above the prompt", unset="none", needs=OWN_DATA,
+        evaluation="kept")
     prompt_template: str | None = flag(None, "text around every prompt, or @FILE, with {prompt} "
                                        "where the prompt goes: instructions, worked examples",
                                        unset="the prompt alone", needs=OWN_DATA,
@@ -359,7 +373,7 @@ CALL_FLAGS = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir
 BOOLEANS = {"true": True, "yes": True, "t": True, "y": True, "1": True,
             "false": False, "no": False, "f": False, "n": False, "0": False}
 TYPES = {int: "an integer", float: "a number", bool: "true/false, yes/no or 1/0",
-         str: "one text"}
+         str: "one text", dict: 'a JSON object like {"enable_thinking": false}'}
 
 
 # ------------------------------------------------------------------------------------- the layers
@@ -541,6 +555,8 @@ def format_value(value):
     """A value as it is typed on a command line."""
     if isinstance(value, list):
         return " ".join(map(format_value, value))
+    if isinstance(value, dict):
+        return shlex.quote(json.dumps(value))
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if isinstance(value, float) and float(f"{value:g}") == value:
         text = f"{value:g}"
@@ -631,7 +647,7 @@ def add_flag(section, f):
         options["nargs"] = "+"
     if "choices" in f.metadata:
         options["help"] += f"; choices: {', '.join(f.metadata['choices'])}"
-    default_text = f.metadata.get("unset") if default in (None, []) else default
+    default_text = f.metadata.get("unset") if default in (None, [], {}) else default
     if default_text is not None and default_text is not False:
         for kind_of_policy, values in (("for a checkpoint", CHECKPOINT_DEFAULTS),
                                        (f"with more than {SHALLOW} layers", DEEP_DEFAULTS)):

@@ -18,6 +18,7 @@ from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
 from features import FEATURES
 from features.feature import Feature, refuse
 from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
+from plumbing.data.task import RESERVED
 from plumbing.parallel.devices import kind_of
 
 
@@ -45,11 +46,11 @@ def check_values(settings, flags):
             continue
         if "choices" in limits:
             check_choice(settings, f.name, limits["choices"])
-        if value < limits.get("at_least", value):
+        if "at_least" in limits and value < limits["at_least"]:
             refuse(settings, f.name, f"is not at least {limits['at_least']}")
         if "above" in limits and value <= limits["above"]:
             refuse(settings, f.name, f"is not above {limits['above']}")
-        if value > limits.get("at_most", value):
+        if "at_most" in limits and value > limits["at_most"]:
             refuse(settings, f.name, f"is not between 0 and {limits['at_most']}")
     where = f"--algorithm {settings.algorithm}: objective"
     cap = OBJECTIVES[validate_choice(where, settings.objective, OBJECTIVES)].kind.widest
@@ -144,6 +145,9 @@ def check_combinations(settings):
          "multiplies every reward by the same number, and "
          f"--scale_rewards {settings.scale_rewards} divides by it again: leave it out"),
         ("stop", "" in settings.stop, "must not be empty: give the text that ends a response"),
+        ("chat_template_kwargs", RESERVED & settings.chat_template_kwargs.keys(),
+         "names an argument of apply_chat_template that train.py sets; give variables of the "
+         "template"),
         ("columns", len(settings.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
         ("columns",

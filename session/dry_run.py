@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from plumbing.data.task import shown
+from plumbing.data.task import describe_prompt
 from session import memory, screen
 from session.metrics import NEVER_RIGHT, rollout_metrics
 
@@ -65,12 +65,12 @@ def transcript(batch, tokenizer, task, advantage):
     rollout = batch.rollout
     problem = batch.problems[0]
     ids = rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()
-    parts = dict(zip(task.part_names, batch.parts[0].tolist()))
+    parts = dict(zip(task.component_names, batch.parts[0].tolist()))
     named = ", ".join(f"{name} {value:g}" for name, value in parts.items())
     record = rollout_metrics(batch, task, advantage)
     length = int(rollout.mask[0].sum())
     cut = ", cut off at --max_completion_length" if rollout.truncated[0] else ""
-    lines = [shown(tokenizer, ids).replace("first prompt", "prompt", 1),
+    lines = [describe_prompt(tokenizer, ids).replace("first prompt", "prompt", 1),
              f"response, {length} tokens{cut}: {rollout.texts[0]!r}",
              *screen.turns(rollout.games and rollout.games[0]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"

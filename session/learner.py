@@ -29,7 +29,7 @@ class Learner:
     actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
     tokenizer: object
     sampler: object              # sampler.sample(prompts, G) -> Rollout
-    judge: object                # Task.judge: responses -> the rewards in parts [B, K]
+    reward_components: object    # Task.reward_components: responses -> [B, K]
     response_logp: object        # response_logp(rollout) -> Scores; wrapped by DDP or FSDP2
     optimizer: torch.optim.Optimizer
     schedule: object
@@ -103,15 +103,15 @@ def make_learner(settings, task, policy, tokenizer, device):
     run = Run(settings, task, tokenizer, device, actor, PromptStream(task.sizes, settings.seed))
     features = Features(feature(run) for feature in settings.features)
     sampler = make_sampler(settings, policy, tokenizer, task, training=True)
-    judge = task.judge
+    reward_components = task.reward_components
     world = processes.world()
     if world > 1:
         sampler = SharedSampler(sampler, actor)
-        judge = processes.divided(judge)
+        reward_components = processes.divided(reward_components)
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)
     return Learner(
-        settings, actor, tokenizer, sampler, judge, wrapped, optimizer,
+        settings, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
         schedule=make_schedule(settings, optimizer, features.head_start),
         stream=run.stream, features=features, world=world,
         needs_old_entropy=features.needs_old_entropy or "entropy" in reads,

@@ -45,7 +45,7 @@ def rollout_metrics(batch, task, advantage):
                   for part, (rollout, _) in zip(rounds, sampled)]
         live = torch.cat(signal).float().mean().item()
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(unbiased=False).item(),
-            "reward_parts": dict(zip([*task.part_names, *batch.added], means)),
+            "reward_parts": dict(zip([*task.component_names, *batch.added], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": mean_of(1 / lengths, lengths > 0),

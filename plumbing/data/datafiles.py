@@ -1,4 +1,4 @@
-"""Data files: a file, a hub dataset or a problem generator -> checked (prompt, answer, where).
+"""Data files: a file, a hub dataset or a problem generator -> a list of checked Problems.
 
 All rows are checked before training begins. Every error is one line that names the file and the
 line or row. Unicode and control characters are kept. This file does not depend on tasks, models or
@@ -14,90 +14,109 @@ import json
 import math
 import re
 import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import NamedTuple
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
 
 
-class Problem(NamedTuple):
+@dataclass(frozen=True)
+class Problem:
     prompt: str                  # of a conversation, its last message
-    answer: str
+    answer: str                  # the reference answer, as it stands in the data
     where: str = ""              # file and line, for error messages
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
+    row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
 
 
-def load_problems(name, test_name, prompt_column, answer_column, made=None):
-    """(train, test, {problem: its row}, notes) from a data file or a hub id; made: rows in place of
-    these, as read_rows gives them.
+def load_problems(name, test_name=None, prompt_column=None, answer_column=None, generated=None,
+                  environment=False):
+    """(train, test, notes) from a data file or a hub id: two lists of Problem, and messages for the
+    user. generated: rows to use instead of these, as read_rows returns them.
 
-    Columns: prompt, question or problem; answer or solution; or the columns named by the arguments.
-    Numbers become text. If an answer contains `####`, only the text after it is used (gsm8k). If a
-    prompt occurs in several rows, only the first row is kept.
+    Columns: prompt, question or problem; answer or solution; or the columns named by the arguments,
+    where `a.b` is the entry b of the object in column a. Numbers become text. A row that repeats an
+    earlier one is left out (of a generator, one that repeats a prompt). Rows with the same
+    prompt and other columns are problems of their own.
 
     Test split: test_name, or else the hub's own (test or validation); its prompts are removed from
     the train split. Without either, the test split is the tenth of the prompts with the smallest
-    CRC-32, at least 1 and at most 512 of them. A single problem is in both splits. Raises
-    ValueError or FileNotFoundError that names the file and the line.
+    CRC-32, at least 1 and at most 512 of them. A single prompt is in both splits.
+
+    environment: the rows are played by an environment. They need no answer, and the split is by
+    row, because all of them may have the same prompt.
+
+    Raises ValueError or FileNotFoundError that names the file and the line.
     """
-    rows, own_test = file_or_hub_rows(name) if made is None else (made, [])
+    rows, test_rows = read_file_or_hub(name) if generated is None else (generated, [])
     if test_name:
-        train_rows, test_rows = file_or_hub_rows(test_name)
-        own_test = test_rows or train_rows
-    train = problems_of(rows, name, prompt_column, answer_column)
-    test = {}
-    if own_test or test_name:
-        test = problems_of(own_test, test_name or name, prompt_column, answer_column)
+        first, second = read_file_or_hub(test_name)
+        test_rows = second or first
+    columns = prompt_column, answer_column, not environment
+    train = to_problems(rows, name, *columns)
+    test = to_problems(test_rows, test_name or name, *columns) if test_rows or test_name else []
+    total = len(train) + len(test)
+    same_row = row_key if environment or generated is None else prompt_key
+    train = list({same_row(p): p for p in reversed(train)}.values())[::-1]     # the first of each
+    test = list({same_row(p): p for p in reversed(test)}.values())[::-1]
+    same = row_key if environment else prompt_key
+    held_out = set(map(same, test))
+    train = [p for p in train if same(p) not in held_out]
     notes = []
-    total = len(rows) + len(own_test)
-    train = {prompt: pair for prompt, pair in train.items() if prompt not in test}
     if len(train) + len(test) < total:
         left_out = total - len(train) - len(test)
-        notes.append(f"{left_out} of {total} rows left out: their prompt came before or is in the "
-                     "test split")
+        notes.append(f"{left_out} of {total} rows left out: they repeat an earlier row, or their "
+                     "prompt is in the test split")
     if not train:
         raise ValueError(f"{name}: nothing to train on: every prompt is in the test split too")
-    if not test and len(train) == 1:
+    repeated = sum(n - 1 for n in Counter(map(prompt_key, train)).values())
+    if repeated and not environment:
+        notes.append(f"{repeated} rows have the prompt of another row but differ in other columns: "
+                     "each is a problem of its own")
+    keys = sorted(set(map(same, train)), key=lambda key: (zlib.crc32(key.encode()), key))
+    if not test and len(keys) == 1:
         test = train
-        notes.append("there is only one problem, so it is the test split too: the score says "
-                     "nothing about other problems")
+        notes.append("there is only one prompt, so it is in the test split too: the score says "
+                     "nothing about other prompts")
     elif not test:
-        by_hash = sorted(train, key=lambda prompt: (zlib.crc32(prompt.encode()), prompt))
-        held_out = set(by_hash[:min(512, max(1, len(train) // 10))])
-        test = {prompt: pair for prompt, pair in train.items() if prompt in held_out}
-        train = {prompt: pair for prompt, pair in train.items() if prompt not in held_out}
-        notes.append(f"no test split: held out {len(test)} problem(s), those whose prompts have "
-                     "the smallest CRC-32")
-    pairs = [*train.values(), *test.values()]
-    return [p for p, _ in train.values()], [p for p, _ in test.values()], dict(pairs), notes
+        held_out = set(keys[:min(512, max(1, len(keys) // 10))])
+        test = [p for p in train if same(p) in held_out]
+        train = [p for p in train if same(p) not in held_out]
+        notes.append(f"no test split: held out {len(test)} problem(s), those whose "
+                     f"{'rows' if environment else 'prompts'} have the smallest CRC-32")
+    return train, test, notes
 
 
-def problems_of(rows, source, prompt_column, answer_column):
-    """{prompt: (Problem, row)}, with the first row of each prompt. A conversation is all of its
-    messages as JSON."""
-    problems = {}
-    for problem, (_, row) in zip(checked_rows(rows, source, prompt_column, answer_column), rows):
-        key = problem.prompt if problem.earlier is None else json.dumps(messages_of(problem))
-        problems.setdefault(key, (problem, row))
-    return problems
+def prompt_key(problem):
+    """A text that is the same for problems with the same prompt."""
+    return problem.prompt if problem.earlier is None else json.dumps(as_messages(problem))
 
 
-def messages_of(problem):
+def row_key(problem):
+    """A text that is the same for equal rows."""
+    return json.dumps(problem.row, sort_keys=True, default=str)
+
+
+def as_messages(problem):
     """A conversation as the list of messages that chat templates and TRL's reward functions read,
     [{"role": "user", "content": "…"}]."""
-    turns = (*problem.earlier, ("user", problem.prompt))
-    return [{"role": role, "content": text} for role, text in turns]
+    messages = (*problem.earlier, ("user", problem.prompt))
+    return [{"role": role, "content": text} for role, text in messages]
 
 
-def file_or_hub_rows(name):
+# --------------------------------------------------------------------------------- reading of rows
+
+def read_file_or_hub(name):
     """(train rows, test rows) of a data file or a hub dataset. The name is taken as a file if it
     has the extension of a data file, exists or looks like a path; otherwise as a hub id."""
     known = Path(name).suffix.lower() in DATA_FILES or Path(name).exists()
     if known or name.startswith((".", "/", "~")):
         return read_rows(name), []
-    return hub_rows(name)
+    return read_hub(name)
 
 
 def read_rows(path):
@@ -106,51 +125,67 @@ def read_rows(path):
     Raises FileNotFoundError or ValueError.
     """
     path = Path(path)
-    kind = path.suffix.lower()
+    suffix = path.suffix.lower()
     if not path.is_file():
-        what = "is a folder, not a data file" if path.is_dir() else "there is no such data file"
-        raise FileNotFoundError(f"{path}: {what}")
-    if kind not in DATA_FILES:
+        reason = "is a folder, not a data file" if path.is_dir() else "there is no such data file"
+        raise FileNotFoundError(f"{path}: {reason}")
+    if suffix not in DATA_FILES:
         raise ValueError(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
-    if kind == ".parquet":
-        return parquet_rows(path)
+    if suffix == ".parquet":
+        return read_parquet(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 text from byte {error.start} on")
-    if kind == ".csv":
-        return csv_rows(path, text)
+    if suffix == ".csv":
+        return parse_csv(path, text)
     number = 1
     is_list = text.lstrip().startswith("[")
     rows = []
     try:
         if is_list:                                          # one JSON list of objects
-            return [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
+            values = json.loads(text, object_pairs_hook=unique_names)
+            return [(f"{path} row {i}", row) for i, row in enumerate(values, 1)]
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                rows.append((f"{path} line {number}", json.loads(line)))
+                row = json.loads(line, object_pairs_hook=unique_names)
+                rows.append((f"{path} line {number}", row))
     except (ValueError, RecursionError) as error:
         number = getattr(error, "lineno", 1) if is_list else number
         reason = f"{getattr(error, 'msg', error)} (one object per line, or one list of objects)"
-        raise ValueError(f"{path} line {number}: broken {kind[1:].upper()}: {reason}")
+        raise ValueError(f"{path} line {number}: broken {suffix[1:].upper()}: {reason}")
     return rows
 
 
-def csv_rows(path, text):
+def unique_names(pairs):
+    """The (name, value) pairs of a row as a dict. Raises ValueError for a name that occurs twice,
+    of which a dict would keep the last value."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = Counter(name for name, _ in pairs)
+        raise ValueError(f"the name {names.most_common(1)[0][0]!r} occurs twice")
+    return row
+
+
+def parse_csv(path, text):
     csv.field_size_limit(2 ** 31 - 1)
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows = []
     try:
-        for row in reader:
-            if None in row:
+        header = next(reader, [])
+        unique_names([(name, None) for name in header])
+        for cells in reader:
+            if len(cells) > len(header):
                 raise ValueError("more cells than the header has names")
-            rows.append((f"{path} line {reader.reader.line_num}", row))
+            if cells:                                        # not an empty line
+                row = dict(itertools.zip_longest(header, cells))
+                rows.append((f"{path} line {reader.line_num}", row))
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} line {reader.reader.line_num}: broken CSV: {error}")
+        raise ValueError(f"{path} line {reader.line_num}: broken CSV: {error}")
     return rows
 
 
-def parquet_rows(path):
+def read_parquet(path):
     import pyarrow.parquet
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
@@ -159,7 +194,7 @@ def parquet_rows(path):
     return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
 
 
-def hub_rows(name):
+def read_hub(name):
     """(train rows, test rows) of a dataset on the Hugging Face hub; without a test split there are
     no test rows. Raises ValueError if the dataset cannot be loaded."""
     import datasets
@@ -175,7 +210,7 @@ def hub_rows(name):
                  for split in (train, test))
 
 
-def gym_generators(text, size, seed):
+def parse_generators(text, size, seed):
     """reasoning_gym:NAME?option=value&option=value,NAME… -> a list of (name, options), one pair for
     each generator. `size` and `seed` are added to the options. A value is JSON (2, true, [1, 2]) or
     a word.
@@ -187,31 +222,31 @@ def gym_generators(text, size, seed):
     except ImportError:
         raise ValueError(f"dataset {text}: the package is not installed: pip install reasoning-gym")
     known = reasoning_gym.factory.DATASETS
-    datasets = []
-    for one in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
-        name, _, given = one.strip().removeprefix("reasoning_gym:").partition("?")
+    generators = []
+    for part in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
+        name, _, words = part.strip().removeprefix("reasoning_gym:").partition("?")
         if name not in known:
             raise ValueError(f"dataset {text}: there is no generator {name!r}; the nearest are "
                              f"{', '.join(difflib.get_close_matches(name, known, 3, cutoff=0))}")
-        takes = [f.name for f in dataclasses.fields(known[name][1]) if f.name != "seed"]
+        names = [f.name for f in dataclasses.fields(known[name][1]) if f.name != "seed"]
         options = {"seed": seed, "size": size}
-        for pair in filter(None, given.split("&")):
+        for pair in filter(None, words.split("&")):
             option, equals, value = pair.partition("=")
-            if option not in takes or not equals:
-                why = "the seed is --seed" if option == "seed" else f"it has {', '.join(takes)}"
+            if option not in names or not equals:
+                why = "the seed is --seed" if option == "seed" else f"it has {', '.join(names)}"
                 raise ValueError(f"dataset {text}: {name} has no option {pair!r}; {why}")
             try:
                 options[option] = json.loads(value)
             except ValueError:
                 options[option] = value
-        datasets.append((name, options))
-    return datasets
+        generators.append((name, options))
+    return generators
 
 
-def gym_rows(generators):
+def generate_rows(generators):
     """The problems of reasoning_gym's generators in the form of read_rows, alternating between the
-    generators. The verifier finds a problem by its `generator` and `row` numbers. Raises ValueError
-    if a generator fails."""
+    generators. The reward function finds a problem by its `generator` and `row` numbers. Raises
+    ValueError if a generator fails."""
     import reasoning_gym
     sources = []
     for number, (name, options) in enumerate(generators):
@@ -219,8 +254,8 @@ def gym_rows(generators):
             data = reasoning_gym.create_dataset(name, **options)
             problems = [data[i] for i in range(len(data))]
         except Exception as error:
-            said = f"the generator fails: {first_line(error)}"
-            raise ValueError(f"dataset reasoning_gym:{name}: {said}")
+            reason = f"the generator fails: {first_line(error)}"
+            raise ValueError(f"dataset reasoning_gym:{name}: {reason}")
         sources.append([
             (f"reasoning_gym:{name} row {i + 1}",
              {"prompt": row["question"], "answer": str(row["answer"] or "any that fits"), "row": i,
@@ -233,48 +268,68 @@ def first_line(error):
     return (str(error).strip() or repr(error)).splitlines()[0]
 
 
-def checked_rows(rows, source, prompt_column=None, answer_column=None):
-    """(where, row) pairs -> a Problem for each, in this order.
+# -------------------------------------------------------------------------------- checking of rows
+
+def to_problems(rows, source, prompt_column=None, answer_column=None, answers=True):
+    """(where, row) pairs -> a Problem for each, in this order. answers: whether rows need an
+    answer; without one it is "".
 
     A prompt is a text, or a conversation as in TRL's data sets: a list of messages with a role and
-    a content, the last of them the user's. If an answer contains `####`, only the text after it is
-    used. Raises ValueError that names the invalid row or the missing columns.
+    a content, the last of them the user's. Raises ValueError that names the invalid row or the
+    missing columns.
     """
     if not rows:
         raise ValueError(f"{source}: is empty: it holds no rows")
     for where, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{where}: not an object with named columns but {type(row).__name__}")
-    there = list(rows[0][1])
+    names = column_names(rows[0][1])
     columns = []
-    for part, wanted, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
-                                ("answer", answer_column, ANSWER_COLUMNS)):
-        names = [wanted] if wanted else usual
-        columns += [name for name in names if name in there][:1]
-        if not set(names) & set(there):
-            raise ValueError(f"{source}: no column {' or '.join(names)} for the {part}; it has "
-                             f"{', '.join(there) or 'none'}: --columns PROMPT ANSWER names two")
+    for use, chosen, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
+                               ("answer", answer_column, ANSWER_COLUMNS)):
+        wanted = [chosen] if chosen else usual
+        columns.append(next((name for name in wanted if name in names), None))
+        if columns[-1] is None and (chosen or answers or use == "prompt"):
+            raise ValueError(f"{source}: no column {' or '.join(wanted)} for the {use}; it has "
+                             f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
+    prompt_column, answer_column = columns
     problems = []
-    asks, answers = columns
     for where, row in rows:
-        prompt = row.get(asks)
+        prompt = find_cell(row, prompt_column)
         earlier = None
         if isinstance(prompt, list):
-            *earlier, (role, prompt) = checked_messages(where, prompt, asks)
+            *earlier, (role, prompt) = check_messages(where, prompt, prompt_column)
             if role != "user":
-                raise ValueError(f"{where}: {asks} ends with a message of {role}; the last message "
-                                 "must be the user's, because a response follows it")
+                raise ValueError(f"{where}: {prompt_column} ends with a message of {role}; the "
+                                 "last message must be the user's, because a response follows it")
             earlier = tuple(earlier)
-        prompt = checked_text(where, prompt, asks)
-        answer = checked_text(where, row.get(answers), answers)
-        if "####" in answer:
-            final = answer.rpartition("####")[2].strip()
-            answer = checked_text(where, final, f"{answers} after ####")
-        problems.append(Problem(prompt, answer, where, earlier))
+        prompt = to_text(where, prompt, prompt_column)
+        answer = find_cell(row, answer_column) if answer_column else None
+        missing = not answers and (answer is None or answer == "")
+        answer = "" if missing else to_text(where, answer, answer_column)
+        problems.append(Problem(prompt, answer, where, earlier, row))
     return problems
 
 
-def checked_messages(where, messages, column):
+def column_names(row):
+    """The names of a row's columns; entries of an object in a column follow it as `column.name`."""
+    names = []
+    for name, value in row.items():
+        inner = column_names(value) if isinstance(value, dict) else []
+        names += [name, *(f"{name}.{key}" for key in inner)]
+    return names
+
+
+def find_cell(row, column):
+    """The value of a column; `a.b` is the entry b of the object in column a. None: it has none."""
+    if column in row:
+        return row[column]
+    outer, _, inner = column.partition(".")
+    value = row.get(outer)
+    return find_cell(value, inner) if inner and isinstance(value, dict) else None
+
+
+def check_messages(where, messages, column):
     """A conversation as (role, text) pairs. Raises ValueError for anything else."""
     if not messages:
         raise ValueError(f"{where}: {column} is a list without messages")
@@ -282,20 +337,25 @@ def checked_messages(where, messages, column):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"{where}: {column} holds {message!r:.40}, which is not a message "
                              'like {"role": "user", "content": "text"}')
-    return [(message["role"], checked_text(where, message.get("content"), f"{column}'s content"))
+    return [(message["role"], to_text(where, message.get("content"), f"{column}'s content"))
             for message in messages]
 
 
-def checked_text(where, value, column):
-    """A cell as text. Raises ValueError if it is empty or neither text nor a finite number."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float, type(None))):
-        what = f"holds a {type(value).__name__}"
-        raise ValueError(f"{where}: {column} {what}: text or a number is needed")
-    if value is None or isinstance(value, float) and not math.isfinite(value):
-        what = "null" if value is None else value
-        raise ValueError(f"{where}: {column} is {what}: text or a number is needed")
-    if not str(value).strip():
+def to_text(where, value, column):
+    """A cell as text; a number is written as a decimal, 0.00001 and not 1e-05. Raises ValueError if
+    the cell is empty or neither text nor a finite number."""
+    number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    if number and not math.isfinite(value):
+        raise ValueError(f"{where}: {column} is {value}: text or a number is needed")
+    if value is None:
+        raise ValueError(f"{where}: {column} is null: text or a number is needed")
+    if not number and not isinstance(value, str):
+        raise ValueError(f"{where}: {column} holds a {type(value).__name__}: text or a number is "
+                         "needed")
+    if number:
+        return format(Decimal(str(value)), "f")
+    if not value.strip():
         raise ValueError(f"{where}: {column} is empty")
-    if any("\ud800" <= c <= "\udfff" for c in str(value)):
+    if any("\ud800" <= c <= "\udfff" for c in value):
         raise ValueError(f"{where}: {column} holds half a surrogate pair: no tokenizer accepts it")
-    return str(value)
+    return value

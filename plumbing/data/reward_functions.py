@@ -1,188 +1,365 @@
-"""Reward functions of a whole batch, called as TRL calls them.
+"""Reward functions of one response: the reward r(x, y) of untrusted model output.
 
-    def reward(prompts, completions, completion_ids, **columns):  # lists of B elements, by name
-        return [...]                              # B numbers; None: no reward for this one
+A response is data, never code. Nothing in this file evaluates it, and `guard_rail` limits what
+libraries that do evaluate it can reach. A math verifier can hang (`9^{9^{9^9}}`), run out of memory
+or crash on text that a language model wrote, and a user's function can do anything. Therefore every
+reward function except the exact match runs in a process of its own, with a time limit per response.
+A response that makes its reward function fail gets reward 0 and is counted, and the run continues.
 
-A function with a parameter `completions` or `completion_ids` is such a function.
-
-One call gets all responses of this process's share of the rollout batch, always whole groups. It
-can therefore compare the responses of a group or send many responses to a judge model at a time. It
-runs in the training process, without a time limit: the client of a judge model has one. Functions
-that judge one response at a time, in a separate process, are in verifiers.py.
+Functions that score a whole batch at a time are in batch_rewards.py. This file does not depend on
+tasks, models or losses.
 """
 
-import ast
-import asyncio
+import functools
+import importlib.util
 import inspect
+import json
+import logging
 import math
+import os
+import random
+import re
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
-from plumbing.data.datafiles import messages_of
-from plumbing.data.verifiers import load_verifier
-
-OURS = ("prompts", "completions", "completion_ids")          # other names are columns of the data
-WHOLE = {"completions", "completion_ids"}                    # a parameter that asks for a batch
-
-
-def is_whole_batch(kind):
-    """Whether a verifier "file.py:function" has one of the parameters WHOLE and so takes a whole
-    batch. For a function defined in the file this is read from the source text; the file is
-    executed only if the name is something else, for example an imported function."""
-    path, _, name = kind.rpartition(":")
-    if not path.endswith(".py") or not Path(path).is_file():
-        return False
-    try:
-        tree = ast.parse(Path(path).read_bytes())            # bytes: it may begin with a BOM
-        for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-                own = node.args
-                names = [a.arg for a in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
-                return not WHOLE.isdisjoint(names)
-        return not WHOLE.isdisjoint(inspect.signature(load_here(kind)).parameters)
-    except BaseException:                                    # its worker process will say what
-        return False
-
-
-def load_here(kind):
-    """The function behind "file.py:function", loaded in this process. The file's folder goes to the
-    end of sys.path: a file in it that is called like a package must not replace the package."""
-    before = list(sys.path)
-    try:
-        return load_verifier(kind)
-    finally:
-        folder = str(Path(kind.rpartition(":")[0]).resolve().parent)
-        sys.path[:] = before if folder in before else [*before, folder]
+MEMORY = 4 * 2 ** 30             # memory limit of a library's reward function, in bytes
+MOST_REFERENCES = 2000           # that math-verify tries to read before training,
+MOST_SECONDS = 10.0              # in at most this time
 
 
 class RewardFunction:
-    """A reward function "file.py:function" for a whole batch, with one of the parameters WHOLE.
+    r"""r(x, y) of one kind, called with (response, answer) -> float, the sum of its components.
 
-    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (of a
-    prompt that is a text, a text; of a conversation, a list with one message), completion_ids (the
-    sampled token ids, the end-of-sequence token included) and each column of the data by its name.
-    Without **kwargs it gets only those that it names. It may be async. It returns one part of the
-    reward: B numbers, with None (or NaN) for a response that does not have this part.
+    kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact"
+    (equal except for white space at the ends), "reasoning_gym:GENERATORS" (that package's own
+    score; GENERATORS is the JSON of datafiles.parse_generators), or "file.py:function": a user's
+    function of (response, answer), which returns a number or a dict of named numbers, with the same
+    names every time. If it has a parameter `problem`, it gets the data row. A function with verl's
+    parameters `solution_str` and `ground_truth` is called as verl calls its compute_score.
 
-    scores() raises ValueError, which ends the run, if the function raises or returns anything else.
+    `exact` compares with the answer as it stands; the others get what final_answer leaves of it.
+
+    A response cannot make a RewardFunction raise or hang: if the function fails on it or takes
+    longer than `time_limit` seconds, the reward is 0 and the error is counted in `errors`. Several
+    threads may call it at the same time; each gets its own worker process. Raises ValueError or
+    FileNotFoundError if there is no such function.
     """
 
-    whole = True
+    batched = False              # it scores one response at a time; a BatchRewardFunction a batch
 
-    def __init__(self, kind, columns=(), played=False):
-        """played: with an environment, where every completion is a list of messages."""
+    def __init__(self, kind, time_limit=3.0):
+        path, _, function = kind.rpartition(":")
+        if kind in ("exact", "math") or kind.startswith("reasoning_gym:"):
+            self.name = kind.split(":")[0]
+            self.names = [self.name]                         # of the components of the reward
+        elif not (path.endswith(".py") and function.isidentifier()):
+            raise ValueError(f"--verifier {kind!r} is not known: use math, exact or "
+                             "file.py:function")
+        elif not Path(path).is_file():
+            raise FileNotFoundError(f"--verifier {kind!r}: there is no file {path}")
+        else:
+            self.name = function
+            self.names = None                                # set by the first reply
         self.kind = kind
-        self.played = played
-        self.name = kind.rpartition(":")[2]
-        self.names = [self.name]
+        self.time_limit = time_limit
         self.errors = Counter()
-        self.complaint = None
-        self.complained = False
-        self.own = True
-        self.columns = [name for name in columns if name not in (*OURS, "prompt", "completion")]
+        self.from_file = path.endswith(".py")
+        self.parameters = []                                 # the names of the function's
+        self.first_error = None                              # what first went wrong
+        self.warned = False                                  # whether it is printed
+        self.idle = [] if kind == "exact" else [self.start()]        # workers without a question
+
+    def __call__(self, response, answer, row=None):
+        return sum(self.components(response, answer, row).values())
+
+    def components(self, response, answer, row=None):
+        """The named components of the reward, {name: float}; all 0 if the function failed on this
+        response. row: the row of the data, for functions that ask for it."""
+        if self.kind == "exact":
+            return {"exact": float(response.strip() == answer.strip())}
+        worker = self.take_worker()
+        began = time.monotonic()
+        row = row if NEED_ROW.intersection(self.parameters) else None
+        line = self.ask(worker, [response, final_answer(answer), row], self.time_limit)
+        late = time.monotonic() - began >= self.time_limit
+        if late or not line:
+            self.end(worker)
+            reply = f"took longer than {self.time_limit:g} s" if late else "its process ended"
+        else:
+            self.idle.append(worker)
+            reply = json.loads(line)
+        if isinstance(reply, float):
+            reply = {self.name: reply}
+        if isinstance(reply, dict):
+            self.names = self.names or list(reply)
+            if set(reply) == set(self.names):
+                return {name: reply[name] for name in self.names}
+            reply = f"returned {' '.join(reply)}, but {' '.join(self.names)} before"
+        self.errors["timeout" if late else "crash"] += 1
+        start = repr((response or "")[:40])                  # None: find_unreadable
+        self.first_error = self.first_error or f"{self.kind}: {reply}, for {start}"
+        return dict.fromkeys(self.names or [self.name], 0.0)
+
+    def try_references(self, problems):
+        """Score the reference answers of some problems before training, so that the names of the
+        components are known. Returns the error if a user's function failed on all of them, else
+        ""."""
+        if not self.from_file:
+            return ""
+        for p in problems:
+            self.components(p.answer, p.answer, p.row)
+        failed = self.first_error if self.errors.total() == len(problems) else ""
+        self.errors.clear()
+        self.first_error = None
+        return failed
+
+    def find_unreadable(self, problems):
+        """(the problems whose reference answer math-verify cannot read, how many different ones it
+        tried): at most MOST_REFERENCES from all over the data, for at most MOST_SECONDS."""
+        distinct = list({p.answer: p for p in reversed(problems)}.values())[::-1]
+        order = random.Random(0).sample(range(len(distinct)), min(len(distinct), MOST_REFERENCES))
+        began = time.monotonic()
+        tried = {}
+        for i in order:
+            tried[i] = self(None, distinct[i].answer)        # see load_math_verify
+            if time.monotonic() - began > MOST_SECONDS:
+                break
+        self.errors.clear()
+        self.first_error = None
+        return [distinct[i] for i in sorted(tried) if not tried[i]], len(tried)
+
+    def warn(self):
+        """Print the first error of a user's function, once, on stderr."""
+        if self.first_error and self.from_file and not self.warned:
+            self.warned = True
+            sys.stderr.write(f"train.py: warning: --verifier {self.first_error}: the reward is 0, "
+                             "and verifier_errors counts such responses\n")
+
+    def take_worker(self):
+        worker = None
+        while worker is None or worker.poll() is not None:   # an idle worker may have been killed
+            try:
+                worker = self.idle.pop()
+            except IndexError:
+                worker = self.start()
+        return worker
+
+    def start(self):
+        worker = subprocess.Popen(
+            [sys.executable, "-u", __file__, self.kind, str(self.time_limit)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        # once loaded, it reports the names of the function's parameters, or an error
+        reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
+        if isinstance(reply, str):
+            self.end(worker)
+            raise ValueError(f"--verifier {self.kind!r} does not load: {reply}")
+        self.parameters = reply
+        return worker
+
+    def ask(self, worker, question, limit):
+        """Send a JSON line and return the reply line; b"" if the worker died or was killed after
+        `limit` seconds."""
+        timer = threading.Timer(limit, worker.kill)
+        timer.start()
         try:
-            self.function = load_here(kind)
-            parameters = inspect.signature(self.function).parameters.values()
-        except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"verifier {kind!r} does not load: {one_line(error)}")
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.takes = {p.name for p in parameters}
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
-        missing = sorted(needed - {*OURS, *self.columns})
-        if missing:
-            raise ValueError(f"verifier {kind!r} asks for {', '.join(missing)}; a reward function "
-                             f"gets {', '.join([*OURS, *self.columns])}")
+            worker.stdin.write(json.dumps(question, default=str).encode() + b"\n")
+            worker.stdin.flush()
+            return worker.stdout.readline()
+        except OSError:
+            return b""
+        finally:
+            timer.cancel()
 
-    @property
-    def note(self):
-        """A line for the start of the run: what is different from a verifier of one response."""
-        return (f"verifier {self.kind} takes whole batches, as TRL's reward functions do (it has a "
-                f"parameter completions or completion_ids): it runs in this process, with no time "
-                "limit, and an error in it ends the run")
-
-    def scores(self, texts, problems, rows, ids=None, games=None):
-        """The rewards of B texts as a list of floats, with NaN for None. rows: the data rows of the
-        problems, as dicts. ids: the token ids of the texts, B lists. games: what was played with
-        an environment; completions are then its messages."""
-        given = {"prompts": [p.prompt if p.earlier is None else messages_of(p) for p in problems],
-                 "completions": [text if p.earlier is None and not self.played else
-                                 [{"role": "assistant", "content": text}]
-                                 for text, p in zip(texts, problems)]}
-        if games:
-            given["completions"] = [game.messages for game in games]
-        if ids is not None:
-            given["completion_ids"] = ids
-        given |= {name: [row.get(name) for row in rows] for name in self.columns}
-        given = {name: x for name, x in given.items() if self.takes_all or name in self.takes}
-        try:
-            rewards = self.function(**given)
-            if inspect.isawaitable(rewards):
-                rewards = asyncio.run(wait_for(rewards))
-        except Exception as error:                           # whatever the user's function raises
-            raise ValueError(f"verifier {self.kind} {one_line(error)}") from error
-        return self.checked(rewards, len(texts))
-
-    def checked(self, rewards, n):
-        try:
-            rewards = list(rewards)
-        except TypeError:
-            raise ValueError(f"verifier {self.kind} returned {rewards!r:.80}, not a list")
-        if len(rewards) != n:
-            raise ValueError(f"verifier {self.kind} returned {len(rewards)} rewards for {n} "
-                             "completions")
-        return [self.number(value) for value in rewards]
-
-    def number(self, value):
-        if value is None:
-            return math.nan
-        try:
-            number = math.inf if isinstance(value, (str, bytes)) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.inf
-        if math.isinf(number):
-            raise ValueError(f"verifier {self.kind} returned {value!r:.80} for a completion: a "
-                             "finite number or None is needed")
-        return number
-
-    def try_on(self, problems, rows, tokenizer):
-        """Call the function once with the reference answers as completions, before training.
-        Returns (note, error) as Verifier.try_on does."""
-        answers = [p.answer for p in problems]
-        ids = None
-        if self.takes_all or "completion_ids" in self.takes:
-            ids = [answer_ids(tokenizer, problem) for problem in problems]
-        try:
-            self.scores(answers, problems, rows, ids)
-        except ValueError as error:
-            return "", str(error).removeprefix("verifier ")
-        return "", ""
-
-    def complain(self):
-        """Print once, on stderr, that some responses got no reward."""
-        if self.complaint and not self.complained:
-            self.complained = True
-            sys.stderr.write(f"train.py: warning: {self.complaint}\n")
+    def end(self, worker):
+        worker.kill()
+        worker.communicate()                                 # closes the pipes, waits for its end
 
     def close(self):
-        pass
+        while self.idle:
+            self.end(self.idle.pop())
 
 
-def answer_ids(tokenizer, problem):
-    """The token ids of a reference answer with the end-of-sequence token. Raises ValueError if the
-    tokenizer does not know a character of it."""
+def final_answer(answer):
+    """What follows `####` in the last line, as in GSM8K's answers; any other text as it is."""
+    last_line = answer.rstrip().rpartition("\n")[2]
+    final = last_line.removeprefix("####").strip()
+    return final if last_line.startswith("####") and final else answer
+
+
+def in_parallel(call, *arguments, workers=None):
+    """[call(*a) for a in zip(*arguments)], in that order, on `workers` threads. None: one thread
+    per core available to this process (torchrun's processes share the cores), at most 8."""
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    with ThreadPoolExecutor(workers or min(max(cores, 1), 8)) as pool:
+        return list(pool.map(call, *arguments))
+
+
+# ------------------------------------------------------------------------ inside the worker process
+
+NEED_ROW = {"problem", "data_source", "extra_info"}          # parameters that take it, or a part
+
+
+def load_function(kind):
+    """The function of (response, answer[, …]) behind a kind of reward function."""
+    if kind == "math":
+        return load_math_verify()
+    if kind.startswith("reasoning_gym:"):
+        import reasoning_gym
+        data = [reasoning_gym.create_dataset(name, **options)
+                for name, options in json.loads(kind.partition(":")[2])]
+        entry = functools.lru_cache(lambda generator, row: data[generator][row])
+        extract = reasoning_gym.utils.extract_answer
+        return lambda response, answer, problem: data[problem["generator"]].score_answer(
+            extract(response) or response, entry(problem["generator"], problem["row"]))
+    path, _, function = kind.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module                          # dataclasses look their module up
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    spec.loader.exec_module(module)
+    return getattr(module, function)
+
+
+def load_math_verify():
+    """math-verify as a function of (response, answer). If response is None, it returns whether the
+    answer can be read as mathematics."""
+    import math_verify
+    logging.disable()
+    # math-verify's own time limits use signals; ours kills the process
+    parse = functools.partial(math_verify.parse, parsing_timeout=None)
+
+    @functools.lru_cache
+    def parse_answer(answer):                                # LaTeX is recognized only between $
+        if "$" in answer or "boxed" in answer:
+            return parse(answer)
+        return parse(f"${answer}$") or parse(answer)
+
+    def equal(response, answer):
+        return math_verify.verify(parse_answer(normalize_numbers(answer)),
+                                  parse(normalize_numbers(response)), timeout_seconds=None)
+
+    def readable(answer):
+        parsed = parse_answer(normalize_numbers(answer))     # expressions, and the text of the last
+        if all(isinstance(x, str) for x in parsed):
+            return False
+        words = re.sub(r"\\[a-zA-Z]+(\{[^{}]*\})?", "", answer)      # without LaTeX's commands
+        if re.search("[A-Za-z]{2}", words) is None:
+            return True
+        return equal(answer, answer)                         # `yes` is read as the product y·e·s
+
+    return lambda response, answer: float(readable(answer) if response is None else
+                                          equal(response, answer))
+
+
+def normalize_numbers(text):
+    r"""Text in which math-verify finds the numbers that a reader finds: `\$18.90` is 18.90, `1e-05`
+    is 0.00001, `is - 5` and `is −5` are -5, `is +5` is 5."""
+    text = text.replace(r"\$", "").replace("\u2212", "-")
+    text = re.sub(r"(?<![\w.])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w)",
+                  lambda number: format(Decimal(number[0]), "f"), text)
+    return re.sub(r"((?:^|[=:]|####|\bis)[ \t]*)([-+])[ \t]*(?=\d)",
+                  lambda sign: sign[1] + sign[2].strip("+"), text)
+
+
+def parameter_names(function):
     try:
-        ids = tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
-    except Exception as error:                               # tokenizers raises bare Exceptions
-        raise ValueError(f"{problem.where}: the answer cannot be tokenized: {error}")
-    return [*ids, tokenizer.eos_token_id]
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):                          # written in C
+        return []
 
 
-async def wait_for(awaitable):
-    return await awaitable
+def bind_row(function):
+    """A user's function as a function of (response, answer, row)."""
+    names = parameter_names(function)
+    if {"solution_str", "ground_truth"} <= set(names):       # verl's compute_score
+        def call(response, answer, row):
+            words = {"solution_str": response, "ground_truth": answer} | {
+                name: (row or {}).get(name) for name in names if name in NEED_ROW}
+            reward = function(**words)
+            return reward["score"] if isinstance(reward, dict) else reward
+        return call
+    if "problem" in names:
+        return lambda response, answer, row: function(response, answer, problem=row)
+    return lambda response, answer, row: function(response, answer)
 
 
-def one_line(error):
-    """The error that a user's function raised, in one line."""
-    return f"raised {type(error).__name__}: {error}".splitlines()[0][:200]
+def check_reward(reward):
+    """The result of a reward function as a float or as {name: float}; an error text if it is
+    invalid."""
+    components = reward if isinstance(reward, dict) else {"": reward}
+    for name, value in components.items():
+        try:
+            valid = math.isfinite(float(value)) and not isinstance(value, (str, bytes))
+        except (TypeError, ValueError, OverflowError):
+            valid = False
+        if not valid:
+            return f"returned {value!r:.80}{f' for {name}' if name else ''}, not a finite number"
+    if components is reward:
+        numbers = {str(name): float(value) for name, value in components.items()}
+        return numbers or "returned an empty dict"
+    return float(reward)
+
+
+def guard_rail(event, arguments):
+    """Audit hook: raises PermissionError if a library's function writes files, starts programs or
+    opens sockets. It is not a sandbox.
+
+    sympy's parser uses eval. math-verify passes only digits and operators to it, but some of
+    reasoning_gym's checkers pass the whole response: `__import__('os').system('…')` would run.
+    """
+    writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    writes = event == "open" and arguments[2] & writing
+    acts = event.startswith(("os.", "shutil.", "subprocess.", "socket.", "ctypes."))
+    if writes or acts and event not in ("os.listdir", "os.scandir"):
+        raise PermissionError(f"a reward function tried {event}")
+
+
+def run_worker(kind, time_limit):
+    """The worker: reads JSON lines [response, answer, row], writes rewards or error texts."""
+    questions = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # a function that reads or prints, or a program it starts, must not touch questions and replies
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)             # Ctrl-C is for the run
+
+    def reply(value):
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    def describe(error):
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+    try:
+        function = load_function(kind)
+    except BaseException as error:                           # a user's file may call sys.exit()
+        return reply(describe(error))
+    if not kind.rpartition(":")[0].endswith(".py"):
+        sys.addaudithook(guard_rail)
+        if sys.platform == "linux":
+            import resource
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    questions.readline()                                     # the first message, without a question
+    reply(parameter_names(function))
+    function = bind_row(function)
+    alarm = getattr(signal, "alarm", lambda seconds: None)   # Windows has none
+    for line in questions:
+        response, answer, row = json.loads(line)
+        alarm(math.ceil(time_limit) + 1)                     # ends this process if the run has died
+        try:
+            reward = check_reward(function(response, answer, row))
+        except BaseException as error:
+            reward = f"raised {describe(error)}"
+        alarm(0)
+        reply(reward)
+
+
+if __name__ == "__main__":
+    run_worker(sys.argv[1], float(sys.argv[2]))

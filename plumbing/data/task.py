@@ -1,4 +1,4 @@
-"""A task: prompts, reference answers, and how a response is judged.
+"""A task: prompts, reference answers, and the reward of a response.
 
 This file does not depend on models or losses.
 """
@@ -6,16 +6,22 @@ This file does not depend on models or losses.
 import hashlib
 import json
 import math
+import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Callable
 
 import torch
 
-from advantages import with_group_mean
-from plumbing.data.datafiles import messages_of
+from advantages import as_decimals, with_group_mean
+from plumbing.data.datafiles import as_messages
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
+
+# Arguments of transformers' apply_chat_template, which are not variables of a template.
+RESERVED = {"conversation", "messages", "chat_template", "add_generation_prompt", "tokenize",
+            "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+            "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 
 
 @dataclass
@@ -32,30 +38,30 @@ class Task:
     one_width: bool = False      # all prompts have the same number of tokens
     sizes: tuple = ()            # train problems per source, in the order of `train`
     notes: list = field(default_factory=list)    # messages for the user about loading
-    verifiers: tuple = ()        # of Verifier; () for the built-in task
-    parts: Callable | None = None        # (responses, problems, token ids) -> [{name: number}]
-    names: list = field(default_factory=list)    # of these parts; []: those of the verifiers
-    reward_weights: tuple = ()   # one per part, in the order of the parts; (): 1 each
-    bounded: bool = False        # every part of the reward is known to be between 0 and 1
+    reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
+    components: Callable | None = None   # (responses, problems, token ids) -> [{name: number}]
+    names: list = field(default_factory=list)    # of the components; []: those of the functions
+    reward_weights: tuple = ()   # one per component, in their order; (): 1 each
+    bounded: bool = False        # every component of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
-    reported: int = 0            # number of verifier errors already returned by new_errors()
-    trial: Callable | None = None        # tokenizer -> None; tries reward functions, may raise
-    system_prompt: str | None = None     # a message before every prompt
+    reported: int = 0            # number of errors already returned by new_errors()
+    try_functions: Callable | None = None    # tokenizer -> notes; tries reward functions, may raise
+    system_prompt: str | None = None     # a message before every prompt without one of its own
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
+    chat_template_kwargs: dict = field(default_factory=dict)     # variables of the chat template
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
-    max_completion_length: int = 256     # the longest response in tokens, unless a flag says it
-    rows: dict = field(default_factory=dict)     # problem -> its row in the data, for verifiers
-    played: bool = False         # with an environment: the first part of the reward is the return
+    max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
+    played: bool = False         # with an environment: the first component is the return
 
     @property
     def verifier_errors(self):
-        """How often verifiers have timed out or crashed so far, as a Counter with the keys
+        """How often reward functions have timed out or crashed so far, as a Counter with the keys
         "timeout" and "crash"."""
-        return sum((verifier.errors for verifier in self.verifiers), Counter())
+        return sum((function.errors for function in self.reward_functions), Counter())
 
     def new_errors(self):
-        """The number of verifier errors since the last call, in this process."""
+        """The number of such errors since the last call, in this process."""
         before = self.reported
         self.reported = sum(self.verifier_errors.values())
         return self.reported - before
@@ -69,80 +75,83 @@ class Task:
         return digest.hexdigest()
 
     @property
-    def part_names(self):
-        """The names of the K parts of the reward. A response is right if its first part is 1."""
-        own = ["return"] * self.played
-        own += [name for v in self.verifiers for name in v.names or [v.name]]
-        return self.names or list(dict.fromkeys(own)) or ["correct"]
+    def component_names(self):
+        """The names of the K components of the reward. A response is right if the first is 1."""
+        names = ["return"] * self.played
+        names += [name for f in self.reward_functions for name in f.names or [f.name]]
+        return self.names or list(dict.fromkeys(names)) or ["correct"]
 
-    def weights(self, parts):
-        """The weights of the columns of parts [B, K]. Columns that do not come from a verifier (the
-        overlong penalty) have weight 1.
+    def weights(self, components):
+        """The weights of the columns of components [B, K]. Columns that do not come from a reward
+        function (the overlong penalty) have weight 1.
 
-        Raises ValueError if --reward_weights does not have one number per part.
+        Raises ValueError if --reward_weights does not have one number per component.
         """
-        names = self.part_names
-        weights = self.reward_weights or [1.0] * len(self.part_names)
+        names = self.component_names
+        weights = self.reward_weights or [1.0] * len(names)
         if len(weights) != len(names):
             raise ValueError(f"--reward_weights holds {len(weights)} numbers, but the reward has "
-                             f"{len(names)} parts: {', '.join(names)}")
-        return [*weights, *[1.0] * (parts.shape[1] - len(weights))]
+                             f"{len(names)} components: {', '.join(names)}")
+        return [*weights, *[1.0] * (components.shape[1] - len(weights))]
 
-    def total(self, parts, group_size=1):
-        """Rewards [B] float32, the weighted sums of their parts [B, K].
+    def total(self, components, group_size=1):
+        """Rewards [B] float32, the weighted sums of their components [B, K].
 
-        NaN means that a response does not have this part. A response without any part gets the mean
+        NaN means that a response does not have this component. A response without any gets the mean
         reward of its group (0 if the whole group has none), so its advantage is 0.
         """
-        K = len(self.part_names)                             # after them, DAPO's penalty
-        lost = parts[:, :K].isnan().all(1)                                          # [B]
-        if not lost.any():
-            return self.weighted_sum(parts)                                         # [B]
-        rewards = self.weighted_sum(parts[:, :K]).masked_fill(lost, torch.nan)      # [B]
-        return with_group_mean(rewards, group_size) + parts[:, K:].sum(1)           # [B]
+        K = len(self.component_names)                        # after them, DAPO's penalty
+        missing = components[:, :K].isnan().all(1)                                  # [B]
+        if not missing.any():
+            return self.weighted_sum(components)                                    # [B]
+        rewards = self.weighted_sum(components[:, :K]).masked_fill(missing, torch.nan)
+        return with_group_mean(rewards, group_size) + components[:, K:].sum(1)      # [B]
 
-    def weighted_sum(self, parts):
-        """The sums [B] float32 of parts [B, K] times their weights, without those that are NaN.
+    def weighted_sum(self, components):
+        """The sums [B] float32 of components [B, K] times their weights, without those that are
+        NaN.
 
         Sums that are equal on paper must be equal numbers: rounding differences within a group
-        would become advantages. Several parts are therefore added in float64, each as the decimal
-        number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
+        would become advantages. Several components are therefore added in float64, each as the
+        decimal number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded
+        once.
         """
-        weights = self.weights(parts)
-        if len(self.part_names) == 1:                        # only DAPO's penalty may be added
-            return sum(weight * column for weight, column in zip(weights, parts.T))
-        decimals = torch.from_numpy(parts.cpu().numpy().astype(str).astype("float64"))  # [B, K]
-        decimals = decimals.nan_to_num(nan=0.0)              # a part that a response does not have
+        weights = self.weights(components)
+        if len(self.component_names) == 1:                   # only DAPO's penalty may be added
+            return sum(weight * column for weight, column in zip(weights, components.T))
+        decimals = as_decimals(components.cpu()).nan_to_num(nan=0.0)                # [B, K]
         total = sum(weight * column for weight, column in zip(weights, decimals.T))     # [B]
-        return total.float().to(parts.device)                                           # [B]
+        return total.float().to(components.device)                                      # [B]
 
-    def judge(self, texts, problems, ids=None, games=None):
-        """The parts of the rewards [B, K] of B = Q·G responses to Q problems; the G responses to a
-        problem are adjacent, in the order of `problems`. Several responses are verified at a time.
+    def reward_components(self, texts, problems, ids=None, games=None):
+        """The components of the rewards [B, K] of B = Q·G responses to Q problems; the G responses
+        to a problem are adjacent, in the order of `problems`. Several are scored at a time.
 
-        ids: the token ids of every response, for reward functions that ask for completion_ids.
-        games: what was played with an environment, a features.turns.Game for every response. NaN
-        means that a response does not have this part; one without any part is counted as an error.
+        ids: the token ids of every response, for functions that ask for completion_ids. games: what
+        was played with an environment, a features.turns.Game for every response. NaN means that a
+        response does not have this component; one without any is counted as an error.
         """
         G = len(texts) // len(problems)
-        asked = [problem for problem in problems for _ in range(G)]                 # B
-        if self.parts is None:
-            rewards = [float(self.verify(text, p)) for text, p in zip(texts, asked)]
+        repeated = [problem for problem in problems for _ in range(G)]              # B
+        if self.components is None:
+            rewards = [float(self.verify(text, p)) for text, p in zip(texts, repeated)]
             return torch.tensor(rewards).view(-1, 1)
-        scores = self.parts(texts, asked, ids, games) if games else self.parts(texts, asked, ids)
-        for row, game in zip(scores, games or []):
-            row["return"] = math.fsum(game.rewards)          # ten times 0.1 is 1
-        parts = torch.tensor([[row.get(name, 0.0) for name in self.part_names] for row in scores])
-        lost = parts.isnan().all(1).nonzero().flatten().tolist()
-        if lost:
-            first = next(v for v in self.verifiers if v.whole)
-            first.errors["none"] += len(lost)
-            first.complaint = (f"{' and '.join(v.kind for v in self.verifiers)} gave no reward for "
-                               f"{texts[lost[0]][:40]!r}: such responses get the mean of their "
-                               "group, and verifier_errors counts them")
-        for verifier in self.verifiers:
-            verifier.complain()
-        return parts
+        scores = self.components(texts, repeated, ids, *[games] * bool(games))
+        for score, game in zip(scores, games or []):
+            score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
+        components = torch.tensor([[score.get(name, 0.0) for name in self.component_names]
+                                   for score in scores])                            # [B, K]
+        missing = components.isnan().all(1).nonzero().flatten().tolist()
+        if missing:
+            first = next(f for f in self.reward_functions if f.batched)
+            first.errors["none"] += len(missing)
+            first.first_error = (
+                f"--verifier {' '.join(f.kind for f in self.reward_functions)} gave no reward for "
+                f"{texts[missing[0]][:40]!r}: such responses get the mean of their group, and "
+                "verifier_errors counts them")
+        for function in self.reward_functions:
+            function.warn()
+        return components
 
     def encode(self, tokenizer, problems, chat, max_prompt_length):
         """The token ids of problems; each problem is tokenized once. Raises ValueError as
@@ -152,16 +161,16 @@ class Task:
             self.ids = {}
         for problem in problems:
             if problem not in self.ids:
-                self.ids[problem] = encode_prompt(tokenizer, problem, chat, max_prompt_length,
-                                                  self.system_prompt, self.prompt_template)
+                self.ids[problem] = encode_prompt(
+                    tokenizer, problem, chat, max_prompt_length, self.system_prompt,
+                    self.prompt_template, self.chat_template_kwargs)
         return [self.ids[problem] for problem in problems]
 
-    def keep_what_fits(self, tokenizer, chat, max_prompt_length):
+    def filter_prompts(self, tokenizer, chat, max_prompt_length):
         """Tokenize every prompt and remove those that encode_prompt refuses; then try the reward
         functions of whole batches, which may ask for tokens. Returns a text that shows the first
-        prompt as the policy reads it, and a note about the removed prompts; "" for the built-in
-        task. Raises ValueError if no prompt of a train source, or of the test split, is left, or if
-        a reward function fails."""
+        prompt as the policy reads it, and notes; "" for the built-in task. Raises ValueError if no
+        prompt of a train source, or of the test split, is left, or if a reward function fails."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
             return ""
@@ -173,43 +182,68 @@ class Task:
             except ValueError as error:
                 refused.append(str(error))
 
-        def kept(problems, what):
+        def fitting(problems, split):
             left = [problem for problem in problems if fits(problem)]
             if problems and not left:
-                raise ValueError(f"none of the {len(problems)} {what} prompts fits; {refused[-1]}")
+                raise ValueError(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
             return left
         ends = [sum(self.sizes[:i + 1]) for i in range(len(self.sizes))]
-        sources = [kept(self.train[end - size:end], "train") for size, end in zip(self.sizes, ends)]
+        sources = [fitting(self.train[end - size:end], "train")
+                   for size, end in zip(self.sizes, ends)]
         total = len(self.train) + len(self.test)
-        self.test = self.train if self.test is self.train else kept(self.test, "test")
+        self.test = self.train if self.test is self.train else fitting(self.test, "test")
         self.train = sum(sources, [])
         self.sizes = tuple(map(len, sources))
-        if self.trial:
-            self.trial(tokenizer)
-        note = f"{len(refused)} of {total} prompts left out; {refused[0]}\n" if refused else ""
-        return note + shown(tokenizer, self.encode(tokenizer, self.train[:1], chat,
-                                                   max_prompt_length)[0])
+        notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
+        notes += self.try_functions(tokenizer) if self.try_functions else []
+        if chat and tokenizer.chat_template:
+            notes += describe_template(tokenizer, self.chat_template_kwargs, lambda variables: (
+                encode_prompt(tokenizer, self.train[0], chat, max_prompt_length,
+                              self.system_prompt, self.prompt_template, variables)))
+        elif self.chat_template_kwargs:
+            notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
+                         "template")
+        first, = self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
+        return "\n".join([*notes, describe_prompt(tokenizer, first)])
 
 
-def shown(tokenizer, ids):
+def describe_prompt(tokenizer, ids):
     """The first prompt as the policy reads it, special tokens included, for the screen."""
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     inside = ""
     if text.rstrip().endswith("<think>"):
         inside = ("\nthe chat template opens <think>: this is part of the prompt, and a response, "
-                  "as a verifier reads it, begins inside")
+                  "as a reward function reads it, begins inside")
     text = text if len(text) <= 1200 else f"{text[:800]} … {text[-300:]}"
     return f"first prompt, {len(ids)} tokens: {text!r}{inside}"
 
 
-def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, template="{prompt}"):
+def describe_template(tokenizer, variables, encode):
+    """[notes] on variables that the chat template does not have, and on a template that prints
+    today's date. encode: variables -> the token ids of a prompt."""
+    template = tokenizer.get_chat_template()
+    names = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
+    notes = [f"note: --chat_template_kwargs {name} has no effect: the chat template has no such "
+             "variable" for name in names]
+    try:
+        encode(variables | {"strftime_now": ""})             # in place of the function: no clock
+    except ValueError:
+        notes.append("note: the chat template prints today's date: a run that is resumed on "
+                     "another day reads other prompts")
+    return notes
+
+
+def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, template="{prompt}",
+                  chat_template_kwargs=None):
     """The token ids of a prompt. If `chat` is set and the tokenizer has a chat template, the prompt
     goes through it.
 
     template: the text that the policy reads, with {prompt} in place of the prompt, or of the last
-    message of a conversation. system: a system message; without a chat template it is put before
-    the prompt, separated by an empty line. Raises ValueError that names the row if the prompt has
-    no tokens, more than max_prompt_length tokens, or cannot be tokenized.
+    message of a conversation. system: a system message, unless the conversation begins with its
+    own; without a chat template it is put before the prompt, separated by an empty line.
+    chat_template_kwargs: {name: value}, variables of the chat template. Raises ValueError that
+    names the row if the prompt has no tokens, more than max_prompt_length tokens, or cannot be
+    tokenized.
     """
     where = problem.where or repr(problem.prompt[:40])
     characters = len(problem.prompt) + sum(len(text) for _, text in problem.earlier or ())
@@ -219,15 +253,17 @@ def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, temp
     try:
         text = template.replace("{prompt}", problem.prompt)
         if chat and tokenizer.chat_template:
-            messages = messages_of(problem._replace(prompt=text, earlier=problem.earlier or ()))
-            if system is not None:
+            messages = as_messages(replace(problem, prompt=text, earlier=problem.earlier or ()))
+            variables = chat_template_kwargs or {}
+            if system is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})
-                check_system(tokenizer, messages)
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+                check_system(tokenizer, messages, variables)
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                                **variables)["input_ids"]
         elif problem.earlier is not None:
             raise ValueError("it is a list of messages, which needs a chat template: give texts")
         else:
-            ids = tokenizer(f"{system}\n\n{text}" if system else text)["input_ids"]
+            ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
     except Exception as error:                               # tokenizers raises bare Exceptions
         raise ValueError(f"{where}: the prompt cannot be tokenized: {error}")
     if not 1 <= len(ids) <= max_prompt_length:
@@ -236,12 +272,23 @@ def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, temp
     return ids
 
 
-def check_system(tokenizer, messages):
+def encode_text(tokenizer, text):
+    """The token ids of a text with the special tokens that the tokenizer puts before it (BOS), but
+    without those that some put after it: a response would begin after the end of the sequence."""
+    ids = tokenizer(text)["input_ids"]
+    if not ids or ids[-1] not in tokenizer.all_special_ids:
+        return ids
+    plain = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ends = range(len(plain), len(ids) + 1)
+    return next((ids[:end] for end in ends if ids[end - len(plain):end] == plain), ids)
+
+
+def check_system(tokenizer, messages, variables):
     """Raise ValueError if the chat template refuses or drops the system message; not every template
     supports one."""
     advice = "use --prompt_template instead of --system_prompt"
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **variables)
     except Exception as error:                               # a template may raise anything
         raise ValueError(f"the chat template takes no system message ({error}): {advice}")
     if messages[0]["content"].strip() not in text:

@@ -4,7 +4,7 @@ the user's own. All have the same `sample` method (rollout.Sampler)."""
 from functools import lru_cache
 from pathlib import Path
 
-from plumbing.data.reward_functions import load_here
+from plumbing.data.batch_rewards import load_in_this_process
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
 from plumbing.speed.fast import FastSampler
@@ -47,9 +47,9 @@ def load_class(name):
 
 @lru_cache
 def load_once(name, path, changed):
-    """load_here(name), once per version of the file: sampling and every evaluation get the same
-    class, so that they can share an engine."""
-    return load_here(name)
+    """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
+    get the same class, so that they can share an engine."""
+    return load_in_this_process(name)
 
 
 # --------------------------------------------------------------------------------------- wrappers

@@ -63,7 +63,8 @@ def cold_start(settings, task, device):
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
                   learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
                   balance=BALANCE, seed=settings.seed, torch=torch.__version__,
-                  problems=digest(task.train))  # and their order
+                  problems=digest([[p.prompt, p.answer, p.where, p.earlier]
+                                   for p in task.train]))              # and their order
     if residual_scale(config) < 1:
         recipe["residual_scale"] = residual_scale(config)
     if task.played:          # the teacher stands in a user's file, which may change

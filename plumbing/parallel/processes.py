@@ -87,14 +87,15 @@ def gather(part):
     return [torch.load(io.BytesIO(data), device, weights_only=False) for data in parts]
 
 
-def divided(judge):
-    """A Task.judge that shares the groups among the processes; every process gets the whole
-    result."""
+def divided(reward_components):
+    """Task.reward_components that shares the groups among the processes; every process gets the
+    whole result."""
     def shared(texts, problems, ids=None, games=None):
         own = share(len(problems))
         G = len(texts) // len(problems)
         rows = slice(own.start * G, own.stop * G)
-        parts = judge(texts[rows], problems[own], ids and ids[rows], games and games[rows])
+        parts = reward_components(texts[rows], problems[own], ids and ids[rows],
+                                  games and games[rows])
         return torch.cat(gather(parts))                                             # [B, K]
     return shared
 

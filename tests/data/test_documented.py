@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import eval
 import session.learner
 import train
-from plumbing.data.tasks import from_arguments
+from plumbing.data.tasks import make_task
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, python, read_json
 
@@ -46,9 +46,9 @@ def section(heading, **places):
 
 def judged(task, texts, problems):
     """The rewards of the texts; the task's workers are closed."""
-    rewards = task.judge(texts, problems).squeeze(-1).tolist()
+    rewards = task.reward_components(texts, problems).squeeze(-1).tolist()
     assert not task.verifier_errors
-    for verifier in task.verifiers:
+    for verifier in task.reward_functions:
         verifier.close()
     return rewards
 
@@ -106,17 +106,17 @@ OUTSIDE = f"{sys.executable} -I -"                           # isolates nothing:
 def test_the_verifier_that_runs_code(workplace, monkeypatch):
     monkeypatch.setenv("JAIL", OUTSIDE)
     (argv,) = section("A verifier that runs code")
-    task = from_arguments(parse(argv))
+    task = make_task(parse(argv))
     problem = asked(task, "add")
     fenced = f"Here it is:\n```python\n{problem.answer}\n```\nDone."
     answers = [problem.answer, fenced, "def add(a, b):\n    return a - b",
                "import sys\nsys.exit(0)", "no code"]
     assert judged(task, answers, [problem] * 5) == [1, 1, 0, 0, 0]
-    assert task.verifiers[0].time_limit == 20
+    assert task.reward_functions[0].time_limit == 20
     monkeypatch.setenv("JAIL", "no-such-program")
     words = "runs.py:passes: raised FileNotFoundError.*each of the first"
     with pytest.raises(ValueError, match=words):
-        from_arguments(parse(argv))
+        make_task(parse(argv))
 
 
 def bubblewrap():
@@ -144,7 +144,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
                  f"__import__('socket').create_connection({listener.getsockname()}, 1)"]
         for program, want in ((jail, [1, 1, 1, 1]), (OUTSIDE, [1, 0, 0, 0])):
             monkeypatch.setenv("JAIL", program)
-            task = from_arguments(parse(argv))
+            task = make_task(parse(argv))
             right = asked(task, "add")
             answers = [right.answer, *(right.answer + caught.format(line) for line in tries)]
             assert judged(task, answers, [right] * 4) == want
@@ -154,7 +154,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
 
 def test_the_calculator(workplace):
     argv = section("An environment")[0]
-    task = from_arguments(parse(argv))
+    task = make_task(parse(argv))
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
     assert task.stop == ("\n", "</tool>")

@@ -8,15 +8,16 @@ or use the verifiers.
 import json
 import time
 import zlib
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from plumbing.data.datafiles import Problem, checked_rows, read_rows
+from plumbing.data.datafiles import Problem, read_rows, to_problems
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import load_task
-from plumbing.data.verifiers import Verifier, in_parallel
+from plumbing.data.reward_functions import RewardFunction, in_parallel
 from tiny_run import jsonl, metrics, slow
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
@@ -68,7 +69,13 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "objects.jsonl": (row(answer='{"value": 1}'), " line 2: answer holds a dict"),
     "boolean.jsonl": (row(answer="true"), " line 2: answer holds a bool"),
     "surrogate.jsonl": (row('"\\ud83d"'), " line 2: prompt holds half a surrog"),
-    "hashes.jsonl": (row(answer='"No idea ####  "'), " line 2: answer after #### is empty"),
+    "twice.csv": ("prompt,answer,answer\nx,1,2\n",
+                  " line 1: broken CSV: the name 'answer' occurs twice"),
+    "twice.jsonl": (f'{GOOD}{{"prompt": "x", "answer": 1, "answer": 2}}\n',
+                    " line 2: broken JSONL: the name 'answer' occurs twice"),
+    "nested.jsonl": ('{"prompt": "x", "reward_model": {"ground_truth": "4"}}\n',
+                     ": no column answer or solution for the answer; it has prompt, reward_model, "
+                     "reward_model.ground_truth: --columns"),
     "no_messages.jsonl": (row("[]"), " line 2: prompt is a list without messages"),
     "texts.jsonl": (row('["2+2="]'), " line 2: prompt holds '2+2=', which is not a message"),
     "content.jsonl": (row('[{"role": "user", "content": ["2"]}]'),
@@ -104,6 +111,14 @@ def test_a_null_deep_inside_a_parquet_file_is_refused_by_its_row(tmp_path):
         load_task(str(tmp_path / "x.parquet"), verifier="exact")
 
 
+def test_a_decimal_of_a_parquet_file_is_a_number(tmp_path):
+    import datasets
+    datasets.Dataset.from_list([{"prompt": "x", "answer": Decimal("4.50")}]).to_parquet(
+        tmp_path / "x.parquet")
+    row, = to_problems(read_rows(tmp_path / "x.parquet"), "x.parquet")
+    assert row.answer == "4.50"
+
+
 @pytest.mark.parametrize("test, more, words", [
     (None, {"prompt_column": "ask"}, "no column ask for the prompt; it has prompt, answer: "),
     ("empty.jsonl", {}, "empty.jsonl: is empty"),
@@ -129,8 +144,8 @@ def test_a_byte_put_in_left_out_or_replaced_is_read_or_refused(suffix, good, tmp
             for after in (place, place + 1):
                 path.write_bytes(good[:place].encode() + noise + good[after:].encode())
                 try:
-                    rows = checked_rows(read_rows(path), path)
-                    assert all(isinstance(part, str) for row in rows for part in row[:3])
+                    rows = to_problems(read_rows(path), path)
+                    assert all(isinstance(p.prompt + p.answer, str) for p in rows)
                     read += 1
                 except ValueError as error:
                     assert str(path) in str(error)
@@ -153,12 +168,13 @@ def test_unicode_and_control_characters_pass_unchanged(tmp_path):
 
 @pytest.mark.parametrize("name, text, answers", [
     ("x.jsonl", '{"prompt": 1, "answer": 4}\n{"prompt": "b", "answer": "5"}\n'
-     '{"prompt": "c", "answer": -6.5}', ["4", "5", "-6.5"]),
+     '{"prompt": "c", "answer": -6.5}\n{"prompt": "d", "answer": 0.00001}\n'
+     '{"prompt": "e", "answer": 1e16}', ["4", "5", "-6.5", "0.00001", "10000000000000000"]),
     ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"])])
 def test_numbers_become_text_and_text_stays_as_it_is_written(name, text, answers, tmp_path):
     (tmp_path / name).write_text(text, encoding="utf-8")
-    rows = checked_rows(read_rows(tmp_path / name), name)
-    assert [row[:2] for row in rows] == [*zip("1bc", answers)]
+    rows = to_problems(read_rows(tmp_path / name), name)
+    assert [(p.prompt, p.answer) for p in rows] == [*zip("1bcde", answers)]
 
 
 def test_a_dataset_of_one_row_is_both_splits_and_says_so(tmp_path):
@@ -166,25 +182,40 @@ def test_a_dataset_of_one_row_is_both_splits_and_says_so(tmp_path):
     task = load_task(str(tmp_path / "x.jsonl"), verifier="exact")
     assert task.train == task.test == [Problem("2+2=", "4", f"{tmp_path}/x.jsonl line 1")]
     note, = task.notes
-    assert "only one problem" in note
+    assert "only one prompt" in note
 
 
-def test_the_first_row_of_a_prompt_counts_and_no_prompt_is_in_both_splits(tmp_path):
-    rows = [{"prompt": f"p{i % 7}", "answer": str(i)} for i in range(50)]
-    task = load_task(jsonl(tmp_path / "x.jsonl", rows), verifier="exact")
-    assert {p.prompt: p.answer for p in task.train + task.test} == {
-        f"p{i}": str(i) for i in range(7)}
-    assert len(task.train) == 6 and len(task.test) == 1
-    assert task.notes[0] == ("43 of 50 rows left out: their prompt came before or is in the test "
-                             "split")
+def test_equal_rows_count_once_and_no_prompt_is_in_both_splits(tmp_path):
+    rows = [{"prompt": f"p{i % 7}", "answer": str(i % 14), "id": 1e-9} for i in range(50)]
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    task = load_task(path, verifier="exact")
+    assert sorted((p.prompt, int(p.answer)) for p in task.train + task.test) == sorted(
+        (f"p{i % 7}", i) for i in range(14))
+    assert len({p.prompt for p in task.train}) == 6 and len({p.prompt for p in task.test}) == 1
+    assert all(p.row == {"prompt": p.prompt, "answer": p.answer, "id": 1e-9} for p in task.train)
+    assert task.notes[0].startswith("36 of 50 rows left out: they repeat an earlier row")
+    assert task.notes[1].startswith("7 rows have the prompt of another row but differ")
+    for row in rows:
+        row["prompt"] = "play"
+        del row["answer"]
+    task = load_task(jsonl(path, [row | {"secret": i} for i, row in enumerate(rows)]),
+                     environment=True)                       # the split is by row, without answers
+    assert len(task.train) == 45 and len(task.test) == 5 and not task.reward_functions
+    assert {p.row["secret"] for p in task.train + task.test} == set(range(50))
 
 
-def test_answers_that_math_verify_cannot_read_are_noticed(tmp_path):
-    rows = [{"prompt": f"p{i}", "answer": "yes"} for i in range(4)]
-    task = load_task(jsonl(tmp_path / "x.jsonl", rows))
-    task.verifiers[0].close()
-    assert any("perhaps the verifier exact is meant" in note for note in task.notes)
-    assert not task.verifier_errors
+def test_references_that_math_verify_cannot_read_are_named(model, run, capsys):
+    """Ten that it can read come first."""
+    odd = ["\\$18.90", "√2", "½", "no solution", "−5", 0.00001]
+    files(train=[], test=["7+7="])
+    jsonl("train.jsonl", [{"prompt": f"{i}+1=", "answer": answer}
+                          for i, answer in enumerate([*range(1, 11), *odd])])
+    run(FLAGS.replace("exact", "math"))
+    out = capsys.readouterr().out
+    assert ("cannot read 3 of 16 different reference answers that were tried, such as '√2' "
+            "(train.jsonl line 12), '½' (train.jsonl line 13), 'no solution' (train.jsonl line 14)"
+            ) in out
+    assert "--verifier exact" in out and out.index("cannot read") < out.index("first prompt")
 
 
 def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path):
@@ -276,7 +307,7 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
         "    crc = zlib.crc32(response.encode('utf-8', 'surrogatepass'))\n"
         "    return crc == int(answer) if len(response) % 3 else int(response) * 0\n",
         encoding="utf-8")
-    check = Verifier(f"{tmp_path}/mine.py:check", time_limit=20.0)
+    check = RewardFunction(f"{tmp_path}/mine.py:check", time_limit=20.0)
     responses = hostile("42", tmp_path / "trap")
     for response in responses:
         crc = zlib.crc32(response.encode("utf-8", "surrogatepass"))
@@ -290,7 +321,7 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
 def test_math_verify_survives(every, tmp_path):
     """Four at a time, as a run judges them: an answer that is cut off costs a second and a new
     worker."""
-    trap, check = tmp_path / "trap", Verifier("math", time_limit=1.0)
+    trap, check = tmp_path / "trap", RewardFunction("math", time_limit=1.0)
     responses = hostile("42", trap)[::every]
     in_parallel(lambda part: judged(check, "42", part, trap),
                 [responses[i::4] for i in range(4)], workers=4)
@@ -306,7 +337,7 @@ def test_reasoning_gyms_verifiers_survive(tmp_path, name):
     """Some hand the response to sympy's parser, which is eval: the trap must stay shut."""
     pytest.importorskip("reasoning_gym")
     task = load_task(f"reasoning_gym:{name}", size=10, time_limit=1.0)
-    trap, check, problem = tmp_path / "trap", task.verifiers[0], task.train[0]
+    trap, check, problem = tmp_path / "trap", task.reward_functions[0], task.train[0]
     judged(check, "0", hostile(problem.answer, trap)[:400], trap)
     check.close()
 

@@ -1,6 +1,7 @@
 """Prompts: what stands around them, and what the policy reads in the end.
 python -m pytest tests/data/test_prompts.py"""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,8 @@ from tokenizers import Regex, pre_tokenizers
 
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.data.task import encode_prompt, shown
-from plumbing.data.tasks import from_arguments
+from plumbing.data.task import describe_prompt, encode_prompt
+from plumbing.data.tasks import make_task
 from session.arguments import parse
 from tiny_run import jsonl, read_json
 
@@ -73,7 +74,7 @@ def rows(workplace):
 def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, system, template,
                                                                          rows):
     Path("shots.txt").write_text("1+1=2\n{prompt}\nQ:\n", encoding="utf-8")
-    task = from_arguments(parse((EXACT + line).split()))
+    task = make_task(parse((EXACT + line).split()))
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
 
@@ -104,12 +105,24 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
 def test_a_prefilled_think_is_pointed_at_and_a_long_prompt_is_cut():
     tokenizer = with_template(CHAT + "<think>{{ '\\n' }}")
     ids = encode_prompt(tokenizer, ROW, True, 200)
-    assert shown(tokenizer, ids).endswith(
+    assert describe_prompt(tokenizer, ids).endswith(
         "<assistant><think>\\n'\nthe chat template opens <think>: this is part of the prompt, and "
-        "a response, as a verifier reads it, begins inside")
-    text = shown(LETTERS, LETTERS("1+1=" * 1000)["input_ids"])
+        "a response, as a reward function reads it, begins inside")
+    text = describe_prompt(LETTERS, LETTERS("1+1=" * 1000)["input_ids"])
     assert text.startswith("first prompt, 4000 tokens: '1+1=")
     assert " … " in text and len(text) < 1200
+
+
+def test_no_prompt_ends_with_the_end_token_that_a_tokenizer_appends(rows, cold_start, run, capsys):
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+    shutil.copytree(cold_start, "m")
+    tokenizer = AutoTokenizer.from_pretrained("m")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<pad> $A <eos>", special_tokens=[("<pad>", 16), ("<eos>", 15)])
+    tokenizer.save_pretrained("m")
+    run(EXACT + "--max_completion_length 4")
+    assert re.search(r"first prompt, 5 tokens: '<pad>\d\+1='", capsys.readouterr().out)
 
 
 BOM = b"\xef\xbb\xbf"
@@ -118,10 +131,10 @@ BOM = b"\xef\xbb\xbf"
 def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     Path("shots.txt").write_bytes(BOM + b"1+2=3\n{prompt}\n")
     Path("mine.py").write_bytes(BOM + b"def reward(completions):\n    return [1]\n")
-    task = from_arguments(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
+    task = make_task(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
                                  "--verifier mine.py:reward").split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
-    assert task.verifiers[0].whole
+    assert task.reward_functions[0].batched
 
 
 def test_a_backslash_n_is_a_line_break_in_every_flag_that_takes_a_text():

@@ -16,13 +16,14 @@ import torch
 
 import advantages
 from advantages import gdpo, group_advantages, with_group_mean
+from eval import main as eval_main
 from features.turns import Game
 from plumbing.data import tasks
-from plumbing.data.reward_functions import RewardFunction, is_whole_batch
+from plumbing.data.batch_rewards import make_reward_function
+from plumbing.data.reward_functions import RewardFunction, in_parallel
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.data.tasks import load_task
-from plumbing.data.verifiers import Verifier, in_parallel
 from plumbing.parallel import processes
 from rollout import Rollout
 from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, python, read_json
@@ -44,7 +45,7 @@ def task(sums):
         return made[-1]
     yield make
     for task in made:
-        for verifier in task.verifiers:
+        for verifier in task.reward_functions:
             verifier.close()
 
 
@@ -66,16 +67,16 @@ def test_parts_are_weighed_in_the_order_in_which_they_are_named(task, sums):
     judge = task("def reward(response, answer, problem):\n"
                  "    return {'right': response == answer, 'b': 0.5, 'a': problem['largest']}\n",
                  reward_weights=[1.0, 2.0, -1.0])
-    assert judge.part_names == ["right", "b", "a"]
+    assert judge.component_names == ["right", "b", "a"]
     assert judge.weights(torch.ones(4, 4)) == [1, 2, -1, 1]
     largest = {row["prompt"]: row["largest"] for row in sums}
     for problem in judge.train:
         a = largest[problem.prompt]
-        parts = judge.judge([problem.answer, "no"], [problem] * 2)
+        parts = judge.reward_components([problem.answer, "no"], [problem] * 2)
         assert parts.tolist() == [[1, 0.5, a], [0, 0.5, a]]
         assert judge.verify(problem.answer, problem) == 2 - a
     judge.reward_weights = [1.0, 2.0]
-    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 parts: right"):
+    with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 components: right"):
         judge.weights(torch.ones(4, 3))
 
 
@@ -84,7 +85,7 @@ def test_parts_are_weighed_in_the_order_in_which_they_are_named(task, sums):
     ("{'right': 1, 'format': float('nan')}", "returned nan for format, not a finite number"),
     ("{'right': '1', 'format': 1}", "returned '1' for right, not a finite number"),
     ("{'right': None, 'format': 1}", "returned None for right"),
-    ("{}", "returned no parts"),
+    ("{}", "returned an empty dict"),
     ("{'right': 1, 'format': 1, 'more': 1}", "returned right format more, but"),
     ("1.0", "returned reward, but right format before"),
     ("{'right': 10 ** 400, 'format': 1}", "not a finite"),
@@ -93,8 +94,8 @@ def test_a_bad_dict_is_one_line_reward_0_and_counted(bad, words, task, capfd):
     judge = task(f"def reward(response, answer):\n    if 'bad' in response:\n        return {bad}\n"
                  "    return {'right': response == answer, 'format': 1}\n")
     problem = judge.train[0]
-    found = [judge.judge([problem.answer, "bad", "bad 2"], [problem] * 3),
-             judge.judge(["bad", "fine"], [problem] * 2)]
+    found = [judge.reward_components([problem.answer, "bad", "bad 2"], [problem] * 3),
+             judge.reward_components(["bad", "fine"], [problem] * 2)]
     assert torch.cat(found).tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 1]]
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and words in err
@@ -106,7 +107,7 @@ def test_a_bad_dict_is_one_line_reward_0_and_counted(bad, words, task, capfd):
 def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(task):
     judge = task("def reward(response, answer):\n"
                  "    return {'right': 1 / (answer != '2'), 'a': 0}\n")
-    assert judge.part_names == ["right", "a"] and not judge.verifier_errors
+    assert judge.component_names == ["right", "a"] and not judge.verifier_errors
 
 
 @pytest.mark.parametrize("ranks", [([None, ["b", "a"]]), ([["a", "b"], ["b", "a"]])])
@@ -116,9 +117,9 @@ def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ran
     with monkeypatch.context() as patch:
         patch.setattr(processes, "gather", lambda part: gathered)
         judge = task("def reward(response, answer):\n    return {'b': 1, 'a': 2}\n")
-    assert judge.part_names == next(names for names in ranks if names)
-    parts = judge.judge(["1"], judge.train[:1])[0].tolist()
-    assert dict(zip(judge.part_names, parts)) == {"b": 1, "a": 2}
+    assert judge.component_names == next(names for names in ranks if names)
+    parts = judge.reward_components(["1"], judge.train[:1])[0].tolist()
+    assert dict(zip(judge.component_names, parts)) == {"b": 1, "a": 2}
 
 
 # two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds
@@ -182,13 +183,13 @@ def test_parts_of_several_verifiers_stand_side_by_side(sums):
                                encoding="utf-8")
     judge = load_task("rows.jsonl", verifier=["exact", "form.py:form"], reward_weights=[1, 0.5])
     problem = judge.train[0]
-    assert judge.part_names == ["exact", "form"]
+    assert judge.component_names == ["exact", "form"]
     assert [judge.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
     half = torch.tensor([[1, torch.nan], [torch.nan, 1]])    # a part that a row does not have
     assert judge.total(half).tolist() == [1, 0.5]
-    with pytest.raises(ValueError, match="two parts of the reward have the same name"):
+    with pytest.raises(ValueError, match="two components of the reward have the same name"):
         load_task("rows.jsonl", verifier=["form.py:form"] * 2)
-    judge.verifiers[1].close()
+    judge.reward_functions[1].close()
 
 
 def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(sums):
@@ -196,7 +197,7 @@ def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(sums):
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
         "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n", encoding="utf-8")
-    check, texts = Verifier("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
+    check, texts = RewardFunction("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
     expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
     assert in_parallel(check, texts, [""] * 99, workers=4) == expected
     assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) == 4
@@ -230,8 +231,8 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, ki
     run(DATA + line + "--resume")
     assert 0 < counts[0] < counts[1] < counts[2] and differences("whole", "run", 3) == []
     err = capfd.readouterr().err
-    assert err.count("warning: verifier") == 3
-    assert len(re.findall("warning: verifier.*returned right, but right form before", err)) == 3
+    assert err.count("warning: --verifier") == 3
+    assert len(re.findall("warning: --verifier.*returned right, but right form before", err)) == 3
 
 
 BATCH = ("def reward(completions):\n    if len(completions) == 8:\n        return [1] * 8\n"
@@ -241,7 +242,7 @@ BEFORE = [                                                   # what mine.py hold
     ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
      "mine.py:reward: raised IndexError.*each of the first 8 reference answers"),
     ("", "--verifier exact --reward_weights 1 2",
-     "^train.py: --reward_weights holds 2 numbers, but the reward has 1 parts: exact\n$"),
+     "^train.py: --reward_weights holds 2 numbers, but the reward has 1 components: exact\n$"),
     ("def reward(completions):\n    return 1 / 0\n", "",
      "mine.py:reward raised ZeroDivisionError: division by zero: it fails on each of the first 8 "
      "reference answers"),
@@ -249,7 +250,7 @@ BEFORE = [                                                   # what mine.py hold
      "asks for label, trainer_state; a reward function gets prompts, completions, completion_ids, "
      "answer, largest"),
     ("import nowhere_at_all\ndef reward(completions):\n    return 0\n", "",
-     "does not load: raised ModuleNotFoundError"),
+     "does not load: ModuleNotFoundError"),
     ("def reward(completions):\n    return 0\n", "--verifier_timeout 5",
      "--verifier_timeout 5 has no effect on a function of a whole batch"),
     (SLEEPS, "--verifier_timeout 0.05",
@@ -261,7 +262,8 @@ BEGUN = [
     *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
         "{}['x']": "raised KeyError: 'x'",
         "[1.0]": "returned 1 rewards for 16 completions",
-        "3": "returned 3, not a list",
+        "3": "returned 3: a list of 16 numbers",
+        "dict.fromkeys(range(16), 1.0)": "returned {0: 1.0, 1: 1.0.*a list of 16 numbers",
         "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
         "[float('inf')] * len(completions)": "returned inf for a completion",
         "[c[0]['content'] for c in completions]":
@@ -305,7 +307,7 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
         assert record["reward_parts"]["reward"] == record["pass_rate"] == right
         assert record["verifier_errors"] == 0
         assert set(record["reward_parts"]) == {"reward", "exact"}
-    said = r"(?m)^verifier mine.py:reward.* takes whole batch.*no time limit.*ends the run"
+    said = r"(?m)^--verifier mine.py:reward.* takes whole batch.*no time limit.*ends the run"
     assert len(re.findall(said, capsys.readouterr().out)) == 1
 
 
@@ -340,13 +342,13 @@ LOST = ("def reward(completions):\n"
 def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd):
     judge = task(LOST)
     texts = ["0.1", "lost", "0.7", "0.1", "0.3", "lost", "0.3", "0.3"] + ["lost"] * 4
-    rewards = judge.total(judge.judge(texts, judge.train[:3]), 4)
+    rewards = judge.total(judge.reward_components(texts, judge.train[:3]), 4)
     assert rewards.tolist() == pytest.approx([0.1, 0.3, 0.7, 0.1] + [0.3] * 4 + [0] * 4)
     mixed, equal, none = group_advantages(rewards, 4).view(3, 4)
     assert mixed[1].abs() < 1e-6 and (mixed[[0, 2, 3]].abs() > 0.5).all()
     assert (equal == 0).all() and (none == 0).all()          # equal but for the lost one: exactly
     assert judge.new_errors() == 6
-    judge.judge(["lost"], judge.train[:1])
+    judge.reward_components(["lost"], judge.train[:1])
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "mine.py:reward gave no reward for 'lost'" in err
     assert "mean of their group" in err
@@ -365,7 +367,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     for rank in range(world):
         share = lambda n: slice(rank * n // world, (rank + 1) * n // world)
         monkeypatch.setattr(processes, "share", share)
-        found.append(processes.divided(judge.judge)(texts, problems))
+        found.append(processes.divided(judge.reward_components)(texts, problems))
     rewards = judge.total(torch.cat(found), 4)
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 
@@ -376,11 +378,11 @@ def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_usual_one(tas
                  "    return [1] * len(completions)\n"
                  "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
                  "    return 1.0\n", "reward", "one", time_limit=None)
-    assert judge.judge(["x"], judge.train[:1]).tolist() == [[1, 0]]
+    assert judge.reward_components(["x"], judge.train[:1]).tolist() == [[1, 0]]
     assert judge.verifier_errors == {"timeout": 1}
 
 
-@pytest.mark.parametrize("source, whole", [
+@pytest.mark.parametrize("source, batched", [
     ("def reward(completions, **kw): pass", True),
     ("def reward(completion_ids): pass", True),
     ("\ufeffdef reward(completions): pass", True),
@@ -389,20 +391,18 @@ def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_usual_one(tas
     ("def reward(response, answer, problem): pass", False),
     ("def reward(*, completions): pass", True),
     ("reward = lambda completions: []", True),
+    ("def reward(response, answer): pass\nreward = lambda completions: []", True),
+    ("def reward(completions): pass\nreward = lambda response, answer: 1", False),
     ("reward = len", False),
-    ("from other import reward", True),
-    ("def reward(", False),
-    ("raise SystemExit", False),
-    ("", False),
-    ("open('ran', 'w')\ndef reward(response, answer): pass", False)])
-def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, whole, tmp_path,
+    ("from other import reward", True)])
+def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, batched, tmp_path,
                                                                       monkeypatch):
-    """The file of a verifier of one answer is not run here: it may end the process."""
     monkeypatch.chdir(tmp_path)
     Path("other.py").write_text("def reward(completions):\n    return []\n", encoding="utf-8")
     Path("mine.py").write_text(source + "\n", encoding="utf-8")
-    assert is_whole_batch("mine.py:reward") == whole and not Path("ran").exists()
-    assert not is_whole_batch("math") and not is_whole_batch("nowhere.py:reward")
+    function = make_reward_function("mine.py:reward", 20.0, ["answer"])
+    function.close()
+    assert function.batched == batched
 
 
 def test_an_async_function_and_one_with_a_state_are_called(task):
@@ -410,8 +410,8 @@ def test_an_async_function_and_one_with_a_state_are_called(task):
                  "        return [len(c) for c in completions]\nstate = Judge()\n"
                  "async def reward(completions):\n    await asyncio.sleep(0)\n"
                  "    return [True] * len(completions)\n", "reward", "state")
-    assert judge.judge(["a", "bb"], judge.train[:2]).tolist() == [[1, 1], [1, 2]]
-    assert isinstance(judge.verifiers[1], RewardFunction)
+    assert judge.reward_components(["a", "bb"], judge.train[:2]).tolist() == [[1, 1], [1, 2]]
+    assert judge.reward_functions[1].batched
 
 
 def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
@@ -425,7 +425,7 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
                  "    return [Mark(colorsys.mine).value for _ in completions]\n"
                  "def one(response, answer):\n    return Mark(colorsys.mine).value\n",
                  "reward", "one")
-    assert judge.judge(["x"], judge.train[:1]).tolist() == [[7, 7]]
+    assert judge.reward_components(["x"], judge.train[:1]).tolist() == [[7, 7]]
     assert sys.path[0] != str(Path.cwd()) and sys.path[-1] == str(Path.cwd())
     sys.modules.pop("colorsys", None)
     import colorsys
@@ -447,7 +447,7 @@ def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(t
     jsonl("rows.jsonl", [*sums[:-1], sums[-1] | {"late": 7}])
     judge = task("def reward(completions, late):\n    return [n or 0.5 for n in late]\n")
     problems = judge.train + judge.test
-    rewards = judge.judge([""] * len(sums), problems).flatten().tolist()
+    rewards = judge.reward_components([""] * len(sums), problems).flatten().tolist()
     assert sorted(rewards) == [0.5] * (len(sums) - 1) + [7]
 
 
@@ -486,6 +486,56 @@ def conversations(workplace, cold_start):
     return tokenizer
 
 
+def test_rows_as_verl_has_them(conversations, run, capsys, calls):
+    """compute_score with defaults, which would take (response, answer) for its first two; nested
+    columns; two rows with one prompt; a row's own system message; the template's variables, in
+    prompts, evaluations and questions."""
+    from plumbing.data import task as module
+    conversations.chat_template += ("{% if strict %}+{{ strict }}{% endif %}"
+                                    "{{ strftime_now('%d')[:1] }}")
+    conversations.save_pretrained("chat")
+    jsonl("talk.jsonl", [
+        {"prompt": [{"role": "system", "content": "1,"}, {"role": "user", "content": f"{a}+1"}],
+         "data_source": "sums", "extra_info": {"index": i},
+         "reward_model": {"style": "rule", "ground_truth": f"worked\n#### {i}"}}
+        for a in (1, 2) for i in range(4)])
+    Path("mine.py").write_text(
+        "import json\n"
+        "def compute_score(data_source=None, solution_str='', ground_truth='', extra_info=None,\n"
+        "                  bonus=0.5):\n"
+        "    with open('calls.jsonl', 'a') as file:\n"
+        "        index = (extra_info or {}).get('index', 0)\n"
+        "        words = [data_source, solution_str, ground_truth, index]\n"
+        "        file.write(json.dumps(words) + '\\n')\n"
+        "    return {'score': bonus, 'pred': solution_str}\n", encoding="utf-8")
+    Path("whole.py").write_text(
+        "def whole(completions, reward_model):\n"
+        "    return [1 if x is None else x['ground_truth'].count('worked')\n"
+        "            for x in reward_model]\n", encoding="utf-8")
+    prompts = calls(module, "encode_prompt")
+    record, = run(TALK + "--columns prompt reward_model.ground_truth --verifier "
+                  "mine.py:compute_score whole.py:whole --max_completion_length 4 "
+                  "--system_prompt 2= --save_steps 1 --eval_samples 1 --eval_prompts 2 "
+                  "--chat_template_kwargs", '{"strict": 7, "stirct": 0}')
+    out = capsys.readouterr().out
+    assert record["reward_parts"] == {"compute_score": 0.5, "whole": 1.0}
+    for note in ("8 of 8 prompts have a system message of their own, which is used instead of",
+                 "--chat_template_kwargs stirct has no effect: the chat template has no such",
+                 "the chat template prints today's date",
+                 "rows have the prompt of another row but differ in other columns"):
+        assert note in out
+    for source, response, answer, index in read_json("calls.jsonl"):
+        assert source == "sums" and answer == str(index) and response is not None
+    assert {words[3] for words in read_json("calls.jsonl")} == {0, 1, 2, 3}
+    eval_main(["ask", "run/checkpoints/step_1", "1+2", "--n", "1", "--answer", "3",
+               "--trust_run_code"])
+    texts = {conversations.decode(ids) for _, _, ids in prompts}
+    assert any("1,2+1=+7" in text for text in texts) and any("2=1+2=+7" in text for text in texts)
+    for value, words in (("[1]", "is not a JSON object like"), ("no", "is not a JSON object like"),
+                         ('{"tokenize": false}', "names an argument of apply_chat_template")):
+        assert words in run.refused(TALK + "--chat_template_kwargs", value)
+
+
 trl_rewards = importlib.import_module("trl.rewards") if importlib.util.find_spec("trl") else None
 NAMES = [*chain(*trl_rewards._import_structure.values())] if trl_rewards else []
 FACTORIES = {"get_soft_overlong_punishment": "(max_completion_len=6, soft_punish_cache=4)",
@@ -503,7 +553,7 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n",
                                encoding="utf-8")
     Path("recorder.py").write_text(RECORDER, encoding="utf-8")
-    seen = calls(Task, "judge")
+    seen = calls(Task, "reward_components")
     record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")
     ((_, _, problems, *_), _, parts), = seen

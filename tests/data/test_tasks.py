@@ -6,7 +6,7 @@ import random
 import re
 import runpy
 import sys
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import FrozenInstanceError, asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.stream import PromptStream
 from plumbing.data.task import Task
-from plumbing.data.tasks import from_arguments, load_task, of_run
+from plumbing.data.tasks import load_task, make_task, prepare_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
 from tiny_run import flags, jsonl, metrics, read_json
@@ -42,7 +42,8 @@ def custom(kind=int, **more):
 def test_a_verifier_of_ones_own_may_return_any_kind_of_number(workplace, monkeypatch):
     for kind in (bool, int):
         task = custom(kind)
-        assert task.judge([task.train[0].answer, ""], task.train[:1]).tolist() == [[1], [0]]
+        rewards = task.reward_components([task.train[0].answer, ""], task.train[:1])
+        assert rewards.tolist() == [[1], [0]]
     monkeypatch.setattr(cold, "MUST_PASS", 0.0)
     train.run_script(parse(flags("--steps", "1", "--output_dir", "run")), custom(numpy.float32))
     record, = metrics("run")
@@ -58,8 +59,8 @@ def test_token_credit_without_first_error_is_refused_before_anything_is_made(wor
 
 def test_stop_adds_to_the_strings_of_a_task_of_ones_own():
     task = custom(stop=(";", "+"))
-    assert of_run(parse(["--stop", "\\n", "+"]), task).stop == (";", "+", "\n")
-    assert of_run(parse(["--stop", "+"])).stop == ("+",)
+    assert prepare_task(parse(["--stop", "\\n", "+"]), task).stop == (";", "+", "\n")
+    assert prepare_task(parse(["--stop", "+"])).stop == ("+",)
 
 
 @pytest.mark.parametrize("line, built_in, given, stated", [
@@ -68,8 +69,8 @@ def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were(
                                                                                 given, stated):
     args = parse(f"--min_terms 1 --max_terms 2 {line}".split())
     before = asdict(args)
-    limits = [of_run(args), from_arguments(args), of_run(args, custom()),
-              of_run(args, custom(max_completion_length=9))]
+    limits = [prepare_task(args), make_task(args), prepare_task(args, custom()),
+              prepare_task(args, custom(max_completion_length=9))]
     assert [task.max_completion_length for task in limits] == [built_in, built_in, given, stated]
     assert asdict(args) == before
     with pytest.raises(FrozenInstanceError):
@@ -94,7 +95,7 @@ def test_the_answer_is_the_last_digit_of_every_partial_sum(low, high):
         assert low <= len(terms) <= high and set(terms) <= set(range(1, 10))
         assert problem.prompt == ("+".join(map(str, terms)) + "=").ljust(2 * high), "one width"
         assert problem.answer == ",".join(map(str, digits)) + "."
-        assert verbose == problem._replace(answer=",".join(steps) + ".")
+        assert verbose == replace(problem, answer=",".join(steps) + ".")
 
 
 def test_reward_is_1_for_exactly_one_of_all_answers_of_three_steps():
@@ -231,18 +232,18 @@ def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix,
     assert "held out 3 problem(s)" in task.notes[0]
 
 
-def test_of_a_worked_answer_only_what_follows_the_hashes_counts():
+def test_math_reads_what_follows_the_hashes_of_a_worked_answer():
     task = load_task(str(WORD_PROBLEMS))
     problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
     assert len(problems) == 24 and len(task.test) == 2
     for number, line in enumerate(WORD_PROBLEMS.read_text(encoding="utf-8").splitlines(), 1):
         row = json.loads(line)
         problem, final = problems[str(number)], row["answer"].split("#### ")[1]
-        assert (problem.prompt, problem.answer) == (row["question"], final)
+        assert (problem.prompt, problem.answer) == (row["question"], row["answer"])
         if number % 4 == 0:                                  # math-verify takes 30 ms each
             answers = [row["answer"], rf"\boxed{{{final}}}", "The answer is 77777."]
             assert [task.verify(text, problem) for text in answers] == [1, 1, 0]
-    task.verifiers[0].close()
+    task.reward_functions[0].close()
 
 
 def test_the_split_does_not_depend_on_the_order_of_the_rows(tmp_path):
@@ -256,8 +257,8 @@ def test_a_prompt_of_the_test_file_leaves_the_train_file(tmp_path):
                      numbered(tmp_path / "test.jsonl", (3, 4, 4, 77)), verifier="exact")
     assert [p.prompt for p in task.train] == [f"p{i}" for i in (0, 1, 2, 5, 6, 7, 8, 9)]
     assert [p.prompt for p in task.test] == ["p3", "p4", "p77"]
-    assert task.notes == ["3 of 14 rows left out: their prompt came before or is in the test "
-                          "split"]
+    assert task.notes == ["3 of 14 rows left out: they repeat an earlier row, or their prompt is "
+                          "in the test split"]
 
 
 @pytest.fixture
@@ -283,7 +284,7 @@ def test_a_hub_dataset_brings_its_own_configuration_and_splits(hub):
                  for split in ("train", "test")})
     task = load_task("openai/gsm8k", verifier="exact")
     assert asked == [("openai/gsm8k", "main")]
-    assert task.train[1] == ("train 1", "1", "openai/gsm8k train row 2", None)
+    assert task.train[1] == Problem("train 1", "so\n#### 1", "openai/gsm8k train row 2")
     assert len(task.test) == 5 and not task.notes
     hub({"everything": [{"prompt": f"p{i}", "answer": i} for i in range(20)]})
     task = load_task("some/body", verifier="exact")
@@ -313,13 +314,13 @@ def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path)
     letters = [p for p in task.train if "letter" in p.prompt]
     sums = [p for p in task.train if p not in letters]
     assert {"letter" in p.prompt for p in task.train[:6]} == {True, False}   # one of each in turn
-    assert task.part_names == ["reasoning_gym", "short"]     # both rewards count
+    assert task.component_names == ["reasoning_gym", "short"]     # both rewards count
     for problem in (sums[0], letters[0]):
         said = f"I think <answer>{problem.answer}</answer>"
-        parts = task.judge([problem.answer, said], [problem] * 2)
+        parts = task.reward_components([problem.answer, said], [problem] * 2)
         assert parts.tolist() == [[1, 1], [1, 0]]
         assert task.verify("nonsense", problem) < 0.1
-    for verifier in task.verifiers:
+    for verifier in task.reward_functions:
         verifier.close()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbing.data.verifiers import Verifier
+from plumbing.data.reward_functions import RewardFunction
 from tiny_run import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def maths():
-    check = Verifier("math", time_limit=20.0)                # generous: these must not time out
+    check = RewardFunction("math", time_limit=20.0)          # generous: these must not time out
     yield check
     check.close()
 
@@ -30,7 +30,7 @@ def own(tmp_path):
 
     def make(source, time_limit=20.0):
         (tmp_path / "mine.py").write_text(source, encoding="utf-8")
-        made.append(Verifier(f"{tmp_path}/mine.py:check", time_limit))
+        made.append(RewardFunction(f"{tmp_path}/mine.py:check", time_limit))
         return made[-1]
     yield make
     for check in made:
@@ -56,7 +56,7 @@ def test_math_accepts_equal_values_and_nothing_else(maths, answer, right, wrong)
 
 
 def test_exact_accepts_what_is_equal_but_for_white_space_around_it():
-    check = Verifier("exact")
+    check = RewardFunction("exact")
     assert [check(r, "42 ") for r in (" 42\n", "4 2", "42.")] == [1, 0, 0]
 
 
@@ -123,8 +123,8 @@ def gone(pid):
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
     (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n",
                                       encoding="utf-8")
-    code = ("import threading; from plumbing.data.verifiers import Verifier\n"
-            f"check = Verifier('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
+    code = ("import threading; from plumbing.data.reward_functions import RewardFunction\n"
+            f"check = RewardFunction('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
             "print(worker.pid, flush=True)\n"
             "worker.stdin.write(b'[\"\", \"\"]\\n'); worker.stdin.flush()\n"
             "threading.Event().wait()")
@@ -154,7 +154,7 @@ def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
     """Expressions that make a file when sympy parses them: all do without the guard rail, none with
     it; sympy still works, and files can be read (as a late import does)."""
     code = ("import sys; from sympy.parsing.sympy_parser import parse_expr\n"
-            "from plumbing.data.verifiers import guard_rail; parse_expr('1+1')\n"
+            "from plumbing.data.reward_functions import guard_rail; parse_expr('1+1')\n"
             "for line in sys.stdin:\n    if line == 'guard\\n': sys.addaudithook(guard_rail)\n"
             "    try: parse_expr(line.strip())\n    except Exception as error: pass\n"
             "assert parse_expr('(x+1)**2 - x*x').expand() == parse_expr('2*x + 1')\n"
@@ -187,7 +187,7 @@ UNKNOWN = "not known: use math, exact or file.py:function"
     ("nowhere.py:check", "there is no file nowhere.py")])
 def test_an_unknown_verifier_is_refused(kind, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words):
-        Verifier(kind)
+        RewardFunction(kind)
 
 
 @pytest.mark.parametrize("source, words", [

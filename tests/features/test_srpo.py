@@ -13,7 +13,7 @@ import torch
 from advantages import not_all_correct
 from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
-from plumbing.data.tasks import from_arguments, load_task
+from plumbing.data.tasks import load_task, make_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
 from tiny_run import TINY, jsonl
@@ -123,18 +123,18 @@ def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
     assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
     assert [task.verify("a", p) for p in task.train] == [1] * 9 + [3] * 9
     problems = [task.train[0], task.train[-1], task.train[1]]
-    assert task.judge(["a", "", "b"], problems).tolist() == [[1], [3], [0]]
-    first.verifiers[0].errors["timeout"] += 1
-    second.verifiers[0].errors["timeout"] += 2
+    assert task.reward_components(["a", "", "b"], problems).tolist() == [[1], [3], [0]]
+    first.reward_functions[0].errors["timeout"] += 1
+    second.reward_functions[0].errors["timeout"] += 2
     assert task.verifier_errors == {"timeout": 3}
-    second.verifiers[0].close()
+    second.reward_functions[0].close()
 
 
 def two_sources(line=""):
     """The task of a generator first and a file second, as the flags name it."""
     pytest.importorskip("reasoning_gym")
     jsonl("second.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 21)])
-    return from_arguments(parse((
+    return make_task(parse((
         "--model_name_or_path m --dataset_name reasoning_gym:chain_sum?size=30 --stage2_step 1 "
         f"--stage2_dataset_name second.jsonl --verifier exact {line}").split()))
 
@@ -146,8 +146,8 @@ def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workpl
     second = {f"{i}+1=" for i in range(1, 21)}
     assert [p.prompt in second for p in task.test] == [False, True, False, True, False]
     first, second = task.train[0], task.train[-1]
-    parts = task.judge([first.answer, "no", second.answer, "no"], [first, second])
-    assert task.part_names == ["reasoning_gym or exact", "exact"]
+    parts = task.reward_components([first.answer, "no", second.answer, "no"], [first, second])
+    assert task.component_names == ["reasoning_gym or exact", "exact"]
     assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
     assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
     assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
@@ -155,7 +155,7 @@ def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workpl
     words = "holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"
     with pytest.raises(ValueError, match=words):
         two_sources("--reward_weights 1")
-    for verifier in task.verifiers:
+    for verifier in task.reward_functions:
         verifier.close()
 
 

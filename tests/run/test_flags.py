@@ -154,6 +154,7 @@ verifier               | exact or mine.py:reward | reward | DATA
 verifier_timeout       | 0.01 | code | DATA --verifier mine.py:slow
 reward_weights         | 1 0.5 | reward | DATA mine.py:reward
 chat_template          | false | widths | DATA
+chat_template_kwargs   | {"more":7} | widths | DATA
 environment            | mine.py:Play | samples | DATA --stop ,
 max_turns              | 1 | samples | DATA --stop , --environment mine.py:Play
 system_prompt          | 3 | widths | DATA
@@ -252,7 +253,7 @@ def home(cold_start, tmp_path_factory):
         content = read_json(model / name)
         (model / name).write_text(json.dumps(content | changes), encoding="utf-8")
         return content
-    edit("tokenizer_config.json", chat_template="{{ messages[0].content }}+")
+    edit("tokenizer_config.json", chat_template="{{ messages[0].content }}+{{ more }}")
     letters = edit("tokenizer.json")["model"]                # those that StopStringCriteria needs
     letters["vocab"] |= {letter: 17 + i for i, letter in enumerate("abcdef")}
     edit("tokenizer.json", model=letters)

@@ -30,7 +30,7 @@ def test_supervised_steps_read_the_prompts_of_the_run(own, cold_start, capsys):
     """Prompts with their template, the answer and what ends a response in the loss, alone."""
     from recipes import supervised
     settings = parse((own + "--verifier exact --prompt_template 0+{prompt} --stop ,").split())
-    task = tasks.of_run(settings)
+    task = tasks.prepare_task(settings)
     tokenizer = AutoTokenizer.from_pretrained(cold_start)
     for row, problem in zip(supervised.rows(settings, task, tokenizer), task.train, strict=True):
         labels = [label for label in row["labels"] if label != -100]
@@ -63,7 +63,7 @@ def right(folder):
     """The share of right responses to 16 held-out notes."""
     settings = parse(shlex.split(f"{NOTES} --model_name_or_path {folder} --device cpu "
                                  "--eval_prompts 16"))
-    task = tasks.of_run(settings)
+    task = tasks.prepare_task(settings)
     policy, tokenizer = eval.load_policy(settings, task, torch.device("cpu"), folder)
     sampler = eval.make_sampler(settings, policy, tokenizer, task)
     answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)

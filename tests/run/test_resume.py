@@ -292,7 +292,7 @@ def test_second_ctrl_c_before_a_checkpoint_promises_no_resume(step, kept, signal
 
 
 def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(run, first, capfd):
-    first(train.tasks, "of_run", raising(KeyboardInterrupt()))
+    first(train.tasks, "prepare_task", raising(KeyboardInterrupt()))
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == 130

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import session.learner
 from features import FEATURES
 from models import saved
-from plumbing.data.tasks import from_arguments
+from plumbing.data.tasks import make_task
 from session.arguments import parse
 from test_losses_against_trl import trl_config
 from tiny_run import jsonl, slow
@@ -81,12 +81,12 @@ def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work,
     text = printed(WORK + verifiers)
     others, = [line for line in text.splitlines() if line.startswith("# not in trl.GRPOConfig")]
     assert verifiers in others
-    task = from_arguments(args)
+    task = make_task(args)
     rewards = []
 
     def reward(completions, index, **columns):
         problems = [task.train[i] for i in index]
-        rewards.append(task.total(task.judge(completions, problems)).tolist())
+        rewards.append(task.total(task.reward_components(completions, problems)).tolist())
         return rewards[-1]
     trainer = trainer_of(text, [{"prompt": problem.prompt, "index": i}
                                 for i, problem in enumerate(task.train)], reward)

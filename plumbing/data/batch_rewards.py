@@ -1,0 +1,185 @@
+"""Reward functions of a whole batch, called as TRL calls them.
+
+    def reward(prompts, completions, completion_ids, **columns):  # lists of B elements, by name
+        return [...]                              # B numbers; None: no reward for this one
+
+A function with a parameter `completions` or `completion_ids` is such a function.
+
+One call gets all responses of this process's share of the rollout batch, always whole groups. It
+can therefore compare the responses of a group or send many responses to a judge model at a time. It
+runs in the training process, without a time limit: the client of a judge model has one. Functions
+that score one response at a time, in a separate process, are in reward_functions.py.
+"""
+
+import asyncio
+import inspect
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+from plumbing.data.datafiles import as_messages
+from plumbing.data.reward_functions import RewardFunction, load_function
+
+BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
+NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
+
+
+def make_reward_function(kind, time_limit, columns, played=False):
+    """The RewardFunction of this kind, or the BatchRewardFunction if the user's function has one of
+    BATCH_PARAMETERS. columns: the names of the data's columns. played: with an environment."""
+    function = RewardFunction(kind, time_limit)
+    if not function.from_file or not BATCH_PARAMETERS.intersection(function.parameters):
+        return function
+    function.close()
+    return BatchRewardFunction(kind, columns, played)
+
+
+def load_in_this_process(kind):
+    """The function behind "file.py:function", loaded in this process. The file's folder goes to the
+    end of sys.path: a file in it that is called like a package must not replace the package."""
+    before = list(sys.path)
+    try:
+        return load_function(kind)
+    finally:
+        folder = str(Path(kind.rpartition(":")[0]).resolve().parent)
+        sys.path[:] = before if folder in before else [*before, folder]
+
+
+class BatchRewardFunction:
+    """A reward function "file.py:function" of a whole batch, with one of BATCH_PARAMETERS.
+
+    The function gets, by keyword, lists of B elements: prompts (as in the data), completions (of a
+    prompt that is a text, a text; of a conversation, a list with one message), completion_ids (the
+    sampled token ids, the end-of-sequence token included) and each column of the data by its name.
+    Without **kwargs it gets only those that it names. It may be async. It returns one component of
+    the reward: B numbers, with None (or NaN) for a response that does not have it.
+
+    rewards() raises ValueError, which ends the run, if the function raises or returns anything
+    else.
+    """
+
+    batched = True
+
+    def __init__(self, kind, columns=(), played=False):
+        """played: with an environment, where every completion is a list of messages."""
+        self.kind = kind
+        self.played = played
+        self.name = kind.rpartition(":")[2]
+        self.names = [self.name]                             # of the components of the reward
+        self.errors = Counter()
+        self.first_error = None
+        self.warned = False
+        self.from_file = True
+        self.columns = [name for name in columns
+                        if name not in (*NOT_COLUMNS, "prompt", "completion")]
+        try:
+            self.function = load_in_this_process(kind)
+            parameters = inspect.signature(self.function).parameters.values()
+        except BaseException as error:                       # a user's file may call sys.exit()
+            raise ValueError(f"--verifier {kind!r} does not load: {describe(error)}")
+        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self.parameters = {p.name for p in parameters}
+        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
+        missing = sorted(needed - {*NOT_COLUMNS, *self.columns})
+        if missing:
+            raise ValueError(f"--verifier {kind!r} asks for {', '.join(missing)}; a reward "
+                             f"function gets {', '.join([*NOT_COLUMNS, *self.columns])}")
+
+    @property
+    def note(self):
+        """A line for the start of the run: what differs from a function of one response."""
+        return (f"--verifier {self.kind} takes whole batches, as TRL's reward functions do (it has "
+                "a parameter completions or completion_ids): it runs in this process, with no time "
+                "limit, and an error in it ends the run")
+
+    def rewards(self, texts, problems, ids=None, games=None):
+        """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
+        ids: the token ids of the texts, B lists. games: what was played with an environment;
+        completions are then its messages."""
+        inputs = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
+                  "completions": [text if p.earlier is None and not self.played else
+                                  [{"role": "assistant", "content": text}]
+                                  for text, p in zip(texts, problems)]}
+        if games:
+            inputs["completions"] = [game.messages for game in games]
+        if ids is not None:
+            inputs["completion_ids"] = ids
+        inputs |= {name: [p.row.get(name) for p in problems] for name in self.columns}
+        inputs = {name: x for name, x in inputs.items()
+                  if self.takes_all or name in self.parameters}
+        try:
+            rewards = self.function(**inputs)
+            if inspect.isawaitable(rewards):
+                rewards = asyncio.run(wait_for(rewards))
+        except Exception as error:                           # whatever the user's function raises
+            raise ValueError(f"--verifier {self.kind} {describe(error)}") from error
+        return self.check_rewards(rewards, len(texts))
+
+    def check_rewards(self, rewards, n):
+        try:
+            if isinstance(rewards, (Mapping, Set)):          # which number is of which completion?
+                raise TypeError
+            rewards = list(rewards)
+        except TypeError:
+            raise ValueError(f"--verifier {self.kind} returned {rewards!r:.80}: a list of {n} "
+                             "numbers is needed, one per completion in their order")
+        if len(rewards) != n:
+            raise ValueError(f"--verifier {self.kind} returned {len(rewards)} rewards for {n} "
+                             "completions")
+        return [self.check_number(value) for value in rewards]
+
+    def check_number(self, value):
+        if value is None:
+            return math.nan
+        try:
+            number = math.inf if isinstance(value, (str, bytes)) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.inf
+        if math.isinf(number):
+            raise ValueError(f"--verifier {self.kind} returned {value!r:.80} for a completion: a "
+                             "finite number or None is needed")
+        return number
+
+    def try_references(self, problems, tokenizer):
+        """Call the function once with the reference answers as completions, before training.
+        Returns the error, or ""."""
+        answers = [p.answer for p in problems]
+        ids = None
+        if self.takes_all or "completion_ids" in self.parameters:
+            ids = [answer_ids(tokenizer, problem) for problem in problems]
+        try:
+            self.rewards(answers, problems, ids)
+        except ValueError as error:
+            return str(error).removeprefix("--verifier ")
+        return ""
+
+    def warn(self):
+        """Print once, on stderr, that some responses got no reward."""
+        if self.first_error and not self.warned:
+            self.warned = True
+            sys.stderr.write(f"train.py: warning: {self.first_error}\n")
+
+    def close(self):
+        pass
+
+
+def answer_ids(tokenizer, problem):
+    """The token ids of a reference answer with the end-of-sequence token. Raises ValueError if the
+    tokenizer does not know a character of it."""
+    try:
+        ids = tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
+    except Exception as error:                               # tokenizers raises bare Exceptions
+        raise ValueError(f"{problem.where}: the answer cannot be tokenized: {error}")
+    return [*ids, tokenizer.eos_token_id]
+
+
+async def wait_for(awaitable):
+    return await awaitable
+
+
+def describe(error):
+    """The error that a user's function raised, in one line."""
+    return f"raised {type(error).__name__}: {error}".splitlines()[0][:200]
