@@ -315,9 +315,9 @@ def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=Fa
     return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
 
 
-def response_hidden(model, rollout, seen=None):
+def response_hidden(model, rollout, make_mask=None):
     """One forward over prompt and response, one row per response -> [B, T, D], the hidden states
-    that predict the response tokens. seen: a function that replaces the attention mask [B, N]
+    that predict the response tokens. make_mask: a function that replaces the attention mask [B, N]
     (fast.py)."""
     G = rollout.group_size
     T = rollout.mask.shape[1]
@@ -326,8 +326,8 @@ def response_hidden(model, rollout, seen=None):
     ids = torch.cat([prompt_ids, rollout.response_ids[:, :T - 1]], 1)               # [B, P+T-1]
     attention = F.pad(prompt_mask.long(), (0, T - 1), value=1)                      # [B, P+T-1]
     position = (attention.cumsum(-1) - 1).clamp(min=0)                              # [B, P+T-1]
-    if seen:
-        attention = seen(model.config, attention.bool(), attention.shape[1])
+    if make_mask:
+        attention = make_mask(model.config, attention.bool(), attention.shape[1])
     hidden = model.base_model(input_ids=ids, attention_mask=attention, position_ids=position,
                               use_cache=False).last_hidden_state                    # [B, P+T-1, D]
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
@@ -339,7 +339,7 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
     recomputed in the backward pass. where: the indices [N] of the loss tokens among the B·T
     positions, if they are known."""
-    head = head_of(model)
+    head = make_head(model)
     rows = max(1, max_logits // model.config.vocab_size)
     mask = rollout.mask                                                             # [B, T]
     where = mask.flatten().nonzero()[:, 0] if where is None else where              # [N]
@@ -357,7 +357,7 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     return Scores(values[0], values[1] if entropy else None, hidden)
 
 
-def head_of(model):
+def make_head(model):
     """The LM head with the model's own scaling and soft cap of the logits: a function hidden [N, D]
     -> logits [N, V]. It runs in float32 also under bfloat16 autocast: bfloat16 would cause rounding
     errors ten times as large as GSPO's clip range."""
@@ -377,7 +377,7 @@ def head_of(model):
 
 
 def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False, leave=None):
-    """LM head (see `head_of`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
+    """LM head (see `make_head`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
     with entropy (log-probs [N], entropies [N]). leave: a function that puts -inf into the logits
     of the tokens that could not be drawn."""
     logits = head(hidden)                                                           # [N, V]

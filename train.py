@@ -12,8 +12,8 @@ Where each name of gspo.py is found here, in the order of its sections:
     running_sum                  plumbing/data/running_sum.py: running_sum()
     reward                       reward()
     Characters                   plumbing/data/running_sum.py: builtin_tokenizer()
-    tiny_policy                  plumbing/model/cold_start.py: tiny_config()
-    cold_start                   plumbing/model/cold_start.py: cold_start()
+    tiny_policy                  plumbing/model/cold_start.py: make_tiny_config()
+    cold_start                   plumbing/model/cold_start.py: load_cold_start()
     make_schedule                session/learner.py: make_schedule()
     Rollout                      rollout.py: Rollout
     sample                       sample(), which collect() calls

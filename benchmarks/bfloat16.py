@@ -6,7 +6,7 @@
 Weights that are bfloat16 numbers, as published ones are; answers of up to 64 tokens; a step
 of AdamW (1e-6, and 16 of them at once), and how far GSPO's log s moved, in float32 and as other
 arithmetic sees it. `head in bfloat16`: the LM head's product under autocast too, as it was before
-rollout.head_of kept it in float32.
+rollout.make_head kept it in float32.
 """
 
 import sys
@@ -40,8 +40,8 @@ def head_under_autocast(model):
 
 def logp_of(model, rollout, dtype, exact_head):
     """Log-probs [B, T] of the rollout without gradient, computed in `dtype`."""
-    head = plain.head_of if exact_head else head_under_autocast
-    with (torch.no_grad(), patch.object(plain, "head_of", head),
+    head = plain.make_head if exact_head else head_under_autocast
+    with (torch.no_grad(), patch.object(plain, "make_head", head),
           torch.autocast("cpu", dtype, enabled=dtype != torch.float32)):
         return plain.response_logp(model, rollout, entropy=False).logp
 

@@ -44,7 +44,7 @@ from plumbing.data import running_sum, tasks  # noqa: E402
 from plumbing.data.datafiles import Problem  # noqa: E402
 from plumbing.data.stream import PromptStream  # noqa: E402
 from plumbing.data.task import Task  # noqa: E402
-from plumbing.model.cold_start import cold_start, tiny_config  # noqa: E402
+from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
@@ -179,7 +179,7 @@ def make_model(kind, folder, settings, tokenizer):
     ends = dict(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     if kind == "tiny_moe":
         torch.manual_seed(0)
-        model = TinyMoE(tiny_config(settings, tokenizer))
+        model = TinyMoE(make_tiny_config(settings, tokenizer))
     elif kind == "tiny_dense":                               # transformers' own code on both sides
         model = random_model("qwen3", 96, 4, 4, 4, 192, len(tokenizer), tied=False,
                              bos_token_id=None, **ends)
@@ -224,7 +224,7 @@ def prepare(case):
         settings = parse(flags)
         task = tasks.make_task(settings)
     if case.model == "cold_start":
-        for part in cold_start(settings, task, torch.device(case.device)):
+        for part in load_cold_start(settings, task, torch.device(case.device)):
             part.save_pretrained(folder)
     elif case.model != "smollm2":
         make_model(case.model, folder, settings, running_sum.builtin_tokenizer())
@@ -276,7 +276,7 @@ def count_least_flop(settings, task, ours):
     passes = 1 + (settings.old_logp == "recompute") + 3      # a backward is two forwards
     return passes * count_forward_flop(
         ours.learner.policy.config, len(prompts), max(map(len, prompts)), settings.num_generations,
-        task.max_completion_length, fast.common_prefix(prompts))
+        task.max_completion_length, fast.find_prefix(prompts))
 
 
 def count_forward_flop(config, Q, P, G, T, prefix=0):
@@ -306,7 +306,7 @@ def measure_contributions(ours, rounds):
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.0
     never = 10 ** 9
-    every_row = (fast, "distinct", lambda rollout: (rollout, slice(None)))
+    every_row = (fast, "merge_repeats", lambda rollout: (rollout, slice(None)))
     rows = lambda every: (fast, "fast_sample", partial(fast.fast_sample, drop_every=every))
     off = {
         "": [],

@@ -162,7 +162,7 @@ def lengths(seed, flags="", quick=False):
     task.verify = share_right
     task.sizes = (len(task.train),)
     torch.manual_seed(seed)
-    cold = TinyMoE(cold_start.tiny_config(args, tokenizer))
+    cold = TinyMoE(cold_start.make_tiny_config(args, tokenizer))
     before = cold_start.BATCH
     cold_start.BATCH = 8
     cold_start.supervise(cold, tokenizer, task, args)

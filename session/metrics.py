@@ -20,7 +20,7 @@ from routes import flip_rate, router_shift
 
 ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is scored twice in float32
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
-MAX_EQUAL_STEPS = 3              # so many batches in a row with equal rewards are reported
+MAX_EQUAL_BATCHES = 3            # so many batches in a row with equal rewards are reported
 # What helps a policy whose responses are all wrong.
 NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in parts, or a few "
                "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
@@ -221,9 +221,9 @@ class Recorder:
         if self.clips_s:
             record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
-        progress["collapsed"] = collapse(record, progress["best_pass_rate"])
+        progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
         changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
-        equal = no_signal(settings.advantage, record, batch.advantages, changed)
+        equal = lacks_signal(settings.advantage, record, batch.advantages, changed)
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         progress["verifier_errors"] += sum(self.learner.gather([self.task.new_errors()]))
         record |= {
@@ -252,8 +252,8 @@ class Recorder:
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
         print(line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
-        if self.progress["equal"] == MAX_EQUAL_STEPS:
-            print(equal_note(firsts[0], record), flush=True)
+        if self.progress["equal"] == MAX_EQUAL_BATCHES:
+            print(explain_equal_rewards(firsts[0], record), flush=True)
 
     def band_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s. epsilon is the mean of the
@@ -274,7 +274,7 @@ def held_out_record(answers):
 
 # -------------------------------------------------------------------------- a line on the screen
 
-def collapse(record, best_pass_rate):
+def describe_collapse(record, best_pass_rate):
     """How the run has collapsed, or ''."""
     if best_pass_rate >= 0.2 and record["pass_rate"] < best_pass_rate / 2:
         return "pass rate below half its best"
@@ -284,7 +284,7 @@ def collapse(record, best_pass_rate):
     return ""
 
 
-def no_signal(name, record, advantages, changed=False):
+def lacks_signal(name, record, advantages, changed=False):
     """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
     the advantages are computed from are equal. name: of their row; changed: features add
     something else to them."""
@@ -293,20 +293,20 @@ def no_signal(name, record, advantages, changed=False):
     return equal or bool((advantages == 0).all())
 
 
-def equal_note(first, record):
-    """The note after MAX_EQUAL_STEPS batches without a signal. first: a sample of the last of them;
+def explain_equal_rewards(first, record):
+    """The note after MAX_EQUAL_BATCHES batches without a signal. first: a sample of the last one;
     record: its line of metrics.jsonl."""
     where = "" if record["reward_std"] == 0 else " within every group"
     prompt, response = (first[name].strip() for name in ("prompt", "response"))
     helps = "Are the problems too easy?" if record["pass_rate"] else NEVER_RIGHT
-    return (f"note: in the last {MAX_EQUAL_STEPS} batches all rewards were equal{where}, so "
+    return (f"note: in the last {MAX_EQUAL_BATCHES} batches all rewards were equal{where}, so "
             f"nothing is learned; the first response of this batch, with reward "
-            f"{first['reward']:g}: {prompt[-100:]!r} -> {response[:200]!r}; does the verifier read "
-            f"such responses? {helps}")
+            f"{first['reward']:g}: {prompt[-100:]!r} -> {response[:200]!r}; does the reward "
+            f"function read such responses? {helps}")
 
 
 def line(record, steps, seconds_left, collapsed=""):
-    """The line of a rollout batch on the screen. collapsed: what `collapse` says."""
+    """The line of a rollout batch on the screen. collapsed: what describe_collapse returned."""
     def short(x, digits=2):
         return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
 

@@ -27,7 +27,7 @@ def plan(settings, folder, task, device):
     if not model:
         model = (f"a tiny Mixture of Experts ({settings.num_hidden_layers} layers, "
                  f"{settings.num_experts} experts, top-{settings.num_experts_per_tok})")
-        after = (f"; its cold start of {settings.cold_start_steps} supervised steps is made once "
+        after = (f"; its supervised warm-up of {settings.cold_start_steps} steps is made once "
                  "and kept under runs/cold_start")
     path = "plain" if settings.plain else "fast"
     uses = f", each used {settings.num_iterations} times" if settings.num_iterations > 1 else ""

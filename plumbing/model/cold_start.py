@@ -1,11 +1,11 @@
-"""The cold start of the built-in tiny MoE: supervised steps before RL.
+"""The supervised warm-up of the built-in tiny MoE before RL (DeepSeek calls it the cold start).
 
-The GSPO paper starts RL from a cold-start model, which knows the format and is sometimes right.
-Ours is trained on the answers of a teacher that makes a systematic error (running_sum.py): for a 9
-it adds 8 more often than 9. The most likely response is therefore wrong, and RL has to raise the
-probability of a less likely, right one; sharpening the distribution would not help. The cold start
-is cached under runs/, in a folder named by a hash of everything that determines it, and shared by
-all algorithms.
+The GSPO paper starts RL from such a model, which knows the format and is sometimes right. Ours is
+trained on the answers of a teacher that makes a systematic error (running_sum.py): for a 9 it adds
+8 more often than 9. The most likely response is therefore wrong, and RL has to raise the
+probability of a less likely, right one; sharpening the distribution would not help. The model is
+cached in runs/cold_start, in a folder named by a hash of everything that determines it, and shared
+by all algorithms.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from moe import TinyMoE
 from plumbing.data import running_sum
 from plumbing.engines.responses import padded
 from plumbing.parallel import processes
-from plumbing.speed.experts import on_its_device
+from plumbing.speed.experts import move_to_device
 from plumbing.speed.fast import FastSampler
 from rollout import Rollout, Scorer, left_pad
 from routes import expert_share, load_balancing_loss
@@ -33,14 +33,14 @@ from routes import expert_share, load_balancing_loss
 
 CACHE = Path("runs/cold_start")
 BATCH = 32              # rows per supervised step
-WARMUP = 30             # warm-up steps
-BALANCE = 0.01          # load-balancing coefficient of the cold start
+WARMUP = 30             # steps in which the learning rate rises
+BALANCE = 0.01          # load-balancing coefficient
 INIT_STD = 0.08         # standard deviation of the random weights
 SHALLOW = 4             # layers up to which the random weights are used as they are
-MUST_PASS = 0.3         # smallest pass@1 of a usable cold start; below it RL sees too few successes
+MUST_PASS = 0.3         # smallest pass@1 to start RL from; below it RL sees too few successes
 
 
-def tiny_config(settings, tokenizer):
+def make_tiny_config(settings, tokenizer):
     """The shape of the built-in policy: a Qwen3-MoE of about a million parameters."""
     K = settings.num_experts_per_tok
     return Qwen3MoeConfig(
@@ -55,11 +55,11 @@ def tiny_config(settings, tokenizer):
         pad_token_id=tokenizer.pad_token_id)
 
 
-def cold_start(settings, task, device):
-    """(policy, tokenizer) of the cold start, from the cache or trained now. Raises ValueError if
-    its pass@1 is too low to start RL."""
+def load_cold_start(settings, task, device):
+    """(policy, tokenizer) after the supervised warm-up, from the cache or trained now. Raises
+    ValueError if its pass@1 is too low to start RL."""
     tokenizer = running_sum.builtin_tokenizer(task.characters)
-    config = tiny_config(settings, tokenizer)
+    config = make_tiny_config(settings, tokenizer)
     recipe = dict(task=task.name, config=config.to_diff_dict(), steps=settings.cold_start_steps,
                   learning_rate=settings.cold_start_learning_rate, batch=BATCH, warmup=WARMUP,
                   balance=BALANCE, seed=settings.seed, torch=torch.__version__,
@@ -71,22 +71,21 @@ def cold_start(settings, task, device):
         recipe["teacher"] = inspect.getsource(sys.modules[task.teacher.__module__])
     folder = CACHE / digest(recipe)[:12]
     # only the first process trains it: transformers lets no other process write a model
-    processes.on_first(lambda: folder.is_dir() or make_cold_start(settings, task, config, tokenizer,
-                                                                  device, folder, recipe))
-    policy = on_its_device(TinyMoE.from_pretrained(folder), device)
+    processes.on_first(lambda: folder.is_dir() or train_cold_start(
+        settings, task, config, tokenizer, device, folder, recipe))
+    policy = move_to_device(TinyMoE.from_pretrained(folder), device)
     policy.name_or_path = str(folder.resolve())
     return policy, tokenizer
 
 
-def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
-    """Train the cold start and write it to the folder. Raises ValueError if its pass@1 is too
-    low."""
+def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
+    """Train the tiny MoE and write it to the folder. Raises ValueError if its pass@1 is too low."""
     torch.manual_seed(settings.seed)
-    policy = on_its_device(scale_residual(TinyMoE(config)), device)
+    policy = move_to_device(scale_residual(TinyMoE(config)), device)
     supervise(policy, tokenizer, task, settings)
-    passed = None if task.played else share_right(policy, tokenizer, task)
+    passed = None if task.played else measure_pass_at_1(policy, tokenizer, task)
     if not task.played and passed < MUST_PASS:
-        raise ValueError(f"the cold start failed: pass@1 {passed:.2f}, RL needs at least "
+        raise ValueError(f"the supervised warm-up failed: pass@1 {passed:.2f}, RL needs at least "
                          f"{MUST_PASS}; try more --cold_start_steps (now "
                          f"{settings.cold_start_steps}), another --seed or shorter sums")
     partial = folder.with_name(f".partial-{folder.name}-{os.getpid()}")
@@ -97,7 +96,7 @@ def make_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     usual_modes(partial)
     try:
         os.rename(partial, folder)
-    except OSError:  # another run has written the same cold start meanwhile
+    except OSError:  # another run has written the same model meanwhile
         shutil.rmtree(partial)
 
 
@@ -127,10 +126,11 @@ def scale_residual(policy):
 
 
 def digest(value):
+    """The SHA-256 of a value that JSON can write, as a hexadecimal number."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def share_right(policy, tokenizer, task, samples=4):
+def measure_pass_at_1(policy, tokenizer, task, samples=4):
     """The share of right responses to up to 128 held-out problems."""
     problems = task.test[:128]
     width = running_sum.longest_answer(task)
@@ -153,10 +153,10 @@ def supervise(policy, tokenizer, task, settings):
         optimizer, lambda i: min((i + 1) / WARMUP, 1.0) * half_cosine(i / max(steps, 1)))
     policy.train()
     scorer = Scorer(policy)
-    for _ in tqdm(range(steps), desc="cold start", disable=None, leave=False):
+    for _ in tqdm(range(steps), desc="supervised warm-up", disable=None, leave=False):
         problems = [task.train[rng.randrange(len(task.train))] for _ in range(BATCH)]
         answers = [task.teacher(p, rng) for p in problems]
-        batch = teacher_rollout(policy, tokenizer, problems, answers)
+        batch = make_teacher_rollout(policy, tokenizer, problems, answers)
         scores = scorer(batch, record=True)
         logp = scores.logp                                                          # [B, T]
         indices, logits = scores.routes                                             # [L, B, T, ·]
@@ -176,7 +176,7 @@ def half_cosine(progress):
     return 1.0 if progress < 0.5 else 0.5 * (1 + torch.cos(angle).item())
 
 
-def teacher_rollout(policy, tokenizer, problems, answers):
+def make_teacher_rollout(policy, tokenizer, problems, answers):
     """The teacher's answers as a Rollout with one response per prompt. The end-of-sequence token is
     a loss token. An answer is a text, or for a game a list: turns, and between them what the policy
     reads, which is not in the loss."""

@@ -12,8 +12,8 @@ from transformers import (MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForC
 from moe import TinyMoE
 from plumbing.model.adapters import find_base_model, is_adapter, read_adapters
 from plumbing.model.chat import add_turn_end
-from plumbing.model.cold_start import cold_start
-from plumbing.speed.experts import on_its_device
+from plumbing.model.cold_start import load_cold_start
+from plumbing.speed.experts import move_to_device
 from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
 from routes import record_routes, routers_of
@@ -34,7 +34,7 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
     """
     name = folder or settings.model_name_or_path
     if name is None:
-        policy, tokenizer = cold_start(settings, task, device)
+        policy, tokenizer = load_cold_start(settings, task, device)
         return (transform(policy).to(device) if transform else policy), tokenizer
     name = str(name)
     if is_adapter(name):
@@ -48,7 +48,7 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
         policy.name_or_path = name
         if task and task.chat and not settings.resume:
             add_turn_end(policy, tokenizer)
-        policy = on_its_device(transform(policy) if transform else policy, device).eval()
+        policy = move_to_device(transform(policy) if transform else policy, device).eval()
         check_log_probs(policy, tokenizer)
         check_length(policy, settings.max_prompt_length, task)
         check_routers(policy)
@@ -126,7 +126,6 @@ def read_model(name):
 
 
 def describe(error):
-    """An error of transformers in one line: its kind and its first sentence."""
     words = " ".join(str(error).split())
     if "CONVERSION" in words:       # transformers joins the experts' weights while it reads them
         words = "some experts' weights are missing or misshapen."

@@ -62,7 +62,7 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = (x[:, :, :length] for x in self.room)
 
 
-def growing_cache(config):
+def make_cache(config):
     """The cache that a sampler fills token by token."""
     cache = DynamicCache(config=config)
     if has_plain_cache(config):

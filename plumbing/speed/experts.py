@@ -27,7 +27,7 @@ class AllExperts(Experts):
         return (y * weight.T[:, :, None]).sum(0).to(x.dtype)                        # [N, D]
 
 
-def on_its_device(policy, device):
+def move_to_device(policy, device):
     """The policy on the device, with the implementation of the experts that suits the device. The
     parameters are the same."""
     policy = policy.to(device)

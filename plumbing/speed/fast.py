@@ -20,13 +20,15 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 import rollout as plain
-from plumbing.speed.caches import copies_rows, growing_cache, shares_prefix, takes_any_mask
-from plumbing.speed.rollouts import FastRollout, response_routes
+from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
+from plumbing.speed.rollouts import FastRollout, select_response_routes
 from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
 from routes import record_routes
 
 MIN_PREFIX = 16   # shortest shared prefix, in tokens, that is worth a forward of its own
+ANY = -1          # a token that belongs to every prompt, or to every response, of a packed row
+PADDING = -2      # a token that belongs to none
 MAX_PACKED = 256  # longest packed row, in tokens: attention between responses is wasted work
 
 
@@ -52,15 +54,16 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     reads        a list to which each token step appends (responses [b], rows that they read [b])
     """
     if not copies_rows(model.config):
-        return FastRollout.of(plain.sample(model, tokenizer, prompts, group_size, max_new_tokens,
-                                           temperature, uniforms, stop, leave, limits))
+        rollout = plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
+                               uniforms, stop, leave, limits)
+        return FastRollout.extend(rollout)
     model.eval()
     device = model.device
     G = group_size
     T = max_new_tokens
     pad = pad_token(tokenizer)
     prompts = token_ids(tokenizer, prompts)
-    prefix = common_prefix(prompts) if shares_prefix(model.config) else 0
+    prefix = find_prefix(prompts) if shares_prefix(model.config) else 0
     prompts = left_pad(prompts, pad, device)                                        # [Q, P] each
     B = len(prompts[0]) * G
     uniforms = torch.rand(B, T, device=device) if uniforms is None else uniforms.to(device)
@@ -78,7 +81,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     longest = int(limits.max())
 
     for t in range(longest):
-        logits = rows.logits[rows.of]                                               # [b, V]
+        logits = rows.logits[rows.source]                                           # [b, V]
         logits = leave(logits, t, live) if leave else logits                        # [b, V]
         token, chosen = draw_token(logits, uniforms[live, t], temperature)          # [b], [b]
         over = ended[live] | (t >= limits[live])                                    # [b]
@@ -98,10 +101,10 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
             token = token[keep]                                                     # [b]
             rows.drop(keep, token)
         if reads is not None:
-            reads.append((live, rows.of))
+            reads.append((live, rows.source))
         rows.step(token)
     rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended)
-    return FastRollout.of(rollout, prefix=prefix)
+    return FastRollout.extend(rollout, prefix=prefix)
 
 
 class Rows:
@@ -112,56 +115,56 @@ class Rows:
         same row; otherwise each has its own."""
         copies = 1 if share else group_size
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
-        self.cache = growing_cache(model.config)
+        self.cache = make_cache(model.config)
         self.share = share
-        inputs = prompt_inputs(model, ids, mask, prefix, self.cache)
+        inputs = prepare_prompts(model, ids, mask, prefix, self.cache)
         logits = model(**inputs, logits_to_keep=1).logits[:, -1]                    # [Q, V]
         self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
-        self.attention = seen_last(inputs["attention_mask"], copies)                # [n, ..., P]
+        self.attention = cut_mask(inputs["attention_mask"], copies)                 # [n, ..., P]
         self.position = mask.sum(-1).repeat_interleave(copies)               # [n] of the next token
         self.last = last
         responses = torch.arange(len(ids) * group_size, device=ids.device)          # [b]
-        self.of = responses // (group_size // copies)                  # [b] the row that each reads
-        self.own = not share                                  # no two responses read the same row
+        self.source = responses // (group_size // copies)              # [b] the row that each reads
+        self.separate = not share                              # no two responses read the same row
         if copies > 1:
             self.cache.batch_repeat_interleave(copies)
 
     def drop(self, keep, token):
         """Continue with the responses `keep` [b] only, whose last tokens are `token` [b]."""
-        self.of = self.of[keep]                                                     # [b]
+        self.source = self.source[keep]                                             # [b]
         if self.share:
-            parent, child = equal_so_far(self.of, token)                            # [n], [b]
+            parent, child = merge_equal(self.source, token)                         # [n], [b]
             self.share = 2 * len(parent) <= len(keep)  # else most differ by now
         if not self.share:
-            parent = self.of                                                        # [b]
+            parent = self.source                                                    # [b]
             child = torch.arange(len(keep), device=keep.device)                     # [b]
-        grows = not self.own and len(parent) > len(parent.unique())
+        grows = not self.separate and len(parent) > len(parent.unique())
         if grows or len(parent) <= 0.9 * len(self.position):  # fewer do not pay for the copy
             self.cache.batch_select_indices(parent)
-            self.of = child                                                         # [b]
+            self.source = child                                                     # [b]
             self.position = self.position[parent]                                   # [n]
-            self.own = not self.share
+            self.separate = not self.share
             self.attention = None if self.attention is None else self.attention[parent]
 
     def step(self, token):
         """The forward of one token per response: token [b] -> self.logits [n, V]."""
         if self.attention is not None:
             self.attention = F.pad(self.attention, (0, 1), value=1)                # [n, .., P+t+1]
-        tokens = torch.zeros_like(self.position).scatter(0, self.of, token)         # [n]
+        tokens = torch.zeros_like(self.position).scatter(0, self.source, token)     # [n]
         self.logits = self.step_model(
             input_ids=tokens[:, None], attention_mask=self.attention, use_cache=True,
             position_ids=self.position[:, None], past_key_values=self.cache).logits[:, -1]
         self.position = (self.position + 1).clamp(max=self.last)                    # [n]
 
 
-def equal_so_far(row, token):
+def merge_equal(row, token):
     """Merge responses that read the same row [b] and drew the same token [b]: (rows to keep [n],
     which of them each response reads next [b])."""
     kind, child = (row * 2**32 + token).unique(return_inverse=True)                 # [n], [b]
     return kind // 2**32, child
 
 
-def common_prefix(prompts):
+def find_prefix(prompts):
     """The number of first tokens that all prompts (lists of ids) share, leaving each prompt at
     least one token of its own; 0 if sharing is not worthwhile."""
     first = min(prompts)                      # in the order of lists, all others are between
@@ -171,22 +174,22 @@ def common_prefix(prompts):
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
 
 
-def prompt_inputs(model, ids, mask, prefix, cache):
+def prepare_prompts(model, ids, mask, prefix, cache):
     """The arguments of the forward of prompts [Q, P] into the cache. If there is a shared prefix,
     its forward runs here, in one row for all prompts, and the arguments are for the tokens after
     it."""
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
-        ids, mask, position = shared_prefix_first(ids, mask, position, prefix)
+        ids, mask, position = move_prefix_first(ids, mask, position, prefix)
         model.base_model(input_ids=ids[:1, :prefix], position_ids=position[:1, :prefix],
                          past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(ids))
     return dict(input_ids=ids[:, prefix:], position_ids=position[:, prefix:], use_cache=True,
-                attention_mask=seen(model.config, mask, mask.shape[1] - prefix),
+                attention_mask=make_mask(model.config, mask, mask.shape[1] - prefix),
                 past_key_values=cache)
 
 
-def seen(config, mask, S):
+def make_mask(config, mask, S):
     """The attention mask of the last S of the tokens in mask [n, C]: None if they see all tokens
     before them, else a mask [n, 1, S, C]. On a GPU, looking for padding would synchronize, so the
     mask [n, 1, S, C] is always made there; transformers would look for padding in a mask [n, C]."""
@@ -199,15 +202,15 @@ def seen(config, mask, S):
     return mask[:, None, None] & (key <= place) | (key == place)                    # [n, 1, S, C]
 
 
-def seen_last(mask, copies):
-    """The part of a mask of `seen` for the last token, repeated for copies of each row: [n, C] or
+def cut_mask(mask, copies):
+    """The part of make_mask's mask for the last token, repeated for copies of each row: [n, C] or
     [n, 1, 1, C]."""
     if mask is not None:
         mask = mask[:, :, -1:] if mask.dim() == 4 else mask
         return mask.repeat_interleave(copies, 0)
 
 
-def shared_prefix_first(ids, mask, position, prefix):
+def move_prefix_first(ids, mask, position, prefix):
     """Prompts padded on the left, [Q, P] each, with the shared prefix moved before the padding:
 
         · · s s s 4 5        s s s · · 4 5
@@ -232,10 +235,10 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     record: what the routers chose, too."""
     on_gpu = model.device.type == "cuda"
     max_logits = max_logits or (2**26 if on_gpu else MAX_LOGITS)    # 256 MB in float32, or 64 MB
-    rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.of(rollout)
+    rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.extend(rollout)
     # with something attached to it, every response keeps its row
-    rows = bool(rollout.attached) or keeps_rows(model)
-    small, where = (rollout, slice(None)) if rows else distinct(rollout)
+    rows = bool(rollout.attached) or must_keep_rows(model)
+    small, where = (rollout, slice(None)) if rows else merge_repeats(rollout)
     width = rollout.mask.shape[1]
     T = rollout.mask.shape[1]
     fixed = record or rows  # the shape of a forward must not follow from what was sampled
@@ -246,7 +249,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
-                                max_logits, small.places())
+                                max_logits, small.find_loss_tokens())
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
@@ -254,7 +257,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
         if last != len(rollout.prompt_ids):  # equal responses have shared a row
             passes = passes.rows([slice(None)] * (len(passes.passes) - 1) + [where])
         scores.passes = passes
-        scores.routes = response_routes(passes, rollout)                            # [L, B, T, ·]
+        scores.routes = select_response_routes(passes, rollout)                     # [L, B, T, ·]
     return scores
 
 
@@ -262,7 +265,7 @@ def is_sharded(model):
     return any(hasattr(p, "device_mesh") for p in model.parameters())
 
 
-def keeps_rows(model):
+def must_keep_rows(model):
     """Whether every response must keep its own row. This is so with sharded weights, because all
     processes must run the same forwards; in 16-bit precision, because old and new log-probs are
     rounded in the same way only in equal shapes; and on a GPU, where finding equal responses would
@@ -272,7 +275,7 @@ def keeps_rows(model):
     return is_sharded(model) or rounded
 
 
-def distinct(rollout):
+def merge_repeats(rollout):
     """(a smaller rollout without most of the repeated responses, the row of it that belongs to each
     response: an index [B] or slice(None)). Two responses differ if a token up to their last loss
     token differs, including observations, or if a token was written by the policy in one and
@@ -306,7 +309,7 @@ def response_hidden(model, rollout, fixed):
         rollout = replace(rollout, prefix=0)  # the prefix, whose output nobody uses
     alone = rollout.group_size == 1 and not rollout.prefix
     if checkpointing or alone or not copies_rows(model.config):
-        return plain.response_hidden(model, rollout, seen)
+        return plain.response_hidden(model, rollout, make_mask)
     groups = 0 if fixed else groups_per_row(model.config, rollout)
     return packed_hidden(model, rollout, groups) if groups else shared_hidden(model, rollout)
 
@@ -318,7 +321,7 @@ def shared_hidden(model, rollout):
     T = rollout.mask.shape[1]
     prompt_mask = rollout.prompt_mask
     cache = DynamicCache(config=model.config)
-    inputs = prompt_inputs(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
+    inputs = prepare_prompts(model, rollout.prompt_ids, prompt_mask, rollout.prefix, cache)
     first = model.base_model(**inputs).last_hidden_state[:, -1:]                    # [Q, 1, D]
     first = first.repeat_interleave(G, 0)                                           # [B, 1, D]
     if T == 1:
@@ -326,7 +329,7 @@ def shared_hidden(model, rollout):
     cache.batch_repeat_interleave(G)
     steps = torch.arange(T - 1, device=prompt_mask.device)                          # [T-1]
     position = prompt_mask.sum(-1).repeat_interleave(G)[:, None] + steps            # [B, T-1]
-    attention = seen_last(inputs["attention_mask"], G)
+    attention = cut_mask(inputs["attention_mask"], G)
     if attention is not None:  # padding on the right needs no mask: nothing to its left can see it
         attention = F.pad(attention, (0, T - 1), value=1)                      # [B, ..., P+T-1]
     if attention is not None and attention.dim() == 4:
@@ -349,10 +352,11 @@ def groups_per_row(config, rollout):
 
 
 def packed_hidden(model, rollout, groups):
-    """Pack `groups` groups into one row. A token attends to the prefix, to its own prompt and to
-    its own response -> [B, T, D].
+    """One forward for all: each row of the model holds `groups` groups side by side -> [B, T, D].
 
-        prefix | prompt 1 | response 1 | response 2 ... | prompt 2 | response 1 | response 2 ...
+        prefix | prompt 1 | response | response ... | prompt 2 | response | response ...
+
+    The attention mask keeps apart what does not belong together, see `packed_mask`.
     """
     Q, P = rollout.prompt_ids.shape
     G = rollout.group_size
@@ -363,32 +367,59 @@ def packed_hidden(model, rollout, groups):
     mask = rollout.prompt_mask                                                      # [Q, P]
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
-        ids, mask, position = shared_prefix_first(ids, mask, position, prefix)
+        ids, mask, position = move_prefix_first(ids, mask, position, prefix)
 
-    def row(prompts, responses):                                     # [Q, P], [Q, G(T-1)] -> [R, N]
-        own = torch.cat([prompts[:, prefix:], responses], 1).reshape(Q // groups, -1)
-        return torch.cat([prompts[::groups, :prefix], own], 1)
+    def pack(prompts, responses):        # [Q, P], [Q, G(T-1)] -> [R, N], the groups of a row joined
+        after = torch.cat([prompts[:, prefix:], responses], 1).reshape(Q // groups, -1)
+        return torch.cat([prompts[::groups, :prefix], after], 1)
 
+    # which prompt and which response each token belongs to
     number = torch.arange(Q, device=device)[:, None]                                # [Q, 1]
-    of_prompt = number.where(mask, -2)                                         # [Q, P]  -2: padding
-    of_prompt[:, :prefix] = -1  # belongs to all prompts
-    group = row(of_prompt, number.expand(Q, G * (T - 1)))                           # [R, N]
-    answer = torch.arange(Q * G, device=device).view(Q, G)                          # [Q, G]
-    answer = answer.repeat_interleave(T - 1, 1)                                     # [Q, G(T-1)]
-    answer = row(torch.full_like(of_prompt, -1), answer)                            # [R, N]
-    place = torch.arange(answer.shape[1], device=device)                            # [N]
-    sees = lambda owner: (owner[:, None] == -1) | (owner[:, None] == owner[:, :, None])  # [R, N, N]
-    blocked = ~(sees(group) & sees(answer) & (place <= place[:, None]))[:, None]    # [R, 1, N, N]
-    dtype = model.get_output_embeddings().weight.dtype
-    attention = torch.zeros(blocked.shape, dtype=dtype, device=device)
-    attention = attention.masked_fill(blocked, torch.finfo(torch.bfloat16).min)
+    prompt = number.where(mask, PADDING)                                            # [Q, P]
+    prompt[:, :prefix] = ANY
+    response = torch.arange(Q * G, device=device).view(Q, G)                        # [Q, G]
+    response = response.repeat_interleave(T - 1, 1)                                 # [Q, G(T-1)]
+    attention = packed_mask(pack(prompt, number.expand_as(response)),
+                            pack(torch.full_like(prompt, ANY), response),
+                            model.get_output_embeddings().weight.dtype)             # [R, 1, N, N]
 
+    # a response continues the positions of its prompt
     steps = mask.sum(-1, keepdim=True) + torch.arange(T - 1, device=device).repeat(G)  # [Q, G(T-1)]
-    responses = rollout.response_ids[:, :T - 1].reshape(Q, G * (T - 1))             # [Q, G(T-1)]
-    hidden = model.base_model(input_ids=row(ids, responses), attention_mask=attention,
-                              position_ids=row(position, steps),
+    tokens = rollout.response_ids[:, :T - 1].reshape(Q, G * (T - 1))                # [Q, G(T-1)]
+    hidden = model.base_model(input_ids=pack(ids, tokens), attention_mask=attention,
+                              position_ids=pack(position, steps),
                               use_cache=False).last_hidden_state                    # [R, N, D]
     hidden = hidden[:, prefix:].reshape(Q, P - prefix + G * (T - 1), -1)
     first = hidden[:, P - prefix - 1:P - prefix].repeat_interleave(G, 0)            # [B, 1, D]
     rest = hidden[:, P - prefix:].reshape(Q * G, T - 1, hidden.shape[-1])           # [B, T-1, D]
     return torch.cat([first, rest], 1)                                              # [B, T, D]
+
+
+def packed_mask(prompt, response, dtype):
+    """The attention mask of packed rows, [R, 1, N, N]: 0 where the token of the line sees the token
+    of the column, else a large negative number.
+
+    prompt, response: [R, N], the number of the prompt and of the response that a token belongs to,
+    or ANY (-). A token sees itself and the tokens before it whose prompt and response are its own
+    or ANY. Here are the prefix s, the prompt a b with the responses c d and e, and the prompt f
+    with the response g:
+
+        prompt     -  1  1  1  1  1  2  2
+        response   -  -  -  1  1  2  -  3
+                   s  a  b  c  d  e  f  g
+               s   x
+               a   x  x
+               b   x  x  x
+               c   x  x  x  x
+               d   x  x  x  x  x
+               e   x  x  x  .  .  x
+               f   x  .  .  .  .  .  x
+               g   x  .  .  .  .  .  x  x
+    """
+    place = torch.arange(prompt.shape[1], device=prompt.device)                     # [N]
+    visible = place <= place[:, None]                                               # [N, N]
+    for owner in (prompt, response):
+        same = owner[:, None] == owner[:, :, None]                                  # [R, N, N]
+        visible = visible & (same | (owner[:, None] == ANY))                        # [R, N, N]
+    mask = torch.zeros(visible.shape, dtype=dtype, device=prompt.device)            # [R, N, N]
+    return mask.masked_fill(~visible, torch.finfo(torch.bfloat16).min)[:, None]

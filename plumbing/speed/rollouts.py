@@ -19,7 +19,7 @@ class FastRollout(Rollout):
     tokens: list | None = None   # B numbers of loss tokens, if they were counted
 
     @classmethod
-    def of(cls, rollout, **more):
+    def extend(cls, rollout, **more):
         """The same rollout as a FastRollout."""
         return cls(**{f.name: getattr(rollout, f.name) for f in fields(rollout)} | more)
 
@@ -27,7 +27,7 @@ class FastRollout(Rollout):
         tokens = self.tokens and [self.tokens[i] for i in rows.tolist()]
         return replace(super().cut(prompts, rows, group_size), tokens=tokens)
 
-    def places(self):
+    def find_loss_tokens(self):
         """The indices [N] of the loss tokens among the B·T positions, without a GPU
         synchronization; None if they were not counted before."""
         if self.tokens is not None:
@@ -54,10 +54,10 @@ def concat(rollouts):
                      [game for r in rollouts for game in r.games or []] or None)
     if not all(isinstance(r, FastRollout) for r in rollouts):
         return joined
-    return FastRollout.of(joined, prefix=shared(rollouts))
+    return FastRollout.extend(joined, prefix=find_shared_prefix(rollouts))
 
 
-def shared(rollouts):
+def find_shared_prefix(rollouts):
     """The length of the prefix that all rollouts share; 0 if one has none or they differ."""
     prefix = min(r.prefix for r in rollouts)
     begins = {tuple(r.prompt_ids[0][r.prompt_mask[0]][:prefix].tolist()) for r in rollouts}
@@ -70,7 +70,7 @@ def join_scores(parts):
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else join(values)
 
-    join = dict(logp=torch.cat, entropy=torch.cat, values=torch.cat, passes=cat_routes,
+    join = dict(logp=torch.cat, entropy=torch.cat, values=torch.cat, passes=join_routes,
                 routes=lambda values: Pass(*(torch.cat(x, 1) for x in zip(*values))))
     names = [f.name for f in fields(parts[0]) if f.name in join]
     return replace(parts[0], **{name: cat(name, join[name]) for name in names})
@@ -78,7 +78,7 @@ def join_scores(parts):
 
 # ------------------------------------------------------------------------------------------ routes
 
-def cat_routes(parts):
+def join_routes(parts):
     """Join chunks of a batch along B. Narrower ones are padded, indices with -1, logits with 0."""
     def join(tensors, fill):
         width = max(x.shape[2] for x in tensors)
@@ -89,7 +89,7 @@ def cat_routes(parts):
     return Routes(Pass(join(indices, -1), join(logits, 0)) for indices, logits in chunks)
 
 
-def response_routes(routes, rollout):
+def select_response_routes(routes, rollout):
     """The routes of the positions that predict the response tokens (token t is predicted at
     position P - 1 + t): Pass(indices [L, B, T, K], logits). The routes come from forwards over
     [the shared prefix,] the prompts and the responses, or from one forward over all."""

@@ -30,7 +30,7 @@ def split(learner, mini):
     signal = mini.advantages.reshape(len(mask), -1).ne(0).any(-1)                   # [B]
     # The only GPU synchronization before the end of an update: for these two tensors.
     signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
-    mini = replace(mini, rollout=FastRollout.of(mini.rollout, tokens=tokens))
+    mini = replace(mini, rollout=FastRollout.extend(mini.rollout, tokens=tokens))
     if not learner.skip_zero_variance:
         return mini, None
     groups = range(len(mini.problems))

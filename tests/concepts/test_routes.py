@@ -13,7 +13,7 @@ import torch
 
 import models
 from plumbing.model.actor import checkpoint_activations
-from plumbing.speed.rollouts import cat_routes
+from plumbing.speed.rollouts import join_routes
 from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
                     replay_routes, router_shift, routers_of)
 
@@ -213,7 +213,7 @@ def test_recorded_logits_carry_their_gradient():
 def test_narrow_chunks_are_padded_with_no_route_and_the_router_decides_there():
     model = make()
     chunks = [record(model, **batch(*shape, padded=False))[0] for shape in ((2, 9), (3, 6))]
-    routes = cat_routes(chunks)
+    routes = join_routes(chunks)
     assert routes.indices.shape == (3, 5, 9, K)
     assert (routes.indices[:, 2:, 6:] == -1).all() and (routes.logits[:, 2:, 6:] == 0).all()
     inputs = batch(5, 9, padded=False)
@@ -366,7 +366,7 @@ def test_reading_several_forwards_as_one_is_refused():
             routes.indices
     routes, _ = record(make(), **batch())
     for act in (lambda: routes.rows([slice(0, 1)] * 2),      # one pass, two row indices
-                lambda: cat_routes([routes, times(2)(routes)])):
+                lambda: join_routes([routes, times(2)(routes)])):
         with pytest.raises(ValueError):
             act()
 

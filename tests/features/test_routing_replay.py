@@ -18,7 +18,7 @@ from features.routing_replay import RecordedRoutes, RecordingSampler, attach, ro
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
-from plumbing.speed.rollouts import cat_routes, concat, response_routes
+from plumbing.speed.rollouts import join_routes, concat, select_response_routes
 from rollout import Sampler
 from rollout import response_logp as plain_logp
 from routes import record_routes
@@ -61,7 +61,7 @@ def chosen(model, rollout):
 
 
 def own(routes, rollout):
-    indices = response_routes(routes, rollout).indices
+    indices = select_response_routes(routes, rollout).indices
     return indices[:, rollout.mask].sort(-1).values
 
 
@@ -147,7 +147,7 @@ def recorded(model, part, way, *chunks):
         with torch.no_grad(), record_routes(model) as routes:
             WAYS[way][1](model, replace(part.rows(start, stop), attached={"routes": None}))
         found.append(routes)
-    return cat_routes(found)
+    return join_routes(found)
 
 
 @pytest.mark.parametrize("width", [0, 2, 4])                # 4: as wide as the rest of the prompts
@@ -158,7 +158,7 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
     shapes = [tuple(p.indices.shape[1:3]) for p in routes.passes]
     assert shapes == [(2, width)] * bool(width) + [(3, 4), (6, 4)]
     plain = recorded(model, part, "plain", (0, 2), (2, 6))
-    ours, theirs = (response_routes(r, part) for r in (routes, plain))
+    ours, theirs = (select_response_routes(r, part) for r in (routes, plain))
     assert ours.indices.shape == (3, 6, 5, K) and ours.logits.shape == (3, 6, 5, E)
     assert torch.equal(ours.indices[:, part.mask], theirs.indices[:, part.mask])
     assert torch.allclose(ours.logits[:, part.mask], theirs.logits[:, part.mask], atol=1e-5)
@@ -171,7 +171,7 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
             fast.fast_response_logp(model, cut)
         for taken, want in zip(used.passes, cut.attached["routes"].recorded.passes, strict=True):
             assert torch.equal(taken.indices, want.indices)
-        found = response_routes(used, cut).indices
+        found = select_response_routes(used, cut).indices
         assert torch.equal(found[:, :, 1:], routes.passes[-1].indices[:, rows[start:stop]])
 
 

@@ -8,7 +8,7 @@ import torch
 import train
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model.cold_start import scale_residual, tiny_config
+from plumbing.model.cold_start import scale_residual, make_tiny_config
 from session.arguments import parse
 from tiny_run import read_json
 
@@ -16,7 +16,7 @@ from tiny_run import read_json
 @pytest.mark.parametrize("layers, factor", [(1, None), (4, None), (16, 0.5), (9, 2 / 3)])
 def test_only_deeper_models_begin_with_smaller_residual_weights(layers, factor):
     flags = f"--num_hidden_layers {layers} --hidden_size 16 --num_experts 2"
-    config = tiny_config(parse(flags.split()), builtin_tokenizer())
+    config = make_tiny_config(parse(flags.split()), builtin_tokenizer())
 
     def weights(change):
         torch.manual_seed(0)

@@ -184,7 +184,7 @@ REFUSED = {
     f"{MODEL} --num_experts_per_tok 1": f"--num_experts_per_tok 1 {OWN_MODEL}",
     f"{MODEL} --cold_start_steps 0": f"--cold_start_steps 0 {OWN_MODEL}",
     f"{MODEL} --cold_start_learning_rate 0.1": f"--cold_start_learning_rate 0.1 {OWN_MODEL}",
-    "--max_terms 1 --cold_start_steps 0": "cold start failed … --cold_start_steps",
+    "--max_terms 1 --cold_start_steps 0": "supervised warm-up failed … --cold_start_steps",
     "--lora_r 8": "--lora_r 8 needs --use_peft",
     "--lora_alpha 8": "--lora_alpha 8 needs --use_peft",
     # -------------------------------------------------------------------------- the run

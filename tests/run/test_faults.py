@@ -15,7 +15,7 @@ import torch
 
 import train
 from session import checkpoints
-from session.metrics import collapse
+from session.metrics import describe_collapse
 from tiny_run import metrics, read_json
 
 # ------------------------------------------------------------------------------- not finite
@@ -152,4 +152,4 @@ def test_code_in_a_chat_template_is_not_run(model, refused):
     (0.3, 1e-6, 0.3, "no entropy left"), (1.0, 1e-6, 1.0, ""), (0.3, 0.1, 0.5, ""),
     (0.2, 0.1, 0.5, "pass rate below half its best"), (0.05, 0.1, 0.15, "")])
 def test_a_collapse_is_half_the_best_pass_rate_or_no_entropy(pass_rate, entropy, best, words):
-    assert collapse({"pass_rate": pass_rate, "entropy": entropy}, best) == words
+    assert describe_collapse({"pass_rate": pass_rate, "entropy": entropy}, best) == words

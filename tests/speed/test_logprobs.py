@@ -12,7 +12,7 @@ import torch
 from models import gradient, own_scores
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
-from plumbing.speed.fast import distinct, fast_response_logp, fast_sample, groups_per_row
+from plumbing.speed.fast import merge_repeats, fast_response_logp, fast_sample, groups_per_row
 from plumbing.speed.rollouts import FastRollout
 from rollout import response_logp
 from test_rollout import PROMPTS, every_model, make
@@ -95,21 +95,31 @@ def test_a_common_prefix_computed_once_changes_no_token(kind, monkeypatch):
 
 def test_what_can_be_packed_is():
     """That what cannot be packed is not: tests/model/test_families.py."""
-    assert groups_per_row(make().config, FastRollout.of(rolled(make()))) == len(PROMPTS)
+    assert groups_per_row(make().config, FastRollout.extend(rolled(make()))) == len(PROMPTS)
 
 
-def test_distinct_keeps_what_a_group_holds_once():
+def test_the_mask_of_packed_rows_is_the_one_that_its_docstring_draws():
+    lines = fast.packed_mask.__doc__.split("\n\n")[2].splitlines()
+    labels = [[fast.ANY if word == "-" else int(word) for word in line.split()[1:]]
+              for line in lines[:2]]                         # prompt, response
+    drawn = [[cell == "x" for cell in line[19::3].ljust(8)] for line in lines[3:11]]
+    mask = fast.packed_mask(*torch.tensor(labels)[:, None], torch.float32)
+    assert (mask[0, 0] == 0).tolist() == drawn and mask.shape == (1, 1, 8, 8)
+    assert mask.min() < -1e38
+
+
+def test_merge_repeats_keeps_what_a_group_holds_once():
     part = repeated(rolled(make(), G=4))
-    small, where = distinct(part)
+    small, where = merge_repeats(part)
     assert small is part and where == slice(None), "the last group has four kinds: nothing to gain"
     part = part.rows(0, 8)
-    small, where = distinct(part)
+    small, where = merge_repeats(part)
     assert small.group_size == 2 and len(small.mask) == 4
     assert torch.equal(small.prompt_ids, part.prompt_ids)
     assert torch.equal(small.mask[where], part.mask)
     assert torch.equal(small.response_ids[where][part.mask], part.response_ids[part.mask])
     assert [int(w) // 2 for w in where] == [i // 4 for i in range(8)], "in its own group"
-    assert [distinct(part.rows(0, n))[0].group_size for n in (1, 2)] == [1, 2]
+    assert [merge_repeats(part.rows(0, n))[0].group_size for n in (1, 2)] == [1, 2]
 
 
 def test_rows_do_not_cut_through_groups():
