@@ -1,13 +1,13 @@
 """Evaluation: pass@1 and pass@k of any policy, the papers' claims, and a run in pictures.
 
     python eval.py passk --model_name_or_path DIR [DIR]   pass@k of one checkpoint, or compare two
-    python eval.py ask DIR 'PROMPT' [--answer A]          responses to a prompt of your own
+    python eval.py ask DIR 'PROMPT' [--answer A]          responses to your prompt
     python eval.py claims [NAME …]                        the verdicts on the papers' claims
-    python eval.py dashboard runs/gspo [runs/grpo …]      the curves of a run or several, as a PNG
+    python eval.py dashboard runs/gspo [runs/grpo …]      the curves of one or several runs: a PNG
     python eval.py view runs/gspo [runs/grpo]             the tokens of a run, clipped ones marked
 
-passk and ask use a run's checkpoint as the run does: with its task, templates, lengths and
-sampling, unless they are given by train.py's flags, which `python eval.py passk --help` lists.
+passk and ask use a run's checkpoint with the settings of that run: its task, templates, lengths and
+sampling. The flags of train.py that `python eval.py passk --help` lists override them.
 """
 
 import os
@@ -91,10 +91,10 @@ def pass_at_1(rewards):
 
 
 def reward_scores(task, parts):
-    """Scores from the separate parts of the rewards, [problems][samples][K]: "reward", (mean, low,
-    high) of their weighted sum; "reward_limits", (least, most) that it can be, None if that is not
-    known because a function of the user's judges; "mean_rewards", one per problem; "reward_parts",
-    {name: mean}. The overlong penalty is not included: it is used only in training."""
+    """Scores from the reward components, [problems][samples][K]: "reward", (mean, low, high) of
+    their weighted sum; "reward_limits", the (least, most) that it can be, None if a user's reward
+    function does not bound it; "mean_rewards", one per problem; "reward_parts", {component: mean}.
+    The overlong penalty is not included: it is used only in training."""
     parts = torch.tensor(parts)                                                    # [n, G, K]
     flat = parts.flatten(0, 1)                                                     # [n·G, K]
     rewards = task.total(flat, parts.shape[1]).view(parts.shape[:2])               # [n, G]
@@ -108,31 +108,31 @@ def reward_scores(task, parts):
 
 
 def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, progress=None):
-    """Sample `samples` responses per problem (at temperature 0 one greedy response) and verify
+    """Sample `samples` responses per problem (at temperature 0 one greedy response) and score
     them. sampler: a rollout.Sampler.
 
-    Returns a dict with "rewards" (the first part of each), "texts", "lengths" (in tokens),
+    Returns a dict with "rewards" (the first component of each), "texts", "lengths" (in tokens),
     "truncated" and "games" (features/turns.py: Game, or None), each [problems][samples], with
     "pass_at_1" and with the entries of reward_scores. Several processes share the problems.
     progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
     T = task.max_completion_length
-    own = share(len(problems))
+    indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
     names = ("texts", "rewards", "parts", "lengths", "truncated", "games")
     answers = {name: [] for name in names}
-    starts = range(own.start, own.stop, max(1, ROWS // G))
+    starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
-        part = slice(start, min(start + starts.step, own.stop))
-        asked = problems[part]
-        prompts = task.encode(sampler.tokenizer, asked, settings.chat_template,
+        part = slice(start, min(start + starts.step, indices.stop))
+        chunk = problems[part]
+        prompts = task.encode(sampler.tokenizer, chunk, settings.chat_template,
                               settings.max_prompt_length)
-        played = {"rows": [p.row for p in asked]} if task.played else {}
+        played = {"rows": [p.row for p in chunk]} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature, **played)
-        scores = task.reward_components(rollout.texts, asked, rollout.token_lists(), rollout.games)
+        scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
         columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
                    rollout.games or [None] * len(rollout.texts))
@@ -160,71 +160,73 @@ def held_out(settings, actor, tokenizer, task):
 
 # --------------------------------------------------------------------------------- the commands
 
-def passk(asked):
+def passk(parsed):
     """Print and save pass@1, pass@k and the mean reward of one checkpoint, or of two and of their
-    difference, problem by problem. asked: (passk's own flags, Settings)."""
-    own, settings = asked
+    difference, problem by problem. parsed: (passk's own flags, Settings)."""
+    options, settings = parsed
     logging.disable_progress_bar()
-    print(own.line)
+    print(options.line)
     task = tasks.prepare_task(settings)
     device = torch.device(kind_of(settings))
-    report = {"dataset": task.name, "settings": own.line, "n": own.n,
+    report = {"dataset": task.name, "settings": options.line, "n": options.n,
               "temperature": settings.temperature, "seed": settings.seed, "checkpoints": []}
-    found = []                                               # {problem: {score: number}}
-    for name in own.model_name_or_path:
+    results = []                                             # {problem: {score: number}}
+    for name in options.model_name_or_path:
         policy, tokenizer = load_policy(settings, task, device, name)
         say(name_ends(policy, tokenizer))
         say(task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length))
-        problems = task.test[:own.problems]
-        answers = evaluate(settings, make_sampler(settings, policy, tokenizer, task), task,
-                           problems, own.n, settings.temperature, settings.seed, progress=str(name))
-        rows = scores_by_problem(answers, own.k)
+        problems = task.test[:options.problems]
+        sampler = make_sampler(settings, policy, tokenizer, task)
+        answers = evaluate(settings, sampler, task, problems, options.n, settings.temperature,
+                           settings.seed, progress=str(name))
+        rows = score_problems(answers, options.k)
         limits = {"reward": answers["reward_limits"],
                   "mean_length": (0, task.max_completion_length)}
-        found.append(dict(zip(problems, rows)))
-        scores = intervals(rows, limits)
+        results.append(dict(zip(problems, rows)))
+        scores = add_intervals(rows, limits)
         report["checkpoints"].append({"model": str(name), "problems": len(problems), **scores,
                                       "reward_parts": answers["reward_parts"]})
-        show(name or "cold start", scores)
-    if len(found) == 2:
-        before, after = found                                # the second may have fewer problems
+        print_scores(name or "built-in model after its supervised warm-up", scores)
+    if len(results) == 2:
+        before, after = results                              # the second may have fewer problems
         gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in after]
         widths = {key: pair and (pair[0] - pair[1], pair[1] - pair[0])
                   for key, pair in limits.items()}
-        report["difference"] = intervals(gains, widths, shares=(-1.0, 1.0))
-        show("after minus before, problem by problem", report["difference"], "+")
-    Path(own.output).parent.mkdir(parents=True, exist_ok=True)
-    Path(own.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{own.output}")
+        report["difference"] = add_intervals(gains, widths, shares=(-1.0, 1.0))
+        print_scores("after minus before, problem by problem", report["difference"], "+")
+    Path(options.output).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{options.output}")
 
 
-def ask(asked):
+def ask(parsed):
     """Print the greedy response of a checkpoint to a prompt, then sampled ones, with their rewards
     if the right answer is given. With an environment, play games with the person at the terminal:
-    a greedy one, then sampled ones. asked: (ask's own flags, Settings)."""
-    own, settings = asked
+    a greedy one, then sampled ones. parsed: (ask's own flags, Settings)."""
+    options, settings = parsed
     logging.disable_progress_bar()
-    print(own.line)
+    print(options.line)
     task = tasks.prepare_task(settings)
-    prompt = own.prompt.replace("\\n", "\n")
+    prompt = options.prompt.replace("\\n", "\n")
     if task.one_width:                                       # the built-in task's fixed width
         prompt = prompt.ljust(len(task.test[0].prompt))
-    problem = Problem(prompt, own.answer or "")
+    problem = Problem(prompt, options.answer or "")
     if task.played and not sys.stdin.isatty():
         raise ValueError("ask: with an environment you play its part, which needs a terminal")
-    policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)), own.checkpoint)
+    device = torch.device(kind_of(settings))
+    policy, tokenizer = load_policy(settings, task, device, options.checkpoint)
     say(name_ends(policy, tokenizer))
     sampler = make_sampler(settings, policy, tokenizer, task)
-    sampled = [(settings.temperature, own.n, settings.seed)]
+    sampled = [(settings.temperature, options.n, settings.seed)]
     if task.played:                                          # one game after the other
         sampler.environment.kind = Person
         sampler.environment.seeded = False
-        sampled = [(settings.temperature, 1, settings.seed + i) for i in range(own.n)]
+        sampled = [(settings.temperature, 1, settings.seed + i) for i in range(options.n)]
     for temperature, n, seed in [(0.0, 1, settings.seed), *sampled]:
         answers = evaluate(settings, sampler, task, [problem], n, temperature, seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
-            judged = "" if own.answer is None else f"   reward {reward:g}"
-            print(f"\ntemperature {temperature:g}{judged}\n{text}")
+            score = "" if options.answer is None else f"   reward {reward:g}"
+            print(f"\ntemperature {temperature:g}{score}\n{text}")
 
 
 class Person:
@@ -242,7 +244,7 @@ class Person:
         return observation, 0.0, not observation
 
 
-def scores_by_problem(answers, ks):
+def score_problems(answers, ks):
     """[{score: number}], one per problem: pass@k for every k, and means over the n samples."""
     rows = []
     for i, rewards in enumerate(answers["rewards"]):
@@ -255,14 +257,14 @@ def scores_by_problem(answers, ks):
     return rows
 
 
-def intervals(rows, limits, shares=(0.0, 1.0)):
+def add_intervals(rows, limits, shares=(0.0, 1.0)):
     """{score: (mean, low, high)} of rows, {score: number} each. limits: {score: the (least, most)
-    that it can be, or None}; other scores are shares, which `shares` limits."""
+    that it can be, or None}; other scores are shares within `shares`."""
     return {key: with_interval([row[key] for row in rows], limits.get(key, shares))
             for key in rows[0]}
 
 
-def show(title, scores, sign=""):
+def print_scores(title, scores, sign=""):
     """Print scores {score: (mean, low, high)}; sign: "+" for a difference."""
     print(f"\n{title}")
     for key, value in scores.items():
@@ -274,17 +276,18 @@ def claims(words):
     raise SystemExit(subprocess.run([sys.executable, script, "--judge", *words]).returncode)
 
 
-def dashboard(asked):
+def dashboard(options):
     from tools import dashboard as pictures, style
-    page = asked.output or Path(asked.runs[0]) / "dashboard.png"
-    runs = {run: pictures.read_metrics(Path(run)) for run in asked.runs}
-    style.save(pictures.draw(runs), page)
-    print(page)
+    file = options.output or Path(options.runs[0]) / "dashboard.png"
+    runs = {run: pictures.read_metrics(Path(run)) for run in options.runs}
+    style.save(pictures.draw(runs), file)
+    print(file)
 
 
-def view(asked):
+def view(options):
     from tools.view import write_page
-    page = write_page(asked.runs, asked.output, asked.kilobytes and 1000 * asked.kilobytes)
+    page = write_page(options.runs, options.output,
+                      options.kilobytes and 1000 * options.kilobytes)
     print(f"{page}   ({page.stat().st_size / 1e6:.1f} MB; open it in a browser)")
 
 
@@ -295,8 +298,9 @@ def main(argv=None):
     from tools import commands                           # here: training does not need tools/
     try:
         with commands.exit_on_broken_pipe():
-            command, asked = commands.parse_command(sys.argv[1:] if argv is None else argv, __doc__)
-            COMMANDS[command](asked)
+            argv = sys.argv[1:] if argv is None else argv
+            command, parsed = commands.parse_command(argv, __doc__)
+            COMMANDS[command](parsed)
     except (ValueError, OSError) as error:
         if os.environ.get("GSPO_TRACEBACK"):
             raise
