@@ -23,6 +23,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -237,50 +238,59 @@ def token_rewards(rewards, mask, kl=None, beta=0.0, turn_rewards=None):
 
 @dataclass(frozen=True)
 class Advantage:
-    function: Callable           # its parameters are named as in INPUTS; eps and the like: defaults
+    function: Callable           # its parameters are named as in INPUTS; others have a default
     per: str                     # "response": it returns [B]; "token": it returns [B, T]
-    reads: tuple                 # the inputs that it is given, keys of INPUTS
+
+    @property
+    def reads(self):
+        """The inputs that the function is given: its parameters that stand in INPUTS."""
+        return tuple(x for x in inspect.signature(self.function).parameters if x in INPUTS)
+
+
+class Input(NamedTuple):
+    shape: str                   # of a tensor, "B T"; "" for a number, a list or a word
+    meaning: str
+    dtype: torch.dtype = torch.float32
 
 
 INPUTS = {  # what the function of an advantage may read
-    "rewards": "[B] the rewards: the weighted sums of their parts; with --use_kl_in_reward minus "
-               "beta times the sum of kl over the response",
-    "token_rewards": "[B, T] the reward of every token: that of the response at its last token; "
-                     "with --environment that of each turn at its last token; with "
-                     "--use_kl_in_reward minus beta times kl at every token",
-    "turn_rewards": "[B, T] as token_rewards; a run that reads them needs an --environment",
-    "parts": "[B, K] the rewards in parts, one per verifier",
-    "part_weights": "K numbers, --reward_weights",
-    "group_size": "G, --num_generations; at least 2 for an advantage that reads it",
-    "scale": "--scale_rewards",
-    "mask": "[B, T] bool, the loss tokens",
-    "old_logp": "[B, T] log π_old",
-    "entropy": "[B, T] the entropy of π_old at every token, in nats; with --old_logp recompute",
-    "kl": "[B, T] log π_old - log π_ref, then not in the loss, nor in rewards or token_rewards; "
-          "only with --beta: give a default",
-    "beta": "--beta, as for kl",
-    "values": "[B, T] the critic's estimates; a run that reads them trains a critic, on the "
-              "returns of gae(token_rewards, values, mask), whatever the function makes of "
-              "advantages",
-    "lam": "--lam, the λ of GAE; for an advantage that reads values",
-    "teacher_logp": "[B, T] log π_T of a teacher",
-    "blamed": "[B, T] bool, the tokens from the first wrong step on (the built-in task knows it)",
+    "rewards": Input("B", "the weighted sums of the reward's components; with --use_kl_in_reward "
+                          "minus beta times the sum of kl over the response"),
+    "token_rewards": Input("B T", "the reward of every token: that of the response at its last "
+                                  "token; with --environment that of each turn at its last token; "
+                                  "with --use_kl_in_reward minus beta times kl at every token"),
+    "turn_rewards": Input("B T", "as token_rewards; a run that reads them needs an --environment"),
+    "parts": Input("B K", "the components of the rewards"),
+    "part_weights": Input("", "K numbers, --reward_weights"),
+    "group_size": Input("", "G, --num_generations; at least 2 for an advantage that reads it"),
+    "scale": Input("", "--scale_rewards"),
+    "mask": Input("B T", "the loss tokens", torch.bool),
+    "old_logp": Input("B T", "log π_old"),
+    "entropy": Input("B T", "the entropy of π_old at every token, in nats; with --old_logp "
+                            "recompute"),
+    "kl": Input("B T", "log π_old - log π_ref, then not in the loss, nor in rewards or "
+                       "token_rewards; only with --beta: give a default"),
+    "beta": Input("", "--beta, as for kl"),
+    "values": Input("B T", "the critic's estimates; a run that reads them trains a critic, on the "
+                           "returns of gae(token_rewards, values, mask), whatever the function "
+                           "makes of advantages"),
+    "lam": Input("", "--lam, the λ of GAE; for an advantage that reads values"),
+    "teacher_logp": Input("B T", "log π_T of a teacher"),
+    "blamed": Input("B T", "the tokens from the first wrong step on (the built-in task knows it)",
+                    torch.bool),
 }
 
 ADVANTAGES = {
-    "group": Advantage(group_advantages, "response", ("rewards", "group_size", "scale")),
-    "leave_one_out": Advantage(leave_one_out, "response", ("rewards", "group_size")),
-    "leave_one_out_std": Advantage(leave_one_out_std, "response", ("rewards", "group_size")),
-    "gdpo": Advantage(gdpo, "response", ("parts", "part_weights", "group_size")),
-    "reinforce_plus_plus": Advantage(reinforce_plus_plus, "token",
-                                     ("rewards", "mask", "kl", "beta")),
-    "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token",
-                                              ("rewards", "mask", "group_size")),
-    "turn_returns": Advantage(turn_returns, "token",
-                              ("turn_rewards", "mask", "group_size", "scale")),
-    "gae": Advantage(gae_advantages, "token", ("token_rewards", "values", "mask", "lam")),
-    "token_credit": Advantage(token_credit, "token", ("rewards", "group_size", "scale", "blamed")),
-    "distillation": Advantage(distillation, "token", ("teacher_logp", "old_logp", "mask")),
+    "group": Advantage(group_advantages, "response"),
+    "leave_one_out": Advantage(leave_one_out, "response"),
+    "leave_one_out_std": Advantage(leave_one_out_std, "response"),
+    "gdpo": Advantage(gdpo, "response"),
+    "reinforce_plus_plus": Advantage(reinforce_plus_plus, "token"),
+    "reinforce_plus_plus_baseline": Advantage(reinforce_plus_plus_baseline, "token"),
+    "turn_returns": Advantage(turn_returns, "token"),
+    "gae": Advantage(gae_advantages, "token"),
+    "token_credit": Advantage(token_credit, "token"),
+    "distillation": Advantage(distillation, "token"),
 }
 
 
@@ -312,21 +322,19 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
 
 
 def check_row(name):
-    """The row `name` of ADVANTAGES. Raises ValueError if there is none, or if it says something
-    that cannot be."""
+    """The row `name` of ADVANTAGES. Raises ValueError if there is none, if `per` is unknown, or if
+    the function needs a parameter that is not in INPUTS."""
     if name not in ADVANTAGES:
         raise ValueError(f"advantage {name!r} is unknown; known: {', '.join(ADVANTAGES)}")
     row = ADVANTAGES[name]
     where = f"row {name!r} of advantages.ADVANTAGES"
     if row.per not in ("response", "token"):
         raise ValueError(f"{where}: it is per {row.per!r}, which must be 'response' or 'token'")
-    for word in row.reads:
-        if word not in INPUTS:
-            raise ValueError(f"{where}: it reads {word!r}; known inputs: {', '.join(INPUTS)}")
-    try:
-        inspect.signature(row.function).bind(**dict.fromkeys(row.reads))
-    except TypeError as error:
-        raise ValueError(f"{where}: its inputs do not fit its function: {error}") from None
+    for parameter in inspect.signature(row.function).parameters.values():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.name not in INPUTS and parameter.default is parameter.empty and not variadic:
+            raise ValueError(f"{where}: its function reads {parameter.name!r}; known inputs: "
+                             f"{', '.join(INPUTS)}; another parameter needs a default")
     return row
 
 

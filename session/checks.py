@@ -222,25 +222,28 @@ def check_advantage(settings):
     G = max(2, settings.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
-    examples = {"[B, T] bool": zeros == 0, "[B, T]": zeros, "": 1.0}
-    given = {name: next(x for shape, x in examples.items() if INPUTS[name].startswith(shape))
-             for f in settings.features for name in f.provides}
+    sizes = {"B": 3 * G, "T": 3, "K": 1}
+
+    def example(entry):
+        shape = [sizes[dimension] for dimension in entry.shape.split()]
+        return torch.full(shape, entry.dtype is torch.bool, dtype=entry.dtype) if shape else 1.0
+    examples = {name: example(INPUTS[name]) for f in settings.features for name in f.provides}
     try:
         A = estimate_advantages(
             settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
-            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **given)
+            part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
     except Exception as error:                               # whatever an own function raises
         raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
                          f"(0 and 1 in turn, all 0, all 1): {told(error)}") from error
     per = ADVANTAGES[settings.advantage].per
     if A.shape != (rewards if per == "response" else zeros).shape:
-        refuse(settings, "advantage", f"does not return one number for every {per}: mend its "
-               "function, or what its row of advantages.ADVANTAGES says")
+        refuse(settings, "advantage", f"does not return one number for every {per}: fix its "
+               "function, or `per` in its row of advantages.ADVANTAGES")
     finite = A.isfinite().view(3, -1).all(1).tolist()                               # per group
     if not all(finite):
         where = "where all rewards of a group are equal" if finite[0] else "for rewards of 0 and 1"
-        refuse(settings, "advantage", f"returns a number that is not finite {where}: mend its "
-               "function in advantages.py; groups of equal rewards occur in every run, and 0 is "
+        refuse(settings, "advantage", f"returns a number that is not finite {where}: fix its "
+               "function in advantages.py; zero-variance groups occur in every run, and 0 is "
                "their usual advantage")
 
 

@@ -208,7 +208,8 @@ def table_inputs():
     return dict(rewards=parts.sum(-1), parts=parts, part_weights=[1.0, 2.0], group_size=3,
                 scale="group", mask=mask, old_logp=-torch.rand(B, T), kl=torch.rand(B, T),
                 beta=0.1, values=torch.rand(B, T), lam=0.9, teacher_logp=-torch.rand(B, T),
-                blamed=torch.rand(B, T) > 0.5, turn_rewards=torch.rand(B, T) * mask)
+                blamed=torch.rand(B, T) > 0.5, turn_rewards=torch.rand(B, T) * mask,
+                entropy=torch.rand(B, T))
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -224,7 +225,7 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     want = estimate_advantages(name, **inputs)
     assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape)
     assert want.ne(0).any()
-    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta",
+    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta", "entropy",
               "turn_rewards"} & inputs.keys()
     changed = {key: inputs[key] * 0.5 for key in halved}
     changed |= {key: inputs[key].square() for key in ("rewards", "parts")}

@@ -91,7 +91,7 @@ def test_the_tests_of_the_losses_take_what_is_new_as_it_comes(tmp_path, cold_sta
 FADING = """def fading(rewards, group_size, scale, entropy):
     return group_advantages(rewards, group_size, scale)[:, None] * (-entropy).exp()
 
-"fading": Advantage(fading, "token", ("rewards", "group_size", "scale", "entropy")),""", (
+"fading": Advantage(fading, "token"),""", (
     "python train.py --advantage fading --algorithm gspo_token")
 
 
@@ -124,12 +124,10 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
 
 
 @pytest.mark.parametrize("row, words", [
-    ('Advantage(mine, "response", ("rewards", "lengths"))',
-     "it reads 'lengths'; known inputs: rewards, "),
-    ('Advantage(mine, "answer", ("rewards",))',
-     "it is per 'answer', which must be 'response' or 'token'"),
-    ('Advantage(mine, "response", ("rewards", "mask"))', "its inputs do not fit its function"),
-    ('Advantage(mine, "token", ("rewards",))',
+    ('Advantage(lambda rewards, lengths: rewards, "response")',
+     "its function reads 'lengths'; known inputs: rewards, "),
+    ('Advantage(mine, "answer")', "it is per 'answer', which must be 'response' or 'token'"),
+    ('Advantage(mine, "token")',
      "says one advantage per token, but its function returns one per response: change one")])
 def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
     code = copied(tmp_path, cold_start)

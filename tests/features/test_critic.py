@@ -33,7 +33,7 @@ def by_loops(part, lam):
 def test_the_critics_targets_are_gaes_returns_whatever_becomes_of_the_advantages(
         line, lam, coef, run, calls, monkeypatch):
     """Distillation is added to the advantages; a row of one's own may whiten them."""
-    row = Advantage(whitened, "token", ("rewards", "values", "mask"))
+    row = Advantage(whitened, "token")
     monkeypatch.setitem(ADVANTAGES, "whitened", row)
     parts, targets = calls(critic.Critic, "loss"), calls(critic, "value_loss")
     losses = calls(train, "policy_loss")

@@ -72,26 +72,27 @@ def log_mean(rewards, group_size):
 EQUAL = "not finite where all rewards of a group are equal"
 
 
-@pytest.mark.parametrize("function, per, reads, words", [
-    (lambda rewards, more: rewards, "response", "rewards", "its inputs do not fit its function"),
-    (lambda rewards: rewards + nowhere, "response", "rewards",               # noqa: F821
+@pytest.mark.parametrize("function, per, words", [
+    (lambda rewards, more: rewards, "response",
+     "its function reads 'more'; known inputs: rewards, "),
+    (lambda rewards: rewards + nowhere, "response",          # noqa: F821
      "NameError: name 'nowhere' is not defined"),
-    (lambda rewards, values: rewards * values, "token", "rewards values",
+    (lambda rewards, values: rewards * values, "token",
      "fails on three groups of 4 rewards"),
     (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response",
-     "rewards group_size", "one number for every response: mend"),
-    (lambda rewards: rewards[:, None], "token", "rewards", "one number for every token: mend"),
-    (lambda rewards: rewards, "token", "rewards",
+     "one number for every response: fix"),
+    (lambda rewards: rewards[:, None], "token", "one number for every token: fix"),
+    (lambda rewards: rewards, "token",
      "its function returns one per response: change one of the two"),
-    (lambda rewards, mask: rewards[:, None] * mask, "response", "rewards mask",
+    (lambda rewards, mask: rewards[:, None] * mask, "response",
      "its function returns one per token: change"),
-    (over_std, "response", "rewards group_size",
-     f"{EQUAL}: mend its function in advantages.py; groups of equal"),
-    (log_mean, "response", "rewards group_size", EQUAL),
-    (lambda rewards: 1 / rewards, "response", "rewards",
-     "not finite for rewards of 0 and 1: mend its function")])
-def test_an_advantage_that_does_not_fit_its_row(function, per, reads, words, before, monkeypatch):
-    monkeypatch.setitem(ADVANTAGES, "mine", Advantage(function, per, tuple(reads.split())))
+    (over_std, "response",
+     f"{EQUAL}: fix its function in advantages.py; zero-variance groups"),
+    (log_mean, "response", EQUAL),
+    (lambda rewards: 1 / rewards, "response",
+     "not finite for rewards of 0 and 1: fix its function")])
+def test_an_advantage_that_does_not_fit_its_row(function, per, words, before, monkeypatch):
+    monkeypatch.setitem(ADVANTAGES, "mine", Advantage(function, per))
     err = before(f"--advantage mine {'--algorithm grpo' if per == 'token' else ''}")
     assert words in err and "mine" in err
 
