@@ -1,11 +1,10 @@
-"""gspo.py grown up: the same loop, with the whole family, checkpoints and resume behind it.
+"""The full training loop: gspo.py plus the whole family, checkpoints and resume.
 
-    prompt x ─► π_old samples G responses ─► verifier ─► advantages Â ─┐
-                              └─► log-probs ─► importance ratio ───────┴─► clip, optimize ─► π_θ
+    prompt x ─► π_old samples G responses ─► rewards ─► advantages Â ─┐
+                              └─► log-probs ─► importance ratio ──────┴─► clip, optimize ─► π_θ
 
-`python train.py` trains a tiny mixture of experts on the last digits of a running sum, on a laptop;
---model_name_or_path and --dataset_name point the same loop at a Hugging Face checkpoint;
---algorithm picks another row of the family. `python train.py --help` lists all flags.
+`python train.py` trains a tiny mixture of experts on a laptop; --model_name_or_path and
+--dataset_name point the same loop at a Hugging Face checkpoint; --help lists all flags.
 
 Where each name of gspo.py is found here, in the order of its sections:
 
@@ -25,7 +24,7 @@ Where each name of gspo.py is found here, in the order of its sections:
     gsm8k                        plumbing/data/tasks.py: load_task()
 
 What a run may add (a reference policy, a critic, an entropy bonus …) is a file of features/, and
-enters at the hooks of features/feature.py.
+enters at the hooks of features/feature.py. Around the loop: session/lifecycle.py.
 """
 
 import os
@@ -41,7 +40,6 @@ if __name__ == "__main__":
     check_flags_first(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
 import math
-import time
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -50,17 +48,13 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
-from plumbing.data import tasks
-from plumbing.model.actor import trained_policy
-from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
-from session import checkpoints, dry_run, folder as run, memory, screen
-from session.errors import errors_in_one_line
-from session.learner import forced, make_learner
-from session.metrics import Recorder
 from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores
 from routes import Pass, router_shift
+from session.errors import errors_in_one_line
+from session.learner import forced
+from session.lifecycle import run_training
 
 
 # -------------------------------------------------------------------------------- a rollout batch
@@ -84,10 +78,7 @@ class Batch:
     step: int = 1                            # the number of the batch
     more: dict = field(default_factory=dict)     # what features add, by name
 
-    @property
-    def group_size(self):
-        """G, the responses to each prompt."""
-        return self.rollout.group_size
+    group_size = property(lambda self: self.rollout.group_size)      # G
 
     def groups(self, index):
         """The groups of the prompts in `index` [q], in that order: a mini-batch."""
@@ -129,7 +120,7 @@ def train(settings, learner, task, recorder, saver):
     for step in range(saver.step + 1, settings.steps + 1):
         recorder.begin()
 
-        # prompt x ─► π_old samples G responses ─► verifier
+        # prompt x ─► π_old samples G responses ─► rewards, in components
         rollout, problems, parts, sampled = collect(settings, learner, task, step)
         recorder.lap("seconds_rollout")
 
@@ -170,8 +161,7 @@ def train(settings, learner, task, recorder, saver):
 
 
 def collect(settings, learner, task, step):
-    """Prompts, responses and rewards of a rollout batch: (rollout, problems, rewards in parts
-    [B, K], all that was sampled as [(rollout, parts)])."""
+    """(rollout, problems, parts [B, K], all that was sampled [(rollout, parts)]) of a batch."""
     def draw(attempt):
         problems = [task.train[i] for i in learner.stream.next(settings.prompts_per_step, step)]
         rollout = sample(settings, learner, task, problems, step, attempt)
@@ -197,15 +187,13 @@ def sample(settings, learner, task, problems, step, attempt=0):
 
 def reward(learner, rollout, problems):
     """The rewards of the responses, by component: [B, K]."""
-    components = learner.reward_components(rollout.texts, problems, rollout.token_lists(),
-                                           rollout.games)                           # [B, K]
-    return components.to(rollout.mask.device)
+    parts = learner.reward_components(rollout.texts, problems, rollout.token_lists(), rollout.games)
+    return parts.to(rollout.mask.device)                                            # [B, K]
 
 
 def mini_batches(settings, task, batch, step):
-    """The batch in --steps_per_generation mini-batches of whole groups, each with the weights by
-    which its loss averages the tokens; all of it --num_iterations times, in a new random order each
-    time. old_logp stays that of the policy which sampled."""
+    """The batch in --steps_per_generation mini-batches of whole groups, with their token weights;
+    all of it --num_iterations times, each in a new random order. old_logp stays as it is."""
     generator = generator_for(settings.seed, step)
     orders = [torch.randperm(len(batch.problems), generator=generator)
               for _ in range(settings.num_iterations)]                              # μ times [Q]
@@ -219,11 +207,10 @@ def mini_batches(settings, task, batch, step):
 
 def update(settings, learner, mini):
     """One optimizer step on a mini-batch: ratio, clip, loss, gradient. Returns its statistics."""
-    row = settings.row                           # of losses.OBJECTIVES, with the run's options
-    shifts = row.ratio == "log-shifted"          # RSPO, which compares routers
     live, rest = (mini, None) if settings.plain else zero_variance_groups.split(learner, mini)
     learner.optimizer.zero_grad()
-    done = []                                    # the statistics of each micro-batch
+    shifts = settings.row.ratio == "log-shifted"     # RSPO, which compares routers
+    done = []                                        # the statistics of each micro-batch
     for start, stop in learner.micro_batches(live.rollout):
         part = live.rows(start, stop)
         with forced(learner.actor.policy, part.rollout):
@@ -232,7 +219,7 @@ def update(settings, learner, mini):
             shift = router_shift(part.routes.logits, new.routes.logits, part.routes.indices,
                                  part.rollout.mask) if shifts else None             # [b, T]
             loss, stats = policy_loss(
-                row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
+                settings.row, new.logp, part.old_logp, part.advantages, part.rollout.mask,
                 epsilon=settings.epsilon, epsilon_high=settings.epsilon_high, weights=part.weights,
                 factors=part.factors, router_shift=shift)
             terms = loss_terms(learner.features, part, new, mini)
@@ -269,7 +256,7 @@ def optimizer_step(learner, stats, max_grad_norm):
     trained = [p for group in learner.optimizer.param_groups for p in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(trained, max_grad_norm or math.inf)
     stats["grad_norm"] = norm.full_tensor() if hasattr(norm, "full_tensor") else norm   # of shards
-    values = torch.stack([x.to(norm.device, widest(norm.device)) for x in stats.values()])
+    values = torch.stack([x.to(norm.device, learner.widest) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
     stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
@@ -281,14 +268,8 @@ def optimizer_step(learner, stats, max_grad_norm):
     return stats
 
 
-def widest(device):
-    """The floating-point format with the highest precision on a device: MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def overflowed(scaler, stats):
-    """Whether a gradient is not finite only because it was scaled beyond float16's range, which a
-    lower scale cures: nothing is wrong with the mini-batch."""
+    """Whether a gradient left float16's range only by its scale, which the scaler then lowers."""
     return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
 
 
@@ -303,49 +284,8 @@ def run_script(settings, task=None):
     """Everything between the command line and the summary. task: a Task in place of the one that
     the flags name, for example Task(name, train, test, verify)."""
     device = processes.start(settings)
-    run_on(device, settings, task)
+    run_training(settings, task, device, train, held_out)
     processes.stop()        # only here, where the policy that was trained is no longer in memory
-
-
-def run_on(device, settings, task):
-    """One run on this process's device. settings, task: as for run_script."""
-    began = time.perf_counter()
-    task = tasks.prepare_task(settings, task)
-    with run.run_folder(settings) as folder:
-        saved = None
-        if settings.resume:
-            saved = processes.on_first(lambda: checkpoints.find_newest(folder))
-        screen.say(screen.plan(settings, folder, task, device))
-        policy, tokenizer = trained_policy(settings, task, device, saved)
-        screen.say(name_ends(policy, tokenizer))
-        screen.say(screen.describe_unused_flags(settings, task, tokenizer))
-        screen.say(task.filter_prompts(tokenizer, settings.chat_template,
-                                       settings.max_prompt_length))
-        checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
-        progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
-        learner = make_learner(settings, task, policy, tokenizer, device)
-        screen.say(checkpoints.describe_plan(settings, learner, saved))
-        if device.type == "cuda":
-            memory.try_longest(learner, task)
-        if settings.dry_run:
-            return dry_run.tell(settings, learner, task, train, held_out, began)
-        if not saved:
-            progress["before"] = held_out(settings, learner.actor, tokenizer, task)
-        # saves the last complete batch if an error ends the next
-        with checkpoints.Saver(folder, learner, progress, task) as saver:
-            note = saver.restore(saved) if saved else screen.first_scores(
-                progress["before"], time.perf_counter() - began)
-            screen.say(run.begin_run(settings, folder, task, saver.step))
-            screen.say(note)
-            recorder = Recorder(folder, task, learner, progress, saver.step)
-            step = train(settings, learner, task, recorder, saver)
-        if step < settings.steps:
-            screen.say(f"stopped after batch {step} and saved; python train.py "
-                       f"{run.resuming(settings.explicit_flags, folder)} continues")
-            raise SystemExit(130)
-        after = held_out(settings, learner.actor, tokenizer, task)
-        recorder.held_out(step, after)
-        screen.report(settings, folder, task, progress, after, time.perf_counter() - began)
 
 
 def main(argv=None):

@@ -47,6 +47,7 @@ from plumbing.data.task import Task  # noqa: E402
 from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
+from session.learner import make_learner  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
@@ -103,7 +104,7 @@ class Ours:
         self.task = task
         self.device = device
         policy, self.tokenizer = load_policy(settings, task, device, folder)
-        self.learner = train.make_learner(settings, task, policy, self.tokenizer, device)
+        self.learner = make_learner(settings, task, policy, self.tokenizer, device)
         self.learner.schedule = Mock()                       # a constant learning rate
 
     def seconds(self, numbers, step):

@@ -39,6 +39,7 @@ class Learner:
     world: int = 1               # how many processes share the work
     needs_old_entropy: bool = False      # whether π_old's entropies are computed
     update_options: dict = field(default_factory=dict)   # for response_logp in an update
+    widest: torch.dtype = torch.float64  # the most precise format of the device
     skip_zero_variance: bool = False     # whether an update may leave out zero-variance groups
 
     @property
@@ -119,7 +120,13 @@ def make_learner(settings, task, policy, tokenizer, device):
                         "entropy_grad": features.needs_new_entropy,
                         "record": features.needs_routes or settings.router_shift},
         skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features, world),
+        widest=find_widest(device),
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
+
+
+def find_widest(device):
+    """The floating-point format with the highest precision on a device: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def make_optimizer(settings, actor):

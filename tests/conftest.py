@@ -147,8 +147,8 @@ def run(workplace, refused):
 def judge(monkeypatch):
     """judge(lambda n, right, problem: reward) gives the rewards of the built-in task from now on:
     n counts responses, right is the reward of the task itself."""
-    import train
-    make = train.tasks.running_sum
+    from plumbing.data import tasks
+    make = tasks.running_sum
 
     def use(rule):
         count = itertools.count()
@@ -157,7 +157,7 @@ def judge(monkeypatch):
             task = make(*args, **kwargs)
             return replace(task, verify=lambda response, problem: float(
                 rule(next(count), task.verify(response, problem), problem)))
-        monkeypatch.setattr(train.tasks, "running_sum", judged)
+        monkeypatch.setattr(tasks, "running_sum", judged)
     return use
 
 

@@ -20,6 +20,7 @@ from features.sampler_format import format_of
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
+from session import learner
 from session.arguments import parse
 from tiny_run import SUMS, TINY, TRAIN, jsonl, metrics, python
 
@@ -228,7 +229,7 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
-    monkeypatch.setattr(train, "widest", lambda device: torch.float32)
+    monkeypatch.setattr(learner, "find_widest", lambda device: torch.float32)
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.kind_of(args), torch.device("cpu")][1])
     with Mps():

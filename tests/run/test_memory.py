@@ -6,9 +6,8 @@ python -m pytest tests/run/test_memory.py"""
 import pytest
 import torch
 
-import train
 from plumbing.model.actor import Actor
-from session import memory
+from session import lifecycle, memory
 from session.arguments import Settings
 from tiny_run import differences, slow
 
@@ -23,7 +22,7 @@ def gpu(then):
         def made(learner, settings, task, *rest):
             memory.try_longest(learner, task)
             seen.append([p.grad for p in learner.actor.parameters()])
-        then(train, "make_learner", made)
+        then(lifecycle, "make_learner", made)
         then(memory, "longest", lambda rollout, *_: seen.append(
             (tuple(rollout.prompt_ids.shape), tuple(rollout.response_ids.shape))))
         return seen

@@ -21,7 +21,7 @@ import torch
 import session.learner
 import train
 from moe import TinyMoE
-from session import checkpoints, folder
+from session import checkpoints, folder, lifecycle
 from tiny_run import differences, flags, metrics, read_json, slow, state
 
 
@@ -292,7 +292,7 @@ def test_second_ctrl_c_before_a_checkpoint_promises_no_resume(step, kept, signal
 
 
 def test_ctrl_c_before_the_first_batch_says_that_nothing_was_saved(run, first, capfd):
-    first(train.tasks, "prepare_task", raising(KeyboardInterrupt()))
+    first(lifecycle.tasks, "prepare_task", raising(KeyboardInterrupt()))
     with pytest.raises(SystemExit) as stop:
         run()
     assert stop.value.code == 130

@@ -1,0 +1,53 @@
+"""One run from its flags to its summary: folder, policy, learner, the loop, and what is printed."""
+
+import time
+
+from plumbing.data import tasks
+from plumbing.model.actor import trained_policy
+from plumbing.model.chat import name_ends
+from plumbing.parallel import processes
+from session import checkpoints, dry_run, folder as folders, memory, screen
+from session.learner import make_learner
+from session.metrics import Recorder
+
+
+def run_training(settings, task, device, train, held_out):
+    """One run on this process's device. task: a Task in place of the one that the flags name, or
+    None. train, held_out: those of train.py and eval.py."""
+    began = time.perf_counter()
+    task = tasks.prepare_task(settings, task)
+    with folders.run_folder(settings) as folder:
+        saved = None
+        if settings.resume:
+            saved = processes.on_first(lambda: checkpoints.find_newest(folder))
+        screen.say(screen.plan(settings, folder, task, device))
+        policy, tokenizer = trained_policy(settings, task, device, saved)
+        screen.say(name_ends(policy, tokenizer))
+        screen.say(screen.describe_unused_flags(settings, task, tokenizer))
+        screen.say(task.filter_prompts(tokenizer, settings.chat_template,
+                                       settings.max_prompt_length))
+        checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
+        progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
+        learner = make_learner(settings, task, policy, tokenizer, device)
+        screen.say(checkpoints.describe_plan(settings, learner, saved))
+        if device.type == "cuda":
+            memory.try_longest(learner, task)
+        if settings.dry_run:
+            return dry_run.tell(settings, learner, task, train, held_out, began)
+        if not saved:
+            progress["before"] = held_out(settings, learner.actor, tokenizer, task)
+        # saves the last complete batch if an error ends the next
+        with checkpoints.Saver(folder, learner, progress, task) as saver:
+            note = saver.restore(saved) if saved else screen.first_scores(
+                progress["before"], time.perf_counter() - began)
+            screen.say(folders.begin_run(settings, folder, task, saver.step))
+            screen.say(note)
+            recorder = Recorder(folder, task, learner, progress, saver.step)
+            step = train(settings, learner, task, recorder, saver)
+        if step < settings.steps:
+            screen.say(f"stopped after batch {step} and saved; python train.py "
+                       f"{folders.resuming(settings.explicit_flags, folder)} continues")
+            raise SystemExit(130)
+        after = held_out(settings, learner.actor, tokenizer, task)
+        recorder.held_out(step, after)
+        screen.report(settings, folder, task, progress, after, time.perf_counter() - began)
