@@ -29,7 +29,7 @@ from plumbing.data.batch_rewards import load_in_this_process
 from plumbing.engines.wrapper import Wrapper
 
 SLOW = 10            # seconds of a step from which on the first one is named
-SHOWN = 4            # turns whose mean rewards are metrics
+REWARDS = ("turn_reward_1", "turn_reward_2", "turn_reward_3", "turn_reward_4")      # metrics
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Turns(Feature):
         games = [game for rollout, _ in batch.sampled for game in rollout.games]
         return {"turns": mean([len(g.turns) for g in games]),
                 "out_of_turns": mean([g.out_of_turns for g in games]),
-                **{f"turn_reward_{k + 1}": mean([g.rewards[k] for g in games if g.rewards[k:]])
-                   for k in range(SHOWN)}}
+                **{name: mean([g.rewards[k] for g in games if g.rewards[k:]])
+                   for k, name in enumerate(REWARDS)}}
 
     def tokens(self, rollout):
         return {"turn_rewards": rollout.turn_rewards}                               # [G, T]

@@ -62,7 +62,8 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
               for name in dict.fromkeys([*OBJECTIVES, *PRESETS])}
 
 
-OWN_DATA = {"dataset_name": "the built-in task has its own prompts and its own verifier"}
+OWN_DATA = {"dataset_name|environment": "the built-in task has its own prompts and its own "
+                                        "verifier"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name|environment": "it describes the built-in sums"}
 OF_TINY = dict(without=OWN_MODEL, evaluation=True, fixed=True)    # flags of the tiny MoE

@@ -30,6 +30,7 @@ MISMATCH_LEVEL = {"token": "token", "seq": "sequence"}
 MISSING = {
     "distillation_coef": "distillation beside another advantage (DistillationTrainer has it alone)",
     "dynamic_sampling": "dynamic sampling",
+    "environment": "environment (its environment_factory makes one, whose methods are tools)",
     "entropy_quantile": "quantile of the rollout batch's entropies (top_entropy_quantile is the "
                         "micro-batch's)",
     "overlong_cache": "overlong penalty (it is a reward function: trl.rewards)",
