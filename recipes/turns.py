@@ -38,7 +38,7 @@ class Sums:
         for _ in range(8192):
             terms = [[9 if rng.random() < 0.4 else rng.randint(1, 8) for _ in range(TERMS)]
                      for _ in range(TURNS)]
-            rows.append({"prompt": tell(terms[0]), "terms": terms, "answer": "four right turns"})
+            rows.append({"prompt": tell(terms[0]), "terms": terms})
         return rows
 
     @staticmethod

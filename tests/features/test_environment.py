@@ -20,7 +20,7 @@ from plumbing.model import cold_start as warm_up
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from tiny_run import chance, read_json, slow
+from tiny_run import chance, jsonl, read_json, slow
 
 ROOT = Path(train.__file__).parent
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -324,6 +324,16 @@ def test_ten_rewards_of_a_tenth_are_one_and_max_turns_is_no_truncation(run, own)
     record, = run(play + "--max_turns 3", folder="other")
     assert record["out_of_turns"] == 1 and record["truncated"] == 0 and record["turns"] == 3
     assert record["turn_reward_4"] is None
+
+
+def test_rows_that_differ_only_beside_the_prompt_keep_their_own_objects(run, own):
+    Path("mine.py").write_text(GAME.replace("0.1,", "self.row['worth'],"), encoding="utf-8")
+    jsonl("rows.jsonl", [{"prompt": "1+2=", "answer": "3", "worth": worth}
+                         for worth in range(8) for _ in range(2)])
+    run(f"{own} --environment mine.py:Play --stop , --prompts_per_step 4 --max_turns 1")
+    rewards = {sample["reward"] for line in read_json("run/samples.jsonl")
+               for sample in line["samples"]}
+    assert len(rewards) > 1
 
 
 def test_ask_plays_with_the_person_at_the_terminal(run, own, capsys, monkeypatch, refused):
