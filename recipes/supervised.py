@@ -21,7 +21,7 @@ from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import kind_of
 from session.arguments import parse
 from session.errors import errors_in_one_line
-from session.folder import checked_name
+from session.folder import check_folder
 
 
 def rows(settings, task, tokenizer):
@@ -43,7 +43,7 @@ def main(argv):
         if not (settings.output_dir and settings.dataset_name):
             raise ValueError("a few supervised steps need --output_dir, a folder for the "
                              "checkpoint, and --dataset_name")
-        checked_name(settings)                               # no run is written over
+        check_folder(settings)                               # no run is written over
         task = tasks.prepare_task(settings)
         policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)))
         policy.requires_grad_()                              # merged adapters come frozen

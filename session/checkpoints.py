@@ -99,7 +99,7 @@ class Saver:
             state = self.snapshot | self.optimizer_state()
             self.snapshot = None                             # a write that fails is not tried again
             with processes.gathered(self.learner.actor) as policy:
-                processes.on_first(lambda: self.write(state, policy))
+                processes.on_first(lambda: save(self.folder, policy, self.learner.tokenizer, state))
         return stopping
 
     def take_snapshot(self, step):
@@ -117,9 +117,6 @@ class Saver:
         this."""
         learner = self.learner
         return processes.whole_state(learner.actor, learner.optimizer, learner.settings.shard)
-
-    def write(self, state, policy):
-        save(self.folder, state["step"], policy, self.learner.tokenizer, state)
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
@@ -167,13 +164,15 @@ class Saver:
         not finite. The weights are the current ones and include the updates of the failed batch; a
         resumed run repeats that batch. With --shard nothing can be saved, because the shards of the
         other processes are out of reach."""
+        learner = self.learner
         step = self.snapshot["step"]
-        lost = self.learner.settings.shard and processes.world() > 1
-        finite = all(weight.isfinite().all() for weight in self.learner.actor.parameters())
+        lost = learner.settings.shard and processes.world() > 1
+        finite = all(weight.isfinite().all() for weight in learner.actor.parameters())
         if processes.rank() or lost or not finite or step in dict(list_checkpoints(self.folder)):
             return
-        half = self.learner.schedule.state_dict() != self.snapshot["schedule"]
-        self.write(self.snapshot | self.optimizer_state(), self.learner.actor.policy)
+        half = learner.schedule.state_dict() != self.snapshot["schedule"]
+        state = self.snapshot | self.optimizer_state()
+        save(self.folder, learner.actor.policy, learner.tokenizer, state)
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
 
@@ -197,21 +196,14 @@ def apply_optimizer_flags(learner):
     return note
 
 
-def describe_plan(settings, learner, saved):
-    """A line for the screen: when the run saves, and how much. saved: the checkpoint that it goes
-    on from, or None. The size is that of the trained weights and AdamW's two moments of each, in
-    float32."""
-    trained = [p for p in learner.actor.parameters() if p.requires_grad]
-    copies = [values for state in learner.features.state_dict().values()
-              for values in state.values() if isinstance(values, list)]
-    size = 4 * sum(x.numel() for x in [*trained * 3, *sum(copies, [])])
+def describe_plan(learner):
+    """A line for the screen: how often the run saves, and how much. The size is that of the trained
+    weights and AdamW's two moments of each, in float32."""
+    size = 12 * sum(p.numel() for p in learner.actor.parameters() if p.requires_grad)
     each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
-    done = int(saved.name.removeprefix("step_")) if saved else 0
-    every = settings.save_steps
-    first = done + every - done % every if every else settings.steps
-    often = f"every {every} rollout batches, " if first < settings.steps else ""
-    return (f"checkpoints of about {each}: {often}the first after batch "
-            f"{min(first, settings.steps)}")
+    every = learner.settings.save_steps
+    return (f"checkpoints of about {each}: after "
+            f"{f'every {every} rollout batches and after ' if every else ''}the last batch")
 
 
 def stop_on_signals(learner):
@@ -234,13 +226,12 @@ def stop_on_signals(learner):
 
 # ---------------------------------------------------------------------------------- their files
 
-def save(run, step, policy, tokenizer, state):
-    """Write checkpoints/step_N and delete all but the newest KEEP. state: plain data and
-    tensors."""
-    folder = run / "checkpoints" / f"step_{step}"
+def save(run, policy, tokenizer, state):
+    """Write checkpoints/step_N and delete all but the newest KEEP. state: plain data and tensors;
+    state["step"] is N."""
+    folder = run / "checkpoints" / f"step_{state['step']}"
     partial = folder.with_name(f".partial-{folder.name}")
-    old = [path for _, path in list_checkpoints(run)]
-    last = old[-1].name if old else "none"
+    last = next((path.name for _, path in list_checkpoints(run)[::-1]), "none")
     try:
         with naming(folder, f" (the last complete checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
@@ -256,10 +247,8 @@ def save(run, step, policy, tokenizer, state):
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    for path in old[:max(0, len(old) + 1 - KEEP)]:
-        gone = path.with_name(f".partial-{path.name}")
-        os.rename(path, gone)                                # it must not look complete
-        shutil.rmtree(gone, ignore_errors=True)
+    for _, path in list_checkpoints(run)[:-KEEP]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sync(path):

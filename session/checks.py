@@ -1,8 +1,8 @@
 """Checks: flags that cannot run are refused in one line, before anything is written.
 
-check_values refuses single values that are not allowed; check_conditions flags that nothing reads
-or that contradict each other, as each flag says itself (arguments.flag); check_combinations what
-these words cannot say. The ValueError names the flag and says what would be allowed.
+check_values refuses single values that are not allowed; check_conditions refuses flags that have
+no effect or contradict each other, by their metadata `needs` and `without` (features.feature.flag);
+check_combinations does the rest. The ValueError names the flag and says what would be allowed.
 """
 
 import difflib
@@ -69,11 +69,11 @@ def check_conditions(settings, flags, needs="needs"):
         default = f.default_factory() if f.default is MISSING else f.default
         if getattr(settings, f.name) == default:
             continue
-        for condition, why in as_reasons(f.metadata.get(needs)):
+        for condition, why in list_conditions(f.metadata.get(needs)):
             if not any(is_met(settings, one) for one in condition.split("|")):
                 needed = " or ".join(format_condition(one) for one in condition.split("|"))
                 refuse(settings, f.name, f"needs {needed}{because(why)}")
-        for condition, why in as_reasons(f.metadata.get("without")):
+        for condition, why in list_conditions(f.metadata.get("without")):
             for one in condition.split("|"):
                 if is_met(settings, one):
                     name = one.partition("=")[0]
@@ -82,8 +82,8 @@ def check_conditions(settings, flags, needs="needs"):
                     refuse(settings, f.name, f"cannot be combined with {other}{because(why)}")
 
 
-def as_reasons(conditions):
-    """[(condition, why)] of what `needs` or `without` says."""
+def list_conditions(conditions):
+    """[(condition, reason or None)] of a flag's `needs` or `without`."""
     return list(({conditions: None} if isinstance(conditions, str) else conditions or {}).items())
 
 
@@ -104,7 +104,7 @@ def format_condition(condition):
 
 
 def check_combinations(settings):
-    """Refuse what the words of a flag cannot say: relations between numbers, and what a row of
+    """Refuse what a flag's metadata cannot express: relations between numbers, and what a row of
     OBJECTIVES or ADVANTAGES reads."""
     objective = OBJECTIVES[settings.objective]
     advantage = check_row(settings.advantage)
@@ -206,8 +206,8 @@ def rescales(settings, reads):
         divided and not shaped)
 
 
-def told(error):
-    """The words of an error; of one that no check has raised also its kind, and the line of this
+def describe_error(error):
+    """The message of an error; of one that no check has raised also its type, and the line of this
     program that it comes from."""
     if isinstance(error, ValueError):
         return str(error)
@@ -234,7 +234,7 @@ def check_advantage(settings):
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
     except Exception as error:                               # whatever an own function raises
         raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
-                         f"(0 and 1 in turn, all 0, all 1): {told(error)}") from error
+                         f"(0 and 1 in turn, all 0, all 1): {describe_error(error)}") from error
     per = ADVANTAGES[settings.advantage].per
     if A.shape != (rewards if per == "response" else zeros).shape:
         refuse(settings, "advantage", f"does not return one number for every {per}: fix its "
@@ -259,10 +259,10 @@ def check_loss(settings):
             router_shift=one if settings.router_shift else None)
         combine_stats([stats])
     except Exception as error:                               # whatever an own row or clip raises
-        raise ValueError(f"--algorithm {settings.algorithm}: {told(error)}") from error
+        raise ValueError(f"--algorithm {settings.algorithm}: {describe_error(error)}") from error
     if not loss.requires_grad:
-        raise ValueError(f"--algorithm {settings.algorithm}: its loss has no gradient: mend its "
+        raise ValueError(f"--algorithm {settings.algorithm}: its loss has no gradient: fix its "
                          "ratio or its clip in losses.py")
     if not loss.isfinite():
         raise ValueError(f"--algorithm {settings.algorithm}: its loss of two responses is not "
-                         "finite: mend its row or its clip in losses.py")
+                         "finite: fix its row or its clip in losses.py")

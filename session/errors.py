@@ -22,19 +22,19 @@ def errors_in_one_line(argv):
     except (ValueError, OSError) as error:
         if os.environ.get("GSPO_TRACEBACK"):
             raise
-        leave(2, error)
+        exit_with(2, error)
     except torch.OutOfMemoryError:
-        leave(2, out_of_memory(parse(argv)))
+        exit_with(2, out_of_memory(parse(argv)))
     except RuntimeError as error:
         if not processes.lost_another(error):
             raise
-        leave(1, f"process {processes.rank()} stops because another process of this job has died; "
-                 "--resume continues from the last checkpoint")
+        exit_with(1, f"process {processes.rank()} stops because another process of this job has "
+                  "died; --resume continues from the last checkpoint")
     except KeyboardInterrupt as error:
         sys.stderr.write("\n")  # below the terminal's ^C
-        leave(130, str(error) or "stopped before the run began; nothing was saved")
+        exit_with(130, str(error) or "stopped before the run began; nothing was saved")
 
 
-def leave(code, why):
-    sys.stderr.write(f"train.py: {why}\n")  # one write; print makes two, which can mix
+def exit_with(code, message):
+    sys.stderr.write(f"train.py: {message}\n")  # one write; print makes two, which can mix
     raise SystemExit(code)

@@ -33,68 +33,68 @@ LOCK = ".lock"
 def run_folder(settings):
     """The run's folder, locked inside the block. The folder of a new run is removed again if the
     block ends before the first rollout batch is complete, so that the next run gets its name; one
-    that was there before is left empty."""
-    there = settings.output_dir is not None and Path(settings.output_dir).exists()
+    that existed before is left empty."""
+    existed = settings.output_dir is not None and Path(settings.output_dir).exists()
     folder = processes.on_first(lambda: open_run(settings))
     locks = []
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(stopped(settings.explicit_flags, folder)) from None
+        raise KeyboardInterrupt(describe_interrupt(settings.explicit_flags, folder)) from None
     finally:
-        begun = {file.name for file in contents(folder)} - {"config.json"}
+        begun = {file.name for file in list_files(folder)} - {"config.json"}
         if locks and not begun and not settings.resume:          # only the first process has a lock
             for file in folder.iterdir():
                 file.unlink()
-            if not there:
+            if not existed:
                 folder.rmdir()
-        for held in locks:
-            held.release()
+        for one in locks:
+            one.release()
 
 
-def resuming(given, folder):
-    """The flags that continue the run in a folder; a FILE.py:NAME that was given must be typed
-    again."""
+def format_resume(explicit_flags, folder):
+    """The flags that continue the run in a folder; a FILE.py:NAME must be typed again."""
     call = {"output_dir": str(folder), "resume": True}
-    return format_flags(call | find_code(given))
+    return format_flags(call | find_code(explicit_flags))
 
 
-def stopped(given, folder):
-    """What a run that was stopped immediately says: what is saved."""
+def describe_interrupt(explicit_flags, folder):
+    """The message of a run that was stopped immediately: what is saved."""
     if saved := list_checkpoints(folder):
-        return f"stopped immediately; {resuming(given, folder)} continues from {saved[-1][1]}"
+        command = format_resume(explicit_flags, folder)
+        return f"stopped immediately; {command} continues from {saved[-1][1]}"
     return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
 
 def open_run(settings):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
-    Raises ValueError as checked_name does."""
-    folder = checked_name(settings)
+    Raises ValueError as check_folder does."""
+    folder = check_folder(settings)
     while settings.output_dir is None:
         with suppress(FileExistsError):                  # another run may take the name first
             folder.mkdir(parents=True)
             return folder
-        folder = free_name(settings.algorithm)
+        folder = find_free_name(settings.algorithm)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def free_name(algorithm):
+def find_free_name(algorithm):
     """The first of runs/<algorithm>, runs/<algorithm>-2 … that does not exist."""
     names = (f"runs/{algorithm}" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
     return next(folder for folder in map(Path, names) if not folder.exists())
 
 
-def checked_name(settings):
+def check_folder(settings):
     """The name of the run's folder; nothing is made. Raises ValueError if the folder holds anything
     that must not be replaced, or if a checkpoint to start from does not exist."""
     for name in [f.name for f in flags() if "checkpoint" in f.metadata and not settings.resume]:
         source = getattr(settings, name)
-        if source and (words := explain_missing(source)):
-            raise ValueError(f"--{name} {source}: {words}")
+        if source and (reason := explain_missing(source)):
+            raise ValueError(f"--{name} {source}: {reason}")
     if settings.output_dir is None:
-        return free_name(settings.algorithm)
+        return find_free_name(settings.algorithm)
     folder = Path(settings.output_dir)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
@@ -104,7 +104,7 @@ def checked_name(settings):
         start = f"start from {saved[-1][1]} (--model_name_or_path) " if saved else ""
         raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
                          f"{start}or leave out --resume to start a run in another --output_dir")
-    if contents(folder) and not settings.resume:
+    if list_files(folder) and not settings.resume:
         check_replaceable(settings, folder, is_run)
     return folder
 
@@ -118,32 +118,32 @@ def check_replaceable(settings, folder, is_run):
     if not settings.overwrite_output_dir:
         raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
                          "--overwrite_output_dir to replace it, or another folder")
-    for name, word, path in paths_read(settings):
+    for name, text, path in list_paths_read(settings):
         if path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"--overwrite_output_dir would delete {path} in {folder}, which "
-                             f"--{name} {word} needs: give another --output_dir")
+                             f"--{name} {text} needs: give another --output_dir")
 
 
-def paths_read(settings):
+def list_paths_read(settings):
     """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints
-    and their bases, the cold start, data, FILE.py:NAME, @FILE. Every flag with a text is looked at,
-    except texts of their own."""
+    and their bases, the cold start, data, FILE.py:NAME, @FILE. Flags whose text never names a
+    file (`text`, `choices`) are left out."""
     if not settings.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE
     for f in flags():
         value = getattr(settings, f.name)
-        words = value if isinstance(value, list) else [value]
-        for word in () if f.metadata.keys() & {"text", "choices"} else words:
-            if not isinstance(word, str):
+        texts = value if isinstance(value, list) else [value]
+        for text in () if f.metadata.keys() & {"text", "choices"} else texts:
+            if not isinstance(text, str):
                 continue
-            for path in (word, word.removeprefix("@"), word.rpartition(":")[0]):
+            for path in (text, text.removeprefix("@"), text.rpartition(":")[0]):
                 if path and os.path.exists(path):
-                    yield f.name, word, Path(path)
-            if is_adapter(word):
-                yield f.name, word, Path(find_base_model(word))
+                    yield f.name, text, Path(path)
+            if is_adapter(text):
+                yield f.name, text, Path(find_base_model(text))
 
 
-def contents(folder):
+def list_files(folder):
     """The files of a folder without its lock; [] if the folder does not exist."""
     return [file for file in folder.iterdir() if file.name != LOCK] if folder.is_dir() else []
 
@@ -172,7 +172,7 @@ def begin_run(settings, folder, task, step):
 
 
 def write_config(settings, folder, task, step):
-    for old in contents(folder) if settings.overwrite_output_dir else ():
+    for old in list_files(folder) if settings.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     run = read_run_config(folder) if settings.resume else {}
     for path in [folder / name for name in RECORDS if (folder / name).exists()]:

@@ -29,7 +29,7 @@ def run_training(settings, task, device, train, held_out):
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
-        screen.say(checkpoints.describe_plan(settings, learner, saved))
+        screen.say(checkpoints.describe_plan(learner))
         if device.type == "cuda":
             memory.try_longest(learner, task)
         if settings.dry_run:
@@ -46,7 +46,7 @@ def run_training(settings, task, device, train, held_out):
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
             screen.say(f"stopped after batch {step} and saved; python train.py "
-                       f"{folders.resuming(settings.explicit_flags, folder)} continues")
+                       f"{folders.format_resume(settings.explicit_flags, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(step, after)

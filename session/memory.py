@@ -1,7 +1,7 @@
-"""Memory of a GPU: what does not fit is told in the first minute, with the flags to change.
+"""GPU memory: a run that does not fit ends in its first minute and names the flags to change.
 
-What fits is tried, not estimated; benchmarks/simulate.py counts the bytes of an update without a
-GPU.
+The longest update is run, not estimated; benchmarks/simulate.py counts the bytes of an update
+without a GPU.
 """
 
 from dataclasses import fields
@@ -14,8 +14,8 @@ from rollout import Rollout
 
 
 def out_of_memory(settings):
-    """After an out-of-memory error: one line that names the flags to change. Flags that save
-    or take memory say so about themselves."""
+    """The message after an out-of-memory error, which names the flags to change. Flags that save
+    or take memory have `saves_memory` or `takes_memory` in their metadata."""
     more = [f"--{f.name}" for f in fields(settings)
             if f.metadata.get("saves_memory") and not getattr(settings, f.name)]
     more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
@@ -29,9 +29,9 @@ def out_of_memory(settings):
 
 
 def try_longest(learner, task):
-    """Run forward and backward of a micro-batch of the longest prompts and answers that can occur,
-    with room for gradients and for the optimizer's two moments. Weights, gradients and random
-    numbers are afterwards as before. Raises torch.OutOfMemoryError if it does not fit."""
+    """Run forward and backward of a micro-batch of the longest prompts and responses that can
+    occur, with room for gradients and for the optimizer's two moments. Weights, gradients and
+    random numbers are restored. Raises torch.OutOfMemoryError if it does not fit."""
     policy = learner.policy
     rows = learner.rows_per_pass()
     rollout = longest(rows, min(rows, learner.settings.num_generations), task, policy)

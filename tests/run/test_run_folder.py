@@ -99,17 +99,16 @@ def test_a_run_saves_every_ten_batches_and_says_so(killed, run, capsys):
     killed(11, "--steps 12")
     size = sum(file.stat().st_size for file in Path("run/checkpoints/step_10").iterdir())
     line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
-    assert line.endswith("MB: every 10 rollout batches, the first after batch 10")
+    assert line.endswith("MB: after every 10 rollout batches and after the last batch")
     assert float(line.split()[3]) == pytest.approx(size / 1e6, abs=0.1)
     run("--resume --save_steps 0")
-    line, = [line for line in capsys.readouterr().out.splitlines() if "checkpoints of" in line]
-    assert line.endswith("MB: the first after batch 12")
+    assert "MB: after the last batch\n" in capsys.readouterr().out
     assert [record["step"] for record in metrics("run")] == [*range(1, 13)]
 
 
 def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(own, killed, capsys):
     killed(1, f"{own} --steps 26 --verifier exact")
-    assert "MB: every 25 rollout batches, the first after batch 25" in capsys.readouterr().out
+    assert "MB: after every 25 rollout batches" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------- config.json
