@@ -6,7 +6,7 @@ import torch
 
 import losses
 from advantages import ADVANTAGES, Advantage
-from plumbing.model import cold_start
+from plumbing.model import policy
 from session.arguments import parse
 from tiny_run import TINY
 
@@ -14,7 +14,7 @@ from tiny_run import TINY
 @pytest.fixture
 def before(refused, monkeypatch):
     """before(flags): the one line of a run that ends before its cold start, without any tensor."""
-    monkeypatch.setattr(cold_start, "load_cold_start", lambda *_: pytest.fail("the cold start began"))
+    monkeypatch.setattr(policy, "load_cold_start", lambda *_: pytest.fail("the cold start began"))
 
     def run(flags=""):
         err = refused(flags)
