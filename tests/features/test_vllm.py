@@ -12,6 +12,7 @@ import torch
 import eval
 from models import check_ends, for_chats, gap, make
 from plumbing.data.running_sum import builtin_tokenizer
+from features.turns import Environment, TurnSampler
 from features.vllm_engine import check_agreement, row_seeds
 from features.vllm_engine import RUNNING, VllmSampler, close_engine
 from rollout import sample
@@ -56,6 +57,25 @@ def test_the_same_random_numbers_draw_the_same_responses_and_zero_is_greedy(vllm
     assert torch.equal(one.response_ids, two.response_ids) and one.texts != other.texts
     greedy = sampler.sample(PROMPTS, 4, uniforms=uniforms, temperature=0)
     assert greedy.texts == sample(model(), TOKENIZER, PROMPTS, 4, 6, 0).texts
+
+
+def test_an_engine_plays_the_turns_of_an_environment_up_to_the_limit_of_each_row(vllm, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("class Play:\n    def __init__(self, row):\n        pass\n"
+                    "    def step(self, text):\n        return '1+', 0.5, len(text) > 3\n",
+                    encoding="utf-8")
+    policy = model()
+    engine = VllmSampler(policy, TOKENIZER, 12, 1.0, ("2", "3", "4"))
+    sampler = TurnSampler(engine, Environment(f"{file}:Play"), None, True)
+    uniforms = torch.rand(3 * 16, 12, generator=torch.Generator().manual_seed(1))
+    rollout = sampler.sample(PROMPTS, 16, uniforms, rows=[{}] * 3)
+    assert gap(policy, rollout, 1.0) < 2e-5
+    assert rollout.truncated.any() and not rollout.truncated.all()
+    for i, game in enumerate(rollout.games):
+        mask = rollout.mask[i, :game.length].tolist()
+        runs = sum(own and not (i and mask[i - 1]) for i, own in enumerate(mask))
+        assert runs == len(game.turns) and (game.length == 12 if rollout.truncated[i] else mask[-1])
+    assert max(len(game.turns) for game in rollout.games) > 2
 
 
 def test_seeds_differ_between_rows_and_depend_on_nothing_else():

@@ -33,7 +33,18 @@ RUNS = {
     "sdpo": "--algorithm sdpo",
     "prefix": "--model_name_or_path model --dataset_name prefix.jsonl --verifier exact "
               "--no_chat_template",              # more than fast.MIN_PREFIX equal tokens
+    "turns": "--model_name_or_path model --dataset_name prefix.jsonl --no_chat_template "
+             "--environment play.py:Play --stop , --algorithm gspo_token "
+             "--advantage turn_returns --eval_samples 2 --eval_prompts 3",
 }
+PLAY = """
+import random
+class Play:
+    def __init__(self, row, seed):
+        self.rng = random.Random(seed)
+    def step(self, text):
+        return self.rng.choice(["1+", "2+1="]), len(text) / 10, self.rng.random() < 0.3
+"""
 CLOSE = "loss grad_norm clip_low clip_high perplexity_new flip_rate kl value_loss".split()
 SHARD, WIDTHS = {"ddp": "", "fsdp2": " --shard"}, []
 
@@ -58,6 +69,7 @@ def home(tmp_path_factory):
         shutil.copytree(next((home / "runs/cold_start").iterdir()), home / "model")
         jsonl("prefix.jsonl", [{"prompt": f"1+2+3+4+5+6+7+8+9+{i}+{i}=",
                                 "answer": str(5 + 2 * i)[-1]} for i in range(10)] * 2)
+        Path("play.py").write_text(PLAY, encoding="utf-8")
         for name, flags in RUNS.items():
             train.main(words(f"{flags} --output_dir {name}"))
     torch.set_num_threads(threads)
@@ -87,7 +99,7 @@ def changed(home, change):
 
 @pytest.mark.parametrize("run", [
     "gspo-ddp", "gspo-fsdp2", "ppo-fsdp2", "rspo-ddp", "prefix-fsdp2", "teacher-fsdp2", "self-ddp",
-    "moving-fsdp2", "sdpo-ddp"])
+    "moving-fsdp2", "sdpo-ddp", "turns-ddp"])
 def test_two_processes_end_with_the_weights_of_one(run, home):
     name, how = run.split("-")
     done = torchrun(home, f"{RUNS[name]}{SHARD[how]} --output_dir {run}")
