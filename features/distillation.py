@@ -21,7 +21,7 @@ import torch
 
 from advantages import ADVANTAGES, distillation
 from features.feature import Feature, flag, mean_of, refuse, with_breaks
-from features.moving import move_towards, put_back, weights_of
+from features.moving import list_weights, move_towards, restore_weights
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
 
@@ -134,11 +134,11 @@ class Distillation(Feature):
 
     def state_dict(self):
         moves = self.settings.teacher_update_rate
-        return {"teacher": weights_of(self.teacher)} if moves else {}
+        return {"teacher": list_weights(self.teacher)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.teacher_update_rate:
-            put_back(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
+            restore_weights(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
 
 
 def added(advantages, coef, teacher_logp, old_logp, mask):

@@ -15,16 +15,16 @@ def move_towards(frozen, policy, share):
         # checkpoint may still hold the old one
 
 
-def weights_of(frozen):
+def list_weights(frozen):
     """What a checkpoint keeps of a frozen policy that moves: its weights, a list of tensors."""
     return [p.data for p in frozen.policy.parameters()]
 
 
-def put_back(frozen, weights, what, flag):
-    """The reverse of weights_of. Raises ValueError if weights is None: the checkpoint lacks `what`,
-    which --flag moves."""
+def restore_weights(frozen, weights, what, flag):
+    """The reverse of list_weights. Raises ValueError if weights is None: the checkpoint lacks
+    `what`, which --flag moves."""
     if weights is None:
         raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: a run "
                          "must begin with that flag; leave it out, or start a new run")
-    for weight, saved in zip(weights_of(frozen), weights, strict=True):
+    for weight, saved in zip(list_weights(frozen), weights, strict=True):
         weight.copy_(saved)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, mean_of, refuse
-from features.moving import move_towards, put_back, weights_of
+from features.moving import list_weights, move_towards, restore_weights
 from losses import kl_penalty
 
 
@@ -102,11 +102,12 @@ class ReferenceKL(Feature):
 
     def state_dict(self):
         moves = self.settings.sync_ref_model
-        return {"reference": weights_of(self.reference)} if moves else {}
+        return {"reference": list_weights(self.reference)} if moves else {}
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
-            put_back(self.reference, state.get("reference"), "reference policy", "sync_ref_model")
+            restore_weights(self.reference, state.get("reference"), "reference policy",
+                            "sync_ref_model")
 
 
 def kl_in_rewards(settings):
