@@ -126,6 +126,7 @@ def read_model(name):
 
 
 def describe(error):
+    """An error of transformers in one line: its kind and its first sentence."""
     words = " ".join(str(error).split())
     if "CONVERSION" in words:       # transformers joins the experts' weights while it reads them
         words = "some experts' weights are missing or misshapen."
@@ -240,8 +241,8 @@ def check_log_probs(policy, tokenizer):
 
 
 def score_one_by_one(model, rollout):
-    """Log-probs [B, T] of the response tokens from the model's own logits, one forward per
-    response."""
+    """Log-probs [B, T] of the response tokens from the model's logits, one forward per response,
+    without padding."""
     logp = torch.zeros_like(rollout.sampler_logp)                                   # [B, T]
     G = rollout.group_size
     for row, mask in enumerate(rollout.mask):

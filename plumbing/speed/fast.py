@@ -218,10 +218,10 @@ def move_prefix_first(ids, mask, position, prefix):
     """
     start = mask.shape[1] - mask[0].sum()
     first = ids[0, start + torch.arange(prefix, device=ids.device)]                 # [prefix]
-    own = mask[:, prefix:] & (position[:, prefix:] >= prefix)                       # [Q, P-prefix]
+    rest = mask[:, prefix:] & (position[:, prefix:] >= prefix)                      # [Q, P-prefix]
     first = first.expand(len(ids), -1)                                              # [Q, prefix]
     steps = torch.arange(prefix, device=ids.device).expand(len(ids), -1)            # [Q, prefix]
-    return (torch.cat([first, ids[:, prefix:]], 1), torch.cat([steps >= 0, own], 1),
+    return (torch.cat([first, ids[:, prefix:]], 1), torch.cat([steps >= 0, rest], 1),
             torch.cat([steps, position[:, prefix:]], 1))                            # [Q, P] each
 
 
