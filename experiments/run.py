@@ -180,6 +180,7 @@ def figures(records, summary, settings):
         "reward_before": summary.get("reward_before"), "reward": summary.get("reward_after"),
         **{f"at_{r['step']}": r["pass_at_1"][0] for r in records if r.get("pass_at_1")},
         "collapsed": collapsed(each("pass_rate")),
+        "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
         "first_length": records[0]["length"],
         "length": intervals.mean(r["length"] for r in records[-10:]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
