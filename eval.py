@@ -36,7 +36,7 @@ from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, kind_of
 from plumbing.engines.samplers import make_sampler
-from session.screen import say, with_limits
+from session.screen import print_once, format_interval
 from plumbing.parallel.processes import gather, gathered, share
 
 ROWS = 256      # responses that are sampled at a time
@@ -173,8 +173,9 @@ def passk(parsed):
     results = []                                             # {problem: {score: number}}
     for name in options.model_name_or_path:
         policy, tokenizer = load_policy(settings, task, device, name)
-        say(name_ends(policy, tokenizer))
-        say(task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length))
+        print_once(name_ends(policy, tokenizer))
+        print_once(task.filter_prompts(tokenizer, settings.chat_template,
+                                       settings.max_prompt_length))
         problems = task.test[:options.problems]
         sampler = make_sampler(settings, policy, tokenizer, task)
         answers = evaluate(settings, sampler, task, problems, options.n, settings.temperature,
@@ -215,7 +216,7 @@ def ask(parsed):
         raise ValueError("ask: with an environment you play its part, which needs a terminal")
     device = torch.device(kind_of(settings))
     policy, tokenizer = load_policy(settings, task, device, options.checkpoint)
-    say(name_ends(policy, tokenizer))
+    print_once(name_ends(policy, tokenizer))
     sampler = make_sampler(settings, policy, tokenizer, task)
     sampled = [(settings.temperature, options.n, settings.seed)]
     if task.played:                                          # one game after the other
@@ -268,7 +269,7 @@ def print_scores(title, scores, sign=""):
     """Print scores {score: (mean, low, high)}; sign: "+" for a difference."""
     print(f"\n{title}")
     for key, value in scores.items():
-        print(f"  {key:12} {with_limits(value, sign)}")
+        print(f"  {key:12} {format_interval(value, sign)}")
 
 
 def claims(words):

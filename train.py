@@ -118,11 +118,11 @@ def train(settings, learner, task, recorder, saver):
     hooks = learner.features.hooks
     step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
-        recorder.begin()
+        recorder.start_timer()
 
         # prompt x ─► π_old samples G responses ─► rewards, in components
         rollout, problems, parts, sampled = collect(settings, learner, task, step)
-        recorder.lap("seconds_rollout")
+        recorder.stop_timer("seconds_rollout")
 
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
@@ -132,7 +132,7 @@ def train(settings, learner, task, recorder, saver):
                       step=step)
         for after_scoring in hooks["after_scoring"]:
             after_scoring(learner, batch, old)
-        recorder.lap("seconds_logp")
+        recorder.stop_timer("seconds_logp")
 
         # rewards ─► advantages Â
         batch.rewards = task.total(batch.parts, G)                                  # [B]
@@ -147,8 +147,8 @@ def train(settings, learner, task, recorder, saver):
         updates = []
         for mini in mini_batches(settings, task, batch, step):
             updates.append(update(settings, learner, mini))
-            recorder.count_bad(step, updates[-1])
-        recorder.lap("seconds_update")
+            recorder.count_skipped(step, updates[-1])
+        recorder.stop_timer("seconds_update")
 
         # what happened: the last mini-batch once more, under the new policy
         new = learner.score(mini.rollout, entropy=True)

@@ -70,13 +70,13 @@ class RoutingReplay(Feature):
         batch.rollout = attach(batch.rollout, RecordedRoutes(old.passes, own))
 
     def metrics(self, batch, mini, new):
-        """own_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
+        """free_routes: what the routers choose by themselves, under π_old and π_θ, which the core's
         flip_rate and tokens.jsonl describe."""
         routes = batch.rollout.attached["routes"]
         if not isinstance(routes, RecordedRoutes):
             return {"route_bytes_per_token": None}
         free = self.learner.score(mini.rollout.without("routes")).routes            # [L, B, T, ·]
-        mini.more["own_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
+        mini.more["free_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
         return {"route_bytes_per_token": route_bytes(routes.recorded) / tokens}
 

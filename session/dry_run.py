@@ -18,7 +18,7 @@ from session.metrics import NEVER_RIGHT, rollout_metrics
 EVALUATED = 64      # held-out prompts, at most
 
 
-def tell(settings, learner, task, train, held_out, began):
+def print_estimate(settings, learner, task, train, held_out, began):
     """Print prompt, response, memory and time of the run. train, held_out: those of train.py and
     eval.py; began: when the script began, by time.perf_counter."""
     loaded = time.perf_counter()
@@ -29,13 +29,14 @@ def tell(settings, learner, task, train, held_out, began):
     first = FirstBatch()
     train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
     trained = time.perf_counter()
-    screen.say(transcript(first.batch, learner.tokenizer, task, settings.advantage))
+    screen.print_once(transcript(first.batch, learner.tokenizer, task, settings.advantage))
     if scores:
-        screen.say(f"{few.eval_prompts} held-out prompts before training: {screen.scores(scores)}")
-    screen.say(peak_memory(learner, task))
-    screen.say(duration(settings, loaded - began, trained - evaluated,
-                        (evaluated - loaded) * evaluated_by_run / few.eval_prompts))
-    screen.say("dry run: no folder is left; leave out --dry_run to train")
+        screen.print_once(f"{few.eval_prompts} held-out prompts before training: "
+                          f"{screen.format_scores(scores)}")
+    screen.print_once(peak_memory(learner, task))
+    screen.print_once(duration(settings, loaded - began, trained - evaluated,
+                               (evaluated - loaded) * evaluated_by_run / few.eval_prompts))
+    screen.print_once("dry run: no folder is left; leave out --dry_run to train")
 
 
 class FirstBatch:
@@ -43,13 +44,13 @@ class FirstBatch:
 
     step = 0
 
-    def begin(self):
+    def start_timer(self):
         pass
 
-    def lap(self, name):
+    def stop_timer(self, name):
         pass
 
-    def count_bad(self, step, stats):
+    def count_skipped(self, step, stats):
         pass
 
     def log(self, step, batch, mini, new, updates, held):
@@ -75,8 +76,8 @@ def transcript(batch, tokenizer, task, advantage):
              *screen.turns(rollout.games and rollout.games[0]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
              + (f" ({named})" if len(parts) > 1 else ""),
-             f"first batch: pass rate {record['pass_rate']:.3f}, dead groups "
-             f"{record['dead_groups']:.0%}, mean length {record['length']:.1f}, truncated "
+             f"first batch: pass rate {record['pass_rate']:.3f}, zero-variance groups "
+             f"{record['zero_variance_groups']:.0%}, mean length {record['length']:.1f}, truncated "
              f"{record['truncated']:.0%}"]
     if record["pass_rate"] == 0:
         lines.append(f"note: {NEVER_RIGHT}")

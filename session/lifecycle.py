@@ -20,33 +20,33 @@ def run_training(settings, task, device, train, held_out):
         saved = None
         if settings.resume:
             saved = processes.on_first(lambda: checkpoints.find_newest(folder))
-        screen.say(screen.plan(settings, folder, task, device))
+        screen.print_once(screen.plan(settings, folder, task, device))
         policy, tokenizer = trained_policy(settings, task, device, saved)
-        screen.say(name_ends(policy, tokenizer))
-        screen.say(screen.describe_unused_flags(settings, task, tokenizer))
-        screen.say(task.filter_prompts(tokenizer, settings.chat_template,
-                                       settings.max_prompt_length))
+        screen.print_once(name_ends(policy, tokenizer))
+        screen.print_once(screen.describe_unused_flags(settings, task, tokenizer))
+        screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
+                                              settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
-        screen.say(checkpoints.describe_plan(learner))
+        screen.print_once(checkpoints.describe_plan(learner))
         if device.type == "cuda":
             memory.try_longest(learner, task)
         if settings.dry_run:
-            return dry_run.tell(settings, learner, task, train, held_out, began)
+            return dry_run.print_estimate(settings, learner, task, train, held_out, began)
         if not saved:
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
         # saves the last complete batch if an error ends the next
         with checkpoints.Saver(folder, learner, progress, task) as saver:
-            note = saver.restore(saved) if saved else screen.first_scores(
+            note = saver.restore(saved) if saved else screen.format_first_scores(
                 progress["before"], time.perf_counter() - began)
-            screen.say(folders.begin_run(settings, folder, task, saver.step))
-            screen.say(note)
+            screen.print_once(folders.begin_run(settings, folder, task, saver.step))
+            screen.print_once(note)
             recorder = Recorder(folder, task, learner, progress, saver.step)
             step = train(settings, learner, task, recorder, saver)
         if step < settings.steps:
-            screen.say(f"stopped after batch {step} and saved; python train.py "
-                       f"{folders.format_resume(settings.explicit_flags, folder)} continues")
+            screen.print_once(f"stopped after batch {step} and saved; python train.py "
+                              f"{folders.format_resume(settings.explicit_flags, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(step, after)

@@ -49,7 +49,7 @@ def rollout_metrics(batch, task, advantage):
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
             "inverse_length": mean_of(1 / lengths, lengths > 0),
-            "truncated": truncated.float().mean().item(), "dead_groups": 1 - live,
+            "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
             "discarded_groups": len(rewards) // G - len(batch.problems)}
 
 
@@ -124,27 +124,27 @@ def mean_of(x, mask):
     return chosen.mean().item() if len(chosen) else None
 
 
-def own_routes(mini, new):
+def free_routes(mini, new):
     """(old, new): what the routers choose by themselves under both policies, Pass [L, B, T, ·]
     each, also where a feature forces other experts; None for what was not recorded."""
-    return mini.more.get("own_routes", (mini.routes, new.routes))
+    return mini.more.get("free_routes", (mini.routes, new.routes))
 
 
-def batch_record(settings, step, task, batch, mini, new, updates, of_features=()):
+def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=()):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
-    of_features: the features' `metrics`."""
+    metrics_hooks: the features' `metrics`."""
     rollout = batch.rollout
     mask = batch.rollout.mask
     more = {}
-    for metrics in of_features:
+    for metrics in metrics_hooks:
         more |= metrics(batch, mini, new)
     if tensors := [name for name, x in more.items() if isinstance(x, torch.Tensor)]:
         raise ValueError(f"metric {tensors[0]} of a feature is a tensor: return its .item()")
     flips = None
-    own = own_routes(mini, new)
-    if all(own) and mini.rollout.mask.any():
-        flips = flip_rate(*(x.indices for x in own), mini.rollout.mask).tolist()
+    free = free_routes(mini, new)
+    if all(free) and mini.rollout.mask.any():
+        flips = flip_rate(*(x.indices for x in free), mini.rollout.mask).tolist()
     mismatch = None
     if settings.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
@@ -177,17 +177,17 @@ class Recorder:
         if start == 0:
             self.held_out(0, progress.get("before"))
 
-    def begin(self):
+    def start_timer(self):
         """A rollout batch begins: measure the seconds of its phases."""
-        self.laps = {}
+        self.seconds = {}
         self.last = time.perf_counter()
 
-    def lap(self, name):
+    def stop_timer(self, name):
         """A phase ends, as soon as the GPU has finished its work."""
         if self.device.type != "cpu":
             devices.wait(self.device)
         now = time.perf_counter()
-        self.laps[name] = now - self.last
+        self.seconds[name] = now - self.last
         self.last = now
 
     def report(self, record):
@@ -200,7 +200,7 @@ class Recorder:
         if answers and self.first:
             self.report({"step": step, **held_out_record(answers["sampled"])})
 
-    def count_bad(self, step, stats):
+    def count_skipped(self, step, stats):
         """Stop the run after MAX_BAD_STEPS updates in a row that were not finite. stats: what
         train.update returned."""
         skipped = stats["skipped"] and not stats["overflow"]
@@ -219,7 +219,7 @@ class Recorder:
         record = batch_record(settings, step, self.task, batch, mini, new, updates,
                               hooks["metrics"])
         if self.clips_s:
-            record |= self.band_metrics(record["log_w_var"], record["log_s_var"])
+            record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
         changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
@@ -228,8 +228,8 @@ class Recorder:
         progress["verifier_errors"] += sum(self.learner.gather([self.task.new_errors()]))
         record |= {
             "lr": self.learner.optimizer.param_groups[0]["lr"],
-            "verifier_errors": progress["verifier_errors"], **self.laps,
-            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(self.laps.values())}
+            "verifier_errors": progress["verifier_errors"], **self.seconds,
+            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(self.seconds.values())}
         if held:
             record |= held_out_record(held["sampled"])
         if self.first:
@@ -251,11 +251,11 @@ class Recorder:
             group = group_record(step, mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
-        print(line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
+        print(format_line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
         if self.progress["equal"] == MAX_EQUAL_BATCHES:
             print(explain_equal_rewards(firsts[0], record), flush=True)
 
-    def band_metrics(self, log_w_var, log_s_var):
+    def clip_range_metrics(self, log_w_var, log_s_var):
         """{"epsilon", "epsilon_over_std"} for an objective that clips s. epsilon is the mean of the
         two ends of the clip range. epsilon_over_std is None if log s has no spread, or only that of
         rounding."""
@@ -305,7 +305,7 @@ def explain_equal_rewards(first, record):
             f"function read such responses? {helps}")
 
 
-def line(record, steps, seconds_left, collapsed=""):
+def format_line(record, steps, seconds_left, collapsed=""):
     """The line of a rollout batch on the screen. collapsed: what describe_collapse returned."""
     def short(x, digits=2):
         return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
@@ -323,7 +323,7 @@ def line(record, steps, seconds_left, collapsed=""):
     words = [
         f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {short(record['reward'])}",
         f"({named})" if len(parts) > 1 else "", f"pass {short(record['pass_rate'])}",
-        f"dead {short(record['dead_groups'])}", f"len {record['length']:5.1f}",
+        f"zero-var {short(record['zero_variance_groups'])}", f"len {record['length']:5.1f}",
         f"clip {short(low + high)} (low {short(low)} high {short(high)})",
         f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
         "" if flips is None else f"flips {flips:5.1%}",
@@ -348,9 +348,9 @@ def group_record(step, mini, new, learner, task):
     if task.first_error:
         problem = one.problems[0]
         more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
-    own = own_routes(mini, new)
-    if all(own):
-        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in own)
+    free = free_routes(mini, new)
+    if all(free):
+        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in free)
         more["router_shift"] = router_shift(
             one.routes.logits, new.routes.logits[:, rows], one.routes.indices, one.rollout.mask)
     if one.factors is not None:

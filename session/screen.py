@@ -14,7 +14,7 @@ from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.parallel.processes import rank, world
 
 
-def say(text):
+def print_once(text):
     """Print text in the first process only."""
     if text and rank() == 0:
         print(text)
@@ -67,7 +67,7 @@ def describe_unused_flags(settings, task, tokenizer):
 
 # ---------------------------------------------------------------------------- before and after
 
-def with_limits(score, sign=""):
+def format_interval(score, sign=""):
     """The text of (mean, low, high); low and high are None if there is no interval, because all
     problems have the same reward. sign: "+" for a difference."""
     mean, low, high = score
@@ -75,22 +75,23 @@ def with_limits(score, sign=""):
     return f"{mean:{sign}.3f} [{interval}]"
 
 
-def scores(answers):
+def format_scores(answers):
     """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
     sampled = answers["sampled"]
     greedy, _, _ = answers["greedy"]["pass_at_1"]
     parts = sampled["reward_parts"]
     named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
-    return (f"held-out pass@1 {with_limits(sampled['pass_at_1'])}, greedy {greedy:.3f}, mean "
-            f"reward {with_limits(sampled['reward'])}" + (f" ({named})" if len(parts) > 1 else ""))
+    components = f" ({named})" if len(parts) > 1 else ""
+    return (f"held-out pass@1 {format_interval(sampled['pass_at_1'])}, greedy {greedy:.3f}, mean "
+            f"reward {format_interval(sampled['reward'])}{components}")
 
 
-def first_scores(answers, seconds):
+def format_first_scores(answers, seconds):
     """The line after the evaluation of the starting policy; "" if it was not evaluated."""
-    return f"before: {scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
+    return f"before: {format_scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
 
 
-def summary_of(when, answers):
+def summarize(when, answers):
     """The entries of summary.json for the evaluation "before" or "after" training."""
     sampled = answers["sampled"]
     mean, *interval = sampled["pass_at_1"]
@@ -111,10 +112,10 @@ def report(settings, folder, task, progress, after, seconds):
     if after:
         both = {"before": before, "after": after}
         for when, answers in both.items():
-            summary |= summary_of(when, answers)
-        summary["example"] = example(task, both)
-        print("\n".join([*spoken(summary["example"]),
-                         f"before: {scores(before)}", f"after:  {scores(after)}"]))
+            summary |= summarize(when, answers)
+        summary["example"] = find_example(task, both)
+        print("\n".join([*format_example(summary["example"]),
+                         f"before: {format_scores(before)}", f"after:  {format_scores(after)}"]))
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
@@ -123,10 +124,10 @@ def report(settings, folder, task, progress, after, seconds):
         print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
               f"{settings.learning_rate:g}")
     else:
-        print(following(settings, folder, task))
+        print(format_next_command(settings, folder, task))
 
 
-def example(task, both):
+def find_example(task, both):
     """The first held-out problem that was answered wrong before and right after training, else the
     first: {"prompt", "answer", "before", "after", "right": [before, after]}. both: {"before",
     "after": what held_out returned}."""
@@ -149,7 +150,7 @@ def turns(game):
             for m in (game.messages if game else [])]
 
 
-def spoken(one):
+def format_example(one):
     """An example as three lines, long texts cut; a game turn by turn."""
     if one["before"].startswith("  writes "):
         return ["", f"prompt  {one['prompt'][-100:]!r}", f"before\n{one['before']}",
@@ -160,7 +161,7 @@ def spoken(one):
               for when, verdict in zip(("before", "after"), verdicts))]
 
 
-def following(settings, folder, task):
+def format_next_command(settings, folder, task):
     """The last line of a run: how to ask the checkpoint, or to load adapters elsewhere."""
     checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
     if settings.model_name_or_path and is_adapter(checkpoint):

@@ -13,7 +13,7 @@ def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
     """Ten rounds without a mixed group: the batch is filled with others, the run goes on."""
     judge(lambda n, right, problem: 1)
     records = run("--algorithm dapo --steps 2 --overlong_cache 0")       # no length in the reward
-    assert [record["dead_groups"] for record in records] == [1.0, 1.0]
+    assert [record["zero_variance_groups"] for record in records] == [1.0, 1.0]
     assert Path("run/checkpoints/step_2").is_dir()
 
 
@@ -38,4 +38,4 @@ def test_dynamic_sampling_logs_what_was_sampled(run, first):
                   for right, n in zip(row, lengths[2 * i:2 * i + 2])]
                  for i, row in enumerate(rewards.tolist())]
     dead = sum(a == b for a, b in penalized) / len(penalized)
-    assert record["dead_groups"] == pytest.approx(dead)
+    assert record["zero_variance_groups"] == pytest.approx(dead)

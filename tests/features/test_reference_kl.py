@@ -51,7 +51,7 @@ def test_groups_of_equal_rewards_keep_their_kl(calls, run):
     parts = [part for (_, part, *_), *_ in terms]
     assert all(len(part.advantages) == 2 * G for part in parts)         # both of each mini-batch
     assert any(not part.advantages.view(2, G).any(-1).all() for part in parts)
-    assert any(record["dead_groups"] for record in records)
+    assert any(record["zero_variance_groups"] for record in records)
 
 
 # ------------------------------------------------------------------------- the KL in the reward

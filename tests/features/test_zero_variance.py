@@ -45,7 +45,7 @@ def test_loss_and_kl_are_those_of_the_other_groups(reduction, plain, run, judge,
                   f"--steps_per_generation 1{plain}")
     for ((*_, mini), _, stats), (*_, (rollout, *_)), record in zip(updates, sampled, records,
                                                                    strict=True):
-        assert record["dead_groups"] == 0.5 and record["discarded_groups"] == 0
+        assert record["zero_variance_groups"] == 0.5 and record["discarded_groups"] == 0
         assert record["reward"] == pytest.approx((1 + 2.5 / 4) / 2)
         assert record["length"] == pytest.approx(rollout.mask.sum(-1).float().mean().item())
         gaps = [gap[mask].double().tolist() for gap, mask
@@ -86,5 +86,5 @@ def test_the_advantages_are_those_of_all_tokens(run, judge, then):
 def test_a_mini_batch_of_such_groups_alone_makes_no_step(run, judge):
     judge(lambda n, right, problem: 1.0)
     [record] = run(f"{KEPT}--algorithm ppo --beta 0.1")
-    assert record["empty_minibatches"] == 2 and record["dead_groups"] == 1
+    assert record["empty_minibatches"] == 2 and record["zero_variance_groups"] == 1
     assert record["value_loss"] == 0 and record["pass_rate"] == 1

@@ -38,8 +38,8 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
     assert f"prompt, 4 tokens: {sample['prompt']!r}\n" in said
     assert f" tokens: {sample['response']!r}\n" in said
     assert f"reward {sample['reward']:g}\n" in said
-    assert (f"first batch: pass rate {first['pass_rate']:.3f}, dead groups "
-            f"{first['dead_groups']:.0%}, mean length {first['length']:.1f}, ") in said
+    assert (f"first batch: pass rate {first['pass_rate']:.3f}, zero-variance groups "
+            f"{first['zero_variance_groups']:.0%}, mean length {first['length']:.1f}, ") in said
     summary = read_json("run/summary.json")
     assert f"3 held-out prompts before training: held-out pass@1 {summary['pass_at_1_before']:.3f}"\
         in said

@@ -45,7 +45,7 @@ NO_TOKENS = {"kl": None, "mismatch_kl": None, "ratio_max": 0}    # where every r
 
 # What does not compare two policies.
 ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse_length truncated
-    dead_groups discarded_groups empty_minibatches loss value_loss kl_loss
+    zero_variance_groups discarded_groups empty_minibatches loss value_loss kl_loss
     entropy_loss balance_loss grad_norm skipped overflows minibatches
     perplexity_old entropy route_bytes_per_token lr
     verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second pass_at_1

@@ -89,7 +89,7 @@ def write_run(folder, steps, tail=""):
     folder.mkdir()
     record = dict(pass_rate=.5, clip_low=.1, clip_high=.2, log_w_var=1e-3, log_s_var=1e-5,
                   length=20.0, entropy=.1, grad_norm=.2, perplexity_old=1.1, flip_rate=None,
-                  dead_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
+                  zero_variance_groups=.1, seconds_rollout=.3, seconds_logp=.1, seconds_update=.6)
     file = jsonl(folder / "metrics.jsonl", [record | {"step": i + 1} for i in range(steps)])
     with open(file, "a", encoding="utf-8") as metrics:
         metrics.write(tail)

@@ -72,7 +72,7 @@ def test_three_batches_of_equal_rewards_are_reported_at_once(
     printed = capsys.readouterr().out.splitlines()
     note, = [i for i, text in enumerate(printed) if text.startswith("note: in the last 3 batches")]
     third = read_json("run/samples.jsonl")[2]["samples"][0]
-    assert printed[note - 1].startswith("batch 3/5") and "dead 1.00" in printed[note - 1]
+    assert printed[note - 1].startswith("batch 3/5") and "zero-var 1.00" in printed[note - 1]
     assert words in printed[note] and reward in (None, third["reward"])
     answered = f"{third['prompt'].strip()!r} -> {third['response']!r}"
     assert f"with reward {third['reward']:g}: {answered}" in printed[note]
@@ -97,9 +97,9 @@ def test_while_no_group_has_a_signal_rounding_is_not_a_spread(run, judge):
     judge(lambda n, right, problem: right if n >= 2 * 16 else 0)
     *equal, last = run("--old_logp sampler --steps 3 --warmup_steps 0")
     for record in equal:
-        assert record["dead_groups"] == 1 and record["epsilon_over_std"] is None
+        assert record["zero_variance_groups"] == 1 and record["epsilon_over_std"] is None
         assert 0 < record["log_s_var"] < records_of.ROUNDING
-    assert len(equal) == 2 and last["dead_groups"] < 1 and last["epsilon_over_std"] > 0
+    assert len(equal) == 2 and last["zero_variance_groups"] < 1 and last["epsilon_over_std"] > 0
 
 
 # ------------------------------------------------------------------------------- progress
@@ -107,17 +107,17 @@ def test_while_no_group_has_a_signal_rounding_is_not_a_spread(run, judge):
 def test_the_line_of_a_batch():
     """The numbers of a record, and the seconds that are left."""
     record = dict(step=3, reward=1.25, reward_parts={"right": 0.5, "short": 0.75}, pass_rate=0.5,
-                  dead_groups=0.0, length=7.25, clip_low=0.25, clip_high=0.5, log_w_var=1.5e-3,
-                  log_s_var=2e-10, flip_rate=0.0125, perplexity_new=1.0625, entropy=0.3,
-                  grad_norm=0.125, seconds_rollout=0.5, seconds_logp=0.25, seconds_update=2.0,
-                  skipped=3, overflows=1)
-    assert records_of.line(record, 40, 61.6, "") == (
-        "batch  3/40  reward 1.25  (right .50  short .75)  pass .50  dead .00  len   7.2  "
+                  zero_variance_groups=0.0, length=7.25, clip_low=0.25, clip_high=0.5,
+                  log_w_var=1.5e-3, log_s_var=2e-10, flip_rate=0.0125, perplexity_new=1.0625,
+                  entropy=0.3, grad_norm=0.125, seconds_rollout=0.5, seconds_logp=0.25,
+                  seconds_update=2.0, skipped=3, overflows=1)
+    assert records_of.format_line(record, 40, 61.6, "") == (
+        "batch  3/40  reward 1.25  (right .50  short .75)  pass .50  zero-var .00  len   7.2  "
         "clip .75 (low .25 high .50)  var log w 1.5e-3 log s 2.0e-10  flips  1.2%  ppl 1.062  "
         "|g| .12  2.8 s  62 s left  2 bad update(s) skipped")
     empty = record | dict(reward_parts={"right": 0.5}, flip_rate=None, perplexity_new=None,
                           skipped=1)
-    said = records_of.line(empty, 9, 0, "")
+    said = records_of.format_line(empty, 9, 0, "")
     assert said.startswith("batch 3/9  reward 1.25  pass")
     assert said.endswith("2.0e-10  |g| .12  2.8 s  0 s left")
 
@@ -182,7 +182,7 @@ def test_the_example_is_the_first_answer_that_training_put_right():
                                                                             for i in range(3)]}}
             for when, rewards in (("before", (0, 0, 0)), ("after", (0, 1, 1)))}
     task = SimpleNamespace(test=problems)
-    assert screen.example(task, both) == {"prompt": "1", "answer": "a", "before": "before1",
-                                          "after": "after1", "right": [False, True]}
+    assert screen.find_example(task, both) == {"prompt": "1", "answer": "a", "before": "before1",
+                                               "after": "after1", "right": [False, True]}
     both["after"]["sampled"]["rewards"] = [[0]] * 3
-    assert screen.example(task, both)["prompt"] == "0"
+    assert screen.find_example(task, both)["prompt"] == "0"

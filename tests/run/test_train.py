@@ -26,8 +26,8 @@ from tiny_run import TINY, differences, metrics, read_json
 
 METRICS = """step reward reward_std pass_rate loss clip_low clip_high ratio_max log_w_var log_s_var
     variance_factor inverse_length perplexity_old perplexity_new delta_h equivalence_error
-    entropy grad_norm lr length truncated dead_groups flip_rate flip_rate_per_layer mismatch_kl
-    seconds_rollout seconds_logp seconds_update tokens_per_second""".split()
+    entropy grad_norm lr length truncated zero_variance_groups flip_rate flip_rate_per_layer
+    mismatch_kl seconds_rollout seconds_logp seconds_update tokens_per_second""".split()
 
 
 def weights(run, step=1):
@@ -116,7 +116,7 @@ def test_a_group_of_equal_rewards_still_feels_a_pull(algorithm, constant, run, m
     line = ("--warmup_steps 0 --learning_rate 0.002 --steps_per_generation 1 --sampler_dtype int4 "
             f"--algorithm {algorithm}")
     (fast,), (plain,) = run(line), run(f"{line} --plain", folder="plain")
-    assert 0 < fast["dead_groups"] < 1
+    assert 0 < fast["zero_variance_groups"] < 1
     assert fast["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
 
 
