@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import models
 import rollout
 from losses import policy_loss
 from plumbing.speed import fast
@@ -25,6 +26,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import memory  # noqa: E402
 import scaling  # noqa: E402
 import timing  # noqa: E402
+import bfloat16  # noqa: E402
 import versus_trl  # noqa: E402
 from tiny_run import read_json
 
@@ -133,6 +135,16 @@ def test_a_benchmark_of_the_loop_measures_and_writes_its_page(tmp_path):
     assert found["plain"]["median"] > 1 and found["plain"]["rounds"] == 2
     assert found["texts"]["plain"] == f"{found['plain']['median']:.1f}"
     assert found["algorithms"] == measured["algorithms"]
+
+
+def test_rounding_is_measured_on_a_users_model(refused, workplace, capsys):
+    """Its numbers are printed; the recorded ones stay."""
+    assert "./gone" in refused("--model_name_or_path ./gone", main=bfloat16.main)
+    models.saved("dense", "qwen2", vocab_size=32, num_hidden_layers=1)
+    before = (ROOT / "experiments/results/bfloat16.json").read_bytes()
+    bfloat16.main(["--quick", "--model_name_or_path", "dense"])
+    assert "| bfloat16 |" in capsys.readouterr().out
+    assert (ROOT / "experiments/results/bfloat16.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("flags, trl, words", [("", False, "pip install trl==1.16.0"),
