@@ -22,7 +22,7 @@ ROUNDING = 1e-10  # upper bound on Var[log w] of an unchanged policy that is sco
 MAX_BAD_STEPS = 3                # the run stops after so many updates in a row that are not finite
 MAX_EQUAL_BATCHES = 3            # so many batches in a row with equal rewards are reported
 # What helps a policy whose responses are all wrong.
-NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in parts, or a few "
+NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in components, or a few "
                "supervised steps before RL (docs/data.md#a-model-that-is-never-right)")
 
 

@@ -88,8 +88,8 @@ SHORT = [*SMALL, "--max_completion_length", "4"]
 
 
 def test_the_judge_that_asks_a_server(model, server):
-    section("A reward in parts")                             # its rows.jsonl
-    (argv,) = section("A reward function of TRL, a judge", DIR=model)
+    section("A reward in components")                             # its rows.jsonl
+    (argv,) = section("A reward function of a batch: TRL's, or a judge model", DIR=model)
     train.main([*SHORT, "--steps", "1", *argv, "--output_dir", "run"])
     record, = metrics("run")
     parts = record["reward_parts"]
@@ -105,7 +105,7 @@ OUTSIDE = f"{sys.executable} -I -"                           # isolates nothing:
 
 def test_the_verifier_that_runs_code(workplace, monkeypatch):
     monkeypatch.setenv("JAIL", OUTSIDE)
-    (argv,) = section("A verifier that runs code")
+    (argv,) = section("A reward function that runs code")
     task = make_task(parse(argv))
     problem = asked(task, "add")
     fenced = f"Here it is:\n```python\n{problem.answer}\n```\nDone."
@@ -134,7 +134,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
     if not bubblewrap():
         pytest.skip("bubblewrap is not installed, or may make no namespaces here")
     jail, = re.findall(r'^    export JAIL="(bwrap [^"]+)"$', DATA, re.M)
-    (argv,) = section("A verifier that runs code")
+    (argv,) = section("A reward function that runs code")
     mine, made = workplace / "mine.txt", Path(sys.prefix) / "made"
     mine.write_text("x", encoding="utf-8")
     caught = ("\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\n"
