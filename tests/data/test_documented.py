@@ -48,8 +48,8 @@ def judged(task, texts, problems):
     """The rewards of the texts; the task's workers are closed."""
     rewards = task.reward_components(texts, problems).squeeze(-1).tolist()
     assert not task.verifier_errors
-    for verifier in task.reward_functions:
-        verifier.close()
+    for function in task.reward_functions:
+        function.close()
     return rewards
 
 
@@ -103,7 +103,7 @@ def test_the_judge_that_asks_a_server(model, server):
 OUTSIDE = f"{sys.executable} -I -"                           # isolates nothing: no container here
 
 
-def test_the_verifier_that_runs_code(workplace, monkeypatch):
+def test_the_reward_function_that_runs_code(workplace, monkeypatch):
     monkeypatch.setenv("JAIL", OUTSIDE)
     (argv,) = section("A reward function that runs code")
     task = make_task(parse(argv))

@@ -1,5 +1,5 @@
 """Hostile input: data files that are not what they should be, and responses written to hang, crash
-or use the verifiers.
+or misuse the reward functions.
 
     python -m pytest tests/data/test_hostile_data.py
     python -m pytest tests/data/test_hostile_data.py -m slow    # every response by math-verify
@@ -238,7 +238,7 @@ def test_a_prompt_of_exactly_the_limit_fits_and_no_other_is_read():
             encode_prompt(tokenizer, Problem(prompt, "", "rows.jsonl line 8"), False, 24)
 
 
-# ------------------------------------------------------------- hostile responses to the verifiers
+# -------------------------------------------------------- hostile responses to reward functions
 
 BOMBS = [
     "$9^{9^{9^9}}$", r"\boxed{9^{9^{9^{9}}}}", "9**9**9**9", r"$10^{10^{10}}$", r"$(10^9)!$",
@@ -333,7 +333,7 @@ def test_math_verify_survives(every, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["countdown", "puzzle24", "polynomial_multiplication",
                                   "number_sorting", "simple_integration"])
-def test_reasoning_gyms_verifiers_survive(tmp_path, name):
+def test_reasoning_gyms_scores_survive(tmp_path, name):
     """Some hand the response to sympy's parser, which is eval: the trap must stay shut."""
     pytest.importorskip("reasoning_gym")
     task = load_task(f"reasoning_gym:{name}", size=10, time_limit=1.0)

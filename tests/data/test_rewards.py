@@ -1,5 +1,5 @@
-"""Rewards: what a verifier or a reward function of a whole batch may return, how the parts are
-weighed, and what is logged. python -m pytest tests/data/test_rewards.py"""
+"""Rewards: what a reward function of a response or of a batch may return, how components are
+weighted, and what is logged. python -m pytest tests/data/test_rewards.py"""
 
 import importlib.util
 import inspect
@@ -122,7 +122,7 @@ def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ran
     assert dict(zip(judge.component_names, parts)) == {"b": 1, "a": 2}
 
 
-# two processes: verifiers that fail on some texts, change the order of parts, leave one out; seeds
+# two processes: functions that fail on some texts, change the order of parts, leave one out; seeds
 # that fail on the reference answers, each, too
 ROUGH = """
 import zlib
@@ -178,7 +178,7 @@ def test_a_single_part_is_the_reward_to_the_last_bit():
     assert torch.equal(sums.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
 
 
-def test_parts_of_several_verifiers_stand_side_by_side(sums):
+def test_components_of_several_functions_stand_side_by_side(sums):
     Path("form.py").write_text("def form(response, answer):\n    return len(response) == 1\n",
                                encoding="utf-8")
     judge = load_task("rows.jsonl", verifier=["exact", "form.py:form"], reward_weights=[1, 0.5])
@@ -192,7 +192,7 @@ def test_parts_of_several_verifiers_stand_side_by_side(sums):
     judge.reward_functions[1].close()
 
 
-def test_parallel_verifiers_give_the_same_rewards_in_the_same_order(sums):
+def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums):
     Path("mine.py").write_text(
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
@@ -373,7 +373,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 
 
-def test_a_slow_judge_has_no_limit_and_an_answers_verifier_has_the_usual_one(task, monkeypatch):
+def test_a_function_of_a_batch_has_no_time_limit_and_one_of_a_response_has(task, monkeypatch):
     monkeypatch.setattr(tasks, "ANSWER_LIMIT", 0.3)
     judge = task("import time\ndef reward(completions):\n    time.sleep(0.6)\n"
                  "    return [1] * len(completions)\n"

@@ -32,14 +32,14 @@ WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
 # ------------------------------------------------------------------------- a task of one's own
 
 def custom(kind=int, **more):
-    """A task made in Python, whose verifier returns a number of this kind."""
+    """A task made in Python, whose verify returns a number of this kind."""
     sums = running_sum(1, 2, train_size=40, test_size=8)
     return Task("sums of mine", sums.train, sums.test,
                 lambda response, problem: kind(response[:1] == problem.answer[:1]),
                 teacher=sums.teacher, sizes=(len(sums.train),), **more)
 
 
-def test_a_verifier_of_ones_own_may_return_any_kind_of_number(workplace, monkeypatch):
+def test_verify_of_a_task_made_in_python_may_return_any_kind_of_number(workplace, monkeypatch):
     for kind in (bool, int):
         task = custom(kind)
         rewards = task.reward_components([task.train[0].answer, ""], task.train[:1])
@@ -300,7 +300,7 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(hub):
 
 
 def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path):
-    """The reference: the package's own data sets, and its verifier."""
+    """The reference: the package's own data sets, and its scores."""
     gym = pytest.importorskip("reasoning_gym")
     (tmp_path / "mine.py").write_text(
         "def short(response, answer):\n    return float(len(response) < 4)\n", encoding="utf-8")
@@ -320,8 +320,8 @@ def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path)
         parts = task.reward_components([problem.answer, said], [problem] * 2)
         assert parts.tolist() == [[1, 1], [1, 0]]
         assert task.verify("nonsense", problem) < 0.1
-    for verifier in task.reward_functions:
-        verifier.close()
+    for function in task.reward_functions:
+        function.close()
 
 
 @pytest.mark.parametrize("name, words", [

@@ -1,5 +1,5 @@
-"""verifiers.py: what each kind rewards, and that no answer can hang, crash or use the process that
-asks. Hostile answers are in test_hostile_data.py. python -m pytest tests/data/test_verifiers.py"""
+"""What each kind of reward function rewards, and that no response can hang, crash or use the
+process that asks. python -m pytest tests/data/test_reward_functions.py"""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def maths():
 
 @pytest.fixture
 def own(tmp_path):
-    """A verifier from the source text of the user's function `check`."""
+    """A reward function from the source text of the user's function `check`."""
     made = []
 
     def make(source, time_limit=20.0):
@@ -79,7 +79,7 @@ UNLESS_RIGHT = "def check(response, answer):\n    if response == answer:\n      
     "return None", "return 'good'", "return 10 ** 400", "return float('nan')",
     "return float('inf')", "import sys; sys.exit()", "import os; os._exit(1)",
     "import os; os.abort()"])
-def test_a_verifier_that_crashes_gives_0_is_counted_and_goes_on(own, body):
+def test_a_function_that_crashes_gives_0_is_counted_and_goes_on(own, body):
     check = own(UNLESS_RIGHT + body)
     assert [check(r, "right") for r in ("right", "wrong", "right")] == [1.0, 0.0, 1.0]
     assert check.errors == {"crash": 1}
@@ -89,7 +89,7 @@ def test_a_verifier_that_crashes_gives_0_is_counted_and_goes_on(own, body):
     "while True: pass", slow("import time; time.sleep(1000)"),
     slow("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"),
     "return 9 ** 9 ** 9"])                                   # C code: no signal handler runs
-def test_a_verifier_that_hangs_is_killed_in_time(own, body):
+def test_a_function_that_hangs_is_killed_in_time(own, body):
     check = own(UNLESS_RIGHT + body, time_limit=1.0)
     start = time.monotonic()
     assert check("wrong", "right") == 0.0
@@ -170,7 +170,7 @@ def test_the_guard_rail_stops_what_sympys_parser_would_run(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-def test_a_librarys_verifier_gets_four_gigabytes_and_a_users_own_what_there_is(maths, own):
+def test_a_librarys_function_gets_four_gigabytes_and_a_users_own_what_there_is(maths, own):
     resource = pytest.importorskip("resource")
     checks = maths, own("def check(response, answer):\n    return 1\n")
     limits = [resource.prlimit(check.idle[0].pid, resource.RLIMIT_AS) for check in checks]
@@ -185,7 +185,7 @@ UNKNOWN = "not known: use math, exact or file.py:function"
 @pytest.mark.parametrize("kind, words", [
     *((kind, UNKNOWN) for kind in ("maths", "mine.py", "mine.py:", "mine.txt:check", "")),
     ("nowhere.py:check", "there is no file nowhere.py")])
-def test_an_unknown_verifier_is_refused(kind, words):
+def test_an_unknown_kind_is_refused(kind, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         RewardFunction(kind)
 
