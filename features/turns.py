@@ -132,10 +132,16 @@ class Environment:
         self.template = getattr(self.kind, "template", True)
         if self.role not in ("user", "tool"):
             self.fail(f"role is {self.role!r}: user or tool is needed")
-        self.named = False       # whether a slow step was named
+        self.warned = set()      # of what the user was warned
 
     def fail(self, what):
         raise ValueError(f"--environment {self.name}: {what}")
+
+    def warn(self, text, about="template"):
+        """Print a warning on stderr, the first one about each subject."""
+        if about not in self.warned:
+            self.warned.add(about)
+            sys.stderr.write(f"train.py: warning: --environment {self.name}: {text}\n")
 
     def begin(self, row, uniforms):
         """An object of the class for one response. uniforms: random numbers that make its seed."""
@@ -160,10 +166,9 @@ class Environment:
         except (Exception, SystemExit) as error:
             self.fail(f"step raised {type(error).__name__}: {error}, for the turn {text[:60]!r}")
         seconds = time.perf_counter() - began
-        if seconds > SLOW and not self.named:
-            self.named = True
-            sys.stderr.write(f"train.py: warning: --environment {self.name}: a step took "
-                             f"{seconds:.0f} s, for the turn {text[:60]!r}\n")
+        if seconds > SLOW:
+            self.warn(f"the first slow step took {seconds:.0f} s, for the turn {text[:60]!r}",
+                      "time")
         return self.checked(reply, text)
 
     def checked(self, reply, text):
@@ -225,9 +230,12 @@ class TurnSampler(Wrapper):
         self.ends = rollout.end_tokens(self.policy, self.tokenizer)
         self.between = None              # a plumbing.model.chat.Turns; None: no template
         if environment.template and chat_template and self.tokenizer.chat_template:
+            chat = import_module("plumbing.model.chat")
             try:
-                self.between = import_module("plumbing.model.chat").read_turns(
-                    self.tokenizer, environment.role, **variables or {})
+                self.between = chat.read_turns(self.tokenizer, environment.role, **variables or {})
+                if chat.drops_thinking(self.tokenizer, **variables or {}):
+                    environment.warn("the chat template drops the thinking of earlier turns; here "
+                                     "the policy reads all that it has written")
             except ValueError as error:
                 environment.fail(f"{error}; template = False in the class inserts observations as "
                                  "they stand")

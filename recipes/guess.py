@@ -3,8 +3,9 @@
 import random
 import re
 
-PROMPT = ("I think of a number between 1 and 16. Guess it: answer with one number. I say higher if "
-          "my number is higher than yours, and lower if it is lower.")
+RULES = ("I think of a number between 1 and 16. You guess it, one number at a time; I say higher "
+         "if mine is higher, lower if it is lower.")
+EXAMPLE = ["8", "lower", "4", "higher", "6", "That is it! I think of another one."]
 
 
 class Guess:
@@ -17,16 +18,19 @@ class Guess:
 
     @staticmethod
     def rows():
-        """The data: games of one prompt, whose numbers are a matter of chance."""
-        return [{"prompt": PROMPT, "game": i} for i in range(320)]
+        """The data: games after one example, whose numbers are a matter of chance."""
+        roles = ("assistant", "user")
+        prompt = [{"role": "user", "content": RULES}]
+        prompt += [{"role": roles[i % 2], "content": text} for i, text in enumerate(EXAMPLE)]
+        return [{"prompt": prompt, "game": i} for i in range(320)]
 
     def step(self, text):
-        found = re.fullmatch(r"\s*(\d{1,2})\W*", text)
+        found = re.search(r"\d+", text)
         if not found:
             return "Answer with one number between 1 and 16.", 0.0, False
-        guess = int(found[1])
+        guess = int(found[0])
         if guess == self.number:
-            return "", 1.0, True
+            return "That is it!", 1.0, True
         reward = 0.1 * (self.low <= guess <= self.high)
         if guess < self.number:
             self.low = max(self.low, guess + 1)

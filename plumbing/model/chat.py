@@ -9,6 +9,7 @@ from rollout import end_tokens
 
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
 WORDS = "WORDS"          # stands for the user's
+THOUGHT = "THOUGHT"      # stands for what the assistant thought before its words
 
 
 class Turns(NamedTuple):
@@ -40,6 +41,14 @@ def read_turns(tokenizer, role="user", **variables):
     end, before = split_end(tokenizer, before)
     last_end, _ = split_end(tokenizer, last.rpartition(REPLY)[2])
     return Turns(end if last_end is None else last_end, before, after)
+
+
+def drops_thinking(tokenizer, **variables):
+    """Whether the chat template leaves out what the assistant thought in an earlier turn."""
+    thought = f"<think>\n{THOUGHT}\n</think>\n\n{REPLY}"
+    chat = [{"role": "user", "content": WORDS}, {"role": "assistant", "content": thought},
+            {"role": "user", "content": WORDS}]
+    return THOUGHT not in render(tokenizer, chat, **variables)
 
 
 def render(tokenizer, messages, **options):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import eval
+import models
 import train
 from features.turns import Environment, TurnSampler
 from models import make as model_of
@@ -220,7 +221,7 @@ def test_sampling_and_scoring_agree_over_the_turns_of_smollm2(environment):
 @pytest.mark.parametrize("template, words", [
     ("{{ messages[0].content }}:", "leaves out"),
     ("{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}", "one turn")])
-def test_a_template_of_one_turn_is_refused_unless_the_class_does_without(template, words,
+def test_a_template_of_one_turn_is_refused_unless_the_class_does_without(template, words, capsys,
                                                                          environment):
     tokenizer = builtin_tokenizer("0123456789+=,. abcdef")
     tokenizer.chat_template = template
@@ -228,8 +229,25 @@ def test_a_template_of_one_turn_is_refused_unless_the_class_does_without(templat
     with pytest.raises(ValueError, match=f"--environment .*Echo: .*{words}.*template = False"):
         TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True)
     assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, False).between is None
+    assert capsys.readouterr().err == ""
     echo.template = False
     assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True).between is None
+
+
+def test_a_template_that_drops_earlier_thinking_is_named_once(environment, capsys):
+    tokenizer = models.ascii_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content.split('</think>')[-1] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}")
+    echo = environment(ECHO)
+    policy = model_of("qwen3", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    for _ in range(2):
+        TurnSampler(Sampler(policy, tokenizer, 8), echo, None, True)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "drops the thinking of earlier turns" in said
+    tokenizer.chat_template = tokenizer.chat_template.replace(".split('</think>')[-1]", "")
+    TurnSampler(Sampler(policy, tokenizer, 8), environment(ECHO), None, True)
+    assert capsys.readouterr().err == ""
 
 
 # ---------------------------------------------------------------- what ends a run, in one line
@@ -375,7 +393,7 @@ def test_a_slow_step_is_named_once_and_a_broken_one_leaves_the_last_whole_batch(
     Path("mine.py").write_text(GAME, encoding="utf-8")
     run(f"{own} {PLAY}")
     err = capsys.readouterr().err
-    assert err.count("a step took") == 1
+    assert err.count("slow step took") == 1
     monkeypatch.setattr("features.turns.SLOW", 10)
     Path("mine.py").write_text("CALLS = []\n" + GAME.replace(
         "self.number += 1", "CALLS.append(1)\n        self.number += 1 // (len(CALLS) < 40)"),
@@ -404,7 +422,7 @@ def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, cap
     tokenizer = builtin_tokenizer(sums.characters)
     problem = SimpleNamespace(prompt=row["prompt"])
     policy = SimpleNamespace(device="cpu")
-    rollout = warm_up.teacher_rollout(policy, tokenizer, [problem], [texts])
+    rollout = warm_up.make_teacher_rollout(policy, tokenizer, [problem], [texts])
     own = rollout.response_ids[0][rollout.mask[0]]
     assert tokenizer.decode(own) == "".join(texts[::2]) + "<eos>"
     train.main(["--config", str(ROOT / "recipes/turns.yaml"), "--environment",
