@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from advantages import ADVANTAGES, distillation
-from features.feature import Feature, flag, mean_of, refuse, with_breaks
+from features.feature import Feature, flag, masked_mean, refuse, with_breaks
 from features.moving import list_weights, move_towards, restore_weights
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
@@ -94,13 +94,13 @@ class Distillation(Feature):
         self.settings = settings
         self.teacher = None                                  # the policy as it is
         if settings.teacher_model_name_or_path:
-            self.teacher, tokenizer = run.another("teacher_model_name_or_path")
+            self.teacher, tokenizer = run.load_checkpoint("teacher_model_name_or_path")
             check_one_tokenizer(settings.teacher_model_name_or_path, run.tokenizer, tokenizer)
             return
         self.most = run.most_tokens()
         check_hints(settings, run.task, run.tokenizer, self.most)
         if settings.teacher_update_rate:
-            self.teacher = run.frozen()
+            self.teacher = run.load_reference()
 
     def after_scoring(self, learner, batch, old):
         settings = self.settings
@@ -130,7 +130,7 @@ class Distillation(Feature):
         """KL(π_old || teacher) per token, by the estimator k1."""
         old_logp = batch.old_logp if batch.free_logp is None else batch.free_logp   # [B, T]
         kept = batch.rollout.mask & batch.more["taught"][:, None]                   # [B, T]
-        return {"teacher_kl": mean_of(old_logp - batch.more["teacher_logp"], kept)}
+        return {"teacher_kl": masked_mean(old_logp - batch.more["teacher_logp"], kept)}
 
     def state_dict(self):
         moves = self.settings.teacher_update_rate

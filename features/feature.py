@@ -148,7 +148,7 @@ def has_hook(feature, hook):
     return overridden and getattr(feature, hook) is not None
 
 
-def mean_of(x, mask):
+def masked_mean(x, mask):
     """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
     chosen = x[mask]                                                                # [kept]
     return chosen.mean().item() if len(chosen) else None

@@ -71,7 +71,7 @@ class LoRA(Feature):
         return load_adapters(policy, folder) if folder else policy
 
     def __init__(self, run):
-        run.frozen = lambda: WithoutAdapters(run.actor)
+        run.load_reference = lambda: WithoutAdapters(run.actor)
 
 
 class WithoutAdapters(nn.Module):

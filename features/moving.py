@@ -1,5 +1,5 @@
 """A frozen policy that follows the trained one: the reference of --sync_ref_model, the teacher of
---teacher_update_rate. `frozen` is a Scorer, as Run.frozen (plumbing/model/actor.py) returns it.
+--teacher_update_rate. `frozen` is a Scorer, as Run.load_reference of plumbing/model/actor.py.
 """
 
 import torch

@@ -11,7 +11,7 @@ The reference is the starting policy. With --sync_ref_model it follows the polic
 from dataclasses import dataclass
 
 from advantages import ADVANTAGES
-from features.feature import Feature, flag, mean_of, refuse
+from features.feature import Feature, flag, masked_mean, refuse
 from features.moving import list_weights, move_towards, restore_weights
 from losses import kl_penalty
 
@@ -72,7 +72,7 @@ class ReferenceKL(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.actor = run.actor
-        self.reference = run.frozen()
+        self.reference = run.load_reference()
         if kl_in_rewards(run.settings):
             self.loss = None
 
@@ -98,7 +98,7 @@ class ReferenceKL(Feature):
 
     def metrics(self, batch, mini, new):
         mask = batch.rollout.mask
-        return {"kl": mean_of(kl_penalty(batch.old_logp, batch.more["ref_logp"], mask), mask)}
+        return {"kl": masked_mean(kl_penalty(batch.old_logp, batch.more["ref_logp"], mask), mask)}
 
     def state_dict(self):
         moves = self.settings.sync_ref_model

@@ -93,7 +93,7 @@ class Learner:
 def make_learner(settings, task, policy, tokenizer, device):
     """The Learner of a run: everything that is fixed before the first batch."""
     # The order in which a run is built:
-    #   1. the policy is loaded, and changed by the features' `load` (actor.py: trained_policy)
+    #   1. the policy is loaded, and changed by the features' `load` (actor.py: load_trained_policy)
     #   2. the actor around it is moved to the device
     #   3. the features are made: they may add a critic to the actor, or replace run.stream
     #   4. the sampler is wrapped by the features

@@ -3,7 +3,7 @@
 import time
 
 from plumbing.data import tasks
-from plumbing.model.actor import trained_policy
+from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
 from session import checkpoints, dry_run, folder as folders, memory, screen
@@ -21,7 +21,7 @@ def run_training(settings, task, device, train, held_out):
         if settings.resume:
             saved = processes.on_first(lambda: checkpoints.find_newest(folder))
         screen.print_once(screen.plan(settings, folder, task, device))
-        policy, tokenizer = trained_policy(settings, task, device, saved)
+        policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
         screen.print_once(screen.describe_unused_flags(settings, task, tokenizer))
         screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,

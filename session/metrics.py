@@ -12,6 +12,7 @@ import time
 import torch
 
 from advantages import ADVANTAGES, groups_with_signal
+from features.feature import masked_mean
 from losses import STATISTICS
 from session import checkpoints
 from plumbing.parallel import devices, processes
@@ -48,7 +49,7 @@ def rollout_metrics(batch, task, advantage):
             "reward_parts": dict(zip([*task.component_names, *batch.added], means)),
             "pass_rate": (parts[:, 0] >= 1).float().mean().item(),
             "length": lengths.mean().item(),
-            "inverse_length": mean_of(1 / lengths, lengths > 0),
+            "inverse_length": masked_mean(1 / lengths, lengths > 0),
             "truncated": truncated.float().mean().item(), "zero_variance_groups": 1 - live,
             "discarded_groups": len(rewards) // G - len(batch.problems)}
 
@@ -105,8 +106,8 @@ def policy_metrics(old_logp, new_logp, mask):
     spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
     apart = stats["log_w_var"] > ROUNDING
     spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
-    return {**spread, "perplexity_old": mean_of(old.exp(), rows),
-            "perplexity_new": mean_of(new.exp(), rows), "delta_h": mean_of(old - new, rows),
+    return {**spread, "perplexity_old": masked_mean(old.exp(), rows),
+            "perplexity_new": masked_mean(new.exp(), rows), "delta_h": masked_mean(old - new, rows),
             # 0 for an empty row
             "equivalence_error": (s - old.exp() / new.exp()).abs().max().item()}
 
@@ -115,13 +116,7 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     """KL(sampler || trainer) per token in nats, by the estimator that is never negative:
     e^d - 1 - d, d = log π_old - log π_sampler."""
     d = old_logp - sampler_logp                                                     # [B, T]
-    return mean_of(torch.expm1(d) - d, mask)
-
-
-def mean_of(x, mask):
-    """The mean of the entries of x that the mask (of x's shape) keeps; None if there are none."""
-    chosen = x[mask]                                                                # [kept]
-    return chosen.mean().item() if len(chosen) else None
+    return masked_mean(torch.expm1(d) - d, mask)
 
 
 def free_routes(mini, new):
@@ -152,7 +147,7 @@ def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=
             **update_metrics(updates),
             **use_metrics(updates, settings.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
-            "entropy": mean_of(new.entropy, mini.rollout.mask),
+            "entropy": masked_mean(new.entropy, mini.rollout.mask),
             "mismatch_kl": mismatch, **more,
             "flip_rate": sum(flips) / len(flips) if flips else None, "flip_rate_per_layer": flips}
 

@@ -72,7 +72,7 @@ def checkpoint_activations(policy):
     (enable or policy.gradient_checkpointing_enable)()
 
 
-def trained_policy(settings, task, device, saved=None):
+def load_trained_policy(settings, task, device, saved=None):
     """(policy, tokenizer): load_policy's, made ready for training; saved: a checkpoint of this run
     to go on from."""
     def transform(policy):
@@ -115,13 +115,13 @@ class Run:
     actor: torch.nn.Module       # a Scorer with the policy
     stream: PromptStream         # the order of the prompts
 
-    def frozen(self):
+    def load_reference(self):
         """A frozen Scorer of the policy that the run started from. No random numbers of the run are
         drawn. A feature may replace this method."""
         with torch.random.fork_rng(devices=[]):
-            return self.scorer_of(load_policy(self.settings, self.task, self.device)[0])
+            return self.freeze(load_policy(self.settings, self.task, self.device)[0])
 
-    def another(self, flag):
+    def load_checkpoint(self, flag):
         """(a frozen Scorer, the tokenizer) of the checkpoint that the flag names. Raises ValueError
         as load_policy does."""
         try:
@@ -129,9 +129,9 @@ class Run:
                                             getattr(self.settings, flag))
         except ValueError as error:
             raise ValueError(str(error).replace("--model_name_or_path", f"--{flag}")) from None
-        return self.scorer_of(policy), tokenizer
+        return self.freeze(policy), tokenizer
 
-    def scorer_of(self, policy):
+    def freeze(self, policy):
         """A frozen Scorer of another policy than the one that is trained."""
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
 

@@ -110,7 +110,8 @@ def test_a_teacher_keeps_its_weights(dense):
     told = "--algorithm grpo --advantage distillation --teacher_model_name_or_path dense"
     args = parse(f"{dense} {told}".split())
     plain = loaded(dense, None)
-    teacher, _ = Run(args, None, TOKENIZER, CPU, None, None).another("teacher_model_name_or_path")
+    run = Run(args, None, TOKENIZER, CPU, None, None)
+    teacher, _ = run.load_checkpoint("teacher_model_name_or_path")
     assert four_bit.small_layers(teacher.policy) == []
     assert all(map(torch.equal, teacher.policy.parameters(), plain.parameters()))
 

@@ -14,7 +14,7 @@ import torch
 import models
 from models import gradient, own_logp
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model.actor import trained_policy
+from plumbing.model.actor import load_trained_policy
 from plumbing.model.policy import load_policy
 from session.arguments import parse
 from plumbing.speed import fast
@@ -204,4 +204,4 @@ def test_rspo_on_routers_that_score_by_sigmoids_is_refused_by_name(tmp_path):
     flags = checkpoint("deepseek_v3", tmp_path)
     loaded(f"{flags} --router_aux_loss_coef 0.1")
     with pytest.raises(ValueError, match="routers of DeepseekV3ForCausalLM score each expert"):
-        trained_policy(parse(f"{flags} --algorithm rspo".split()), None, torch.device("cpu"))
+        load_trained_policy(parse(f"{flags} --algorithm rspo".split()), None, torch.device("cpu"))
