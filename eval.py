@@ -280,7 +280,8 @@ def claims(words):
 def dashboard(options):
     from tools import dashboard as pictures, style
     file = options.output or Path(options.runs[0]) / "dashboard.png"
-    runs = {run: pictures.read_metrics(Path(run)) for run in options.runs}
+    runs = {run: pictures.read_metrics(Path(run)) + pictures.read_summary(Path(run))
+            for run in options.runs}
     style.save(pictures.draw(runs), file)
     print(file)
 

@@ -14,7 +14,7 @@ import torch
 from advantages import ADVANTAGES, groups_with_signal
 from features.feature import masked_mean
 from losses import STATISTICS
-from session import checkpoints
+from session import checkpoints, screen
 from plumbing.parallel import devices, processes
 from ratios import cross_entropy, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
@@ -192,8 +192,18 @@ class Recorder:
 
     def held_out(self, step, answers):
         """Report the result of eval.held_out before or after the run; None: there is none."""
-        if answers and self.first:
-            self.report({"step": step, **held_out_record(answers["sampled"])})
+        if answers:
+            self.update_best(step, answers)
+            if self.first:
+                self.report({"step": step, **held_out_record(answers["sampled"])})
+
+    def update_best(self, step, answers):
+        """Remember the first of the batches with the highest held-out pass@1; of those with the
+        same pass@1, the one with the highest mean reward. Batch 0 is the policy before training."""
+        score = [answers["sampled"][name][0] for name in ("pass_at_1", "reward")]
+        best = self.progress.get("best")
+        if not best or score > best["score"]:
+            self.progress["best"] = {"step": step, "score": score}
 
     def count_skipped(self, step, stats):
         """Stop the run after MAX_BAD_STEPS updates in a row that were not finite. stats: what
@@ -226,9 +236,12 @@ class Recorder:
             "verifier_errors": progress["verifier_errors"], **self.seconds,
             "tokens_per_second": int(batch.rollout.mask.sum()) / sum(self.seconds.values())}
         if held:
+            self.update_best(step, held)
             record |= held_out_record(held["sampled"])
         if self.first:
             self.write(step, record, batch, mini, new)
+            if held:
+                print(f"after batch {step}: {screen.format_scores(held)}", flush=True)
 
     def write(self, step, record, batch, mini, new):
         """Write the record, the samples and the tokens to the run's files, and print the line."""

@@ -104,7 +104,7 @@ def summarize(when, answers):
 
 def report(settings, folder, task, progress, after, seconds):
     """Print a transcript, the scores before and after training, where things are, and the next
-    command or, if the run collapsed, what to try: at most eight lines. Write summary.json."""
+    command or, if the run collapsed, what to try: at most nine lines. Write summary.json."""
     if rank():
         return
     before = progress["before"]
@@ -116,6 +116,12 @@ def report(settings, folder, task, progress, after, seconds):
         summary["example"] = find_example(task, both)
         print("\n".join([*format_example(summary["example"]),
                          f"before: {format_scores(before)}", f"after:  {format_scores(after)}"]))
+        if settings.eval_steps:
+            best = progress["best"]
+            pass_at_1, reward = best["score"]
+            summary["best"] = {"step": best["step"], "pass_at_1": pass_at_1, "reward": reward}
+            print(f"best:   batch {best['step']} of {settings.steps}, held-out pass@1 "
+                  f"{pass_at_1:.3f}, mean reward {reward:.3f}")
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"

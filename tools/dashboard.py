@@ -10,6 +10,7 @@ from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
           "entropy", "grad_norm", "zero_variance_groups")
+HELD_OUT = {"reward": "held_out_reward", "pass_rate": "pass_at_1"}   # drawn in one panel
 LOGARITHMIC = ("log_w_var", "log_s_var", "grad_norm")
 RENAMED = {"dead_groups": "zero_variance_groups"}           # metrics of runs of older versions
 
@@ -18,16 +19,31 @@ def draw(runs):
     """The figure of {run: metrics records}, with a color per run."""
     figure, axes = style.panels(len(CURVES) // 2, 2, height=12)
     for panel, metric in zip(axes.flat, CURVES):
-        style.label(panel, metric, "rollout batch", "")
+        held_out = HELD_OUT.get(metric)
+        style.label(panel, metric, "rollout batch", "dots: held out" if held_out else "")
         for run, records in runs.items():
             points = [(r["step"], r[metric]) for r in records if r.get(metric) is not None]
             marker = "o" if len(points) == 1 else None
-            panel.plot([x for x, _ in points], [y for _, y in points], marker=marker,
-                       label=str(run)[-60:])
+            line, = panel.plot([x for x, _ in points], [y for _, y in points], marker=marker,
+                               label=str(run)[-60:])
+            evaluated = sorted((r["step"], r[held_out][0]) for r in records if r.get(held_out))
+            if evaluated:
+                panel.plot(*zip(*evaluated), "o:", color=line.get_color())
             if metric in LOGARITHMIC and any(y > 0 for _, y in points):
                 panel.set_yscale("log")                      # which leaves out values of 0
     figure.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside upper left")
     return figure
+
+
+def read_summary(folder):
+    """The held-out figures of summary.json before and after the run, as two records. [] if the run
+    is not complete or was not evaluated."""
+    file = folder / "summary.json"
+    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return [{"step": step, "pass_at_1": [summary[f"pass_at_1_{when}"]],
+             "held_out_reward": [summary[f"reward_{when}"]]}
+            for when, step in (("before", 0), ("after", summary.get("steps")))
+            if f"reward_{when}" in summary]
 
 
 def read_metrics(folder):

@@ -1,6 +1,7 @@
 """What documents name exists: files, links, functions, flags, metrics, presets, commands.
 python -m pytest tests/house/test_documents.py"""
 
+import ast
 import re
 import shlex
 
@@ -169,6 +170,16 @@ def test_every_metric_of_a_run_is_explained(run):
     assert {*found} <= explained, {*found} - explained
     assert len(table("README.md", "| metric | healthy")) == 6
     assert named("README.md", "| metric | healthy") <= explained
+
+
+@pytest.mark.parametrize("name", [name for name in CODE if name.startswith("features")])
+def test_every_metric_and_loss_term_of_a_feature_is_explained(name):
+    """The keys of the dicts that its methods `metrics` and `loss` return."""
+    methods = [node for node in ast.walk(ast.parse(CODE[name]))
+               if isinstance(node, ast.FunctionDef) and node.name in ("metrics", "loss")]
+    keys = {key.value for method in methods for node in ast.walk(method)
+            if isinstance(node, ast.Dict) for key in node.keys if isinstance(key, ast.Constant)}
+    assert keys <= named("docs/metrics.md", "| metric |"), name
 
 
 def test_family_table_is_the_code():

@@ -2,7 +2,9 @@
 python -m pytest tests/run/test_eval.py"""
 
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,12 +114,32 @@ def test_dashboard_draws_a_panel_per_metric_and_a_line_per_run():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["run", "other"]
 
 
-def test_the_metrics_of_an_older_version_are_read_by_their_present_names(tmp_path):
-    jsonl(tmp_path / "metrics.jsonl", [{"step": 1, "dead_groups": 0.5},
-                                       {"step": 2, "zero_variance_groups": 0.25}])
-    records = pictures.read_metrics(tmp_path)
-    assert [record["zero_variance_groups"] for record in records] == [0.5, 0.25]
-    assert "zero_variance_groups" in pictures.CURVES
+def test_a_run_of_an_older_version_is_resumed_drawn_and_viewed(run):
+    first, = run("--save_tokens true")
+    file = Path("run/metrics.jsonl")
+    text = file.read_text(encoding="utf-8").replace("zero_variance_groups", "dead_groups")
+    file.write_text(text, encoding="utf-8")
+    run("--resume --steps 2")
+    one, two = pictures.read_metrics(Path("run"))
+    assert one["zero_variance_groups"] == first["zero_variance_groups"] and "dead_groups" not in one
+    assert "zero_variance_groups" in pictures.CURVES and "zero_variance_groups" in two
+    for command in ("dashboard", "view"):
+        eval.main([command, "run"])
+
+
+def test_the_dashboard_draws_held_out_figures(tmp_path):
+    """Those of --eval_steps, and those before and after the run."""
+    jsonl(tmp_path / "metrics.jsonl", [
+        {"step": 1, "pass_rate": .25}, {"step": 2, "pass_rate": .5, "pass_at_1": [.75, .5, 1]}])
+    summary = dict(steps=2, pass_at_1_before=.125, reward_before=0, pass_at_1_after=1,
+                   reward_after=0)
+    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    records = pictures.read_metrics(tmp_path) + pictures.read_summary(tmp_path)
+    figure = pictures.draw({"run": records})
+    panel = next(axes for axes in figure.axes if axes.get_title(loc="left") == "pass_rate")
+    training, held_out = panel.get_lines()
+    assert training.get_xydata().tolist() == [[1, .25], [2, .5]]
+    assert held_out.get_xydata().tolist() == [[0, .125], [2, .75], [2, 1]]
 
 
 def test_a_dashboard_of_two_runs_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):

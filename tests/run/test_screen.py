@@ -39,6 +39,11 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
     assert first["reward"] == pytest.approx(parts["some"] + 2 * parts["any"])
     assert first["pass_at_1"][0] == 0 and first["held_out_reward"][0] > 0
     assert first["held_out_parts"]["any"] == .25
+    assert "after batch 1: held-out pass@1 0.000 [0.000, 0.842], greedy" in said
+    rewards = [summary["reward_before"], first["held_out_reward"][0], summary["reward_after"]]
+    best = {"step": rewards.index(max(rewards)), "pass_at_1": 0, "reward": max(rewards)}
+    assert summary["best"] == best, "of equal pass@1 the highest reward"
+    assert f"best:   batch {best['step']} of 2, held-out pass@1 0.000, mean reward" in said
 
 
 # ------------------------------------------------------------------------------- what went wrong
