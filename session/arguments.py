@@ -63,7 +63,7 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 
 
 OWN_DATA = {"dataset_name|environment": "the built-in task has its own prompts and its own "
-                                        "verifier"}
+                                        "reward"}
 OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
 OWN_SUMS = {"dataset_name|environment": "it describes the built-in sums"}
 OF_TINY = dict(without=OWN_MODEL, evaluation=True, fixed=True)    # flags of the tiny MoE
@@ -147,15 +147,15 @@ class Core:
                               unset="prompt, question or problem; answer or solution",
                               needs=OWN_DATA, evaluation="problems", text=True)
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
-                               "FILE.py:FUNCTION; the rewards of several verifiers are added",
+                               "FILE.py:FUNCTION; the rewards of several functions are added",
                                unset="math; for reasoning_gym its own score",
                                needs=OWN_DATA, evaluation="kept",
                                also="reward reward_fn reward_func reward_funcs reward_function "
                                     "reward_model")
     verifier_timeout: float | None = flag(
-        None, "time limit in seconds of a verifier that judges one response", unset="3", above=0,
+        None, "time limit in seconds of a reward function of one response", unset="3", above=0,
         needs=OWN_DATA, evaluation="kept")
-    reward_weights: list[float] = flag([], "weights of the parts of the reward, in their order",
+    reward_weights: list[float] = flag([], "weights of the reward's components, in their order",
                                        unset="1 each", needs=OWN_DATA, evaluation="kept")
     chat_template: bool = flag(True, "use the tokenizer's chat template if it has one",
                                evaluation="kept")

@@ -55,7 +55,8 @@ def test_a_value_out_of_range(given, words, refused):
     assert f"--{given.split('=')[0]}" in said and words in said
 
 
-OWN_DATA = "needs --dataset_name: the built-in task has its own prompts and its own verifier"
+OWN_DATA = ("needs --dataset_name or --environment: the built-in task has its own prompts and its "
+            "own reward")
 OWN_MODEL = ("cannot be combined with --model_name_or_path m: a checkpoint has its own shape and "
              "no cold start")
 OWN_SUMS = "cannot be combined with --dataset_name rows.jsonl: it describes the built-in sums"
