@@ -34,7 +34,7 @@ from plumbing.data import tasks
 from plumbing.data.datafiles import Problem
 from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
-from plumbing.parallel.devices import autocast, kind_of
+from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
 from session.screen import print_once, format_interval
 from plumbing.parallel.processes import gather, gathered, share
@@ -167,7 +167,7 @@ def passk(parsed):
     logging.disable_progress_bar()
     print(options.line)
     task = tasks.prepare_task(settings)
-    device = torch.device(kind_of(settings))
+    device = torch.device(find_device_type(settings))
     report = {"dataset": task.name, "settings": options.line, "n": options.n,
               "temperature": settings.temperature, "seed": settings.seed, "checkpoints": []}
     results = []                                             # {problem: {score: number}}
@@ -214,7 +214,7 @@ def ask(parsed):
     problem = Problem(prompt, options.answer or "")
     if task.played and not sys.stdin.isatty():
         raise ValueError("ask: with an environment you play its part, which needs a terminal")
-    device = torch.device(kind_of(settings))
+    device = torch.device(find_device_type(settings))
     policy, tokenizer = load_policy(settings, task, device, options.checkpoint)
     print_once(name_ends(policy, tokenizer))
     sampler = make_sampler(settings, policy, tokenizer, task)

@@ -32,7 +32,7 @@ from transformers.generation import StopStringCriteria
 # transformers 5.24 renames past_key_values to cache, the only name from 5.40 on; 5.14 lacks cache
 warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
 
-from routes import Pass, Routes, record_routes, routers_of
+from routes import Pass, Routes, find_routers, record_routes
 
 MAX_LOGITS = 2**24  # the most logits that exist at a time: 64 MB in float32
 
@@ -55,7 +55,7 @@ class Rollout:
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
-        return self.cut(index, rows_of(index, self.group_size), self.group_size)
+        return self.cut(index, number_rows(index, self.group_size), self.group_size)
 
     def rows(self, start, stop):
         """Rows start:stop as a new Rollout. They must be whole groups or a part of one group;
@@ -102,7 +102,7 @@ class Rollout:
                        group_size=group_size, attached=attached)
 
 
-def rows_of(index, group_size):
+def number_rows(index, group_size):
     """The row numbers [q · G] of the groups of the prompts `index` [q], on the device of index."""
     offsets = torch.arange(group_size, device=index.device)                         # [G]
     return (index[:, None] * group_size + offsets).flatten()
@@ -291,7 +291,7 @@ class Scorer(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.policy = policy
-        self.routed = bool(routers_of(policy))               # whether there are routers to record
+        self.routed = bool(find_routers(policy))             # whether there are routers to record
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
         """record: also return the experts that the routers chose."""

@@ -48,7 +48,7 @@ class Routes:
         return Routes(p.rows(one) for p, one in zip(self.passes, index, strict=True))
 
 
-def routers_of(model):
+def find_routers(model):
     return [m for m in model.modules() if type(m).__name__.endswith("Router")]
 
 
@@ -58,7 +58,7 @@ def router_hooks(model, on_router, on_forward):
     return a replacement for its output; on_forward(shape) is called after each forward of the
     model. shape: (B, S) of the current forward; None while gradient checkpointing recomputes a
     layer in the backward pass."""
-    number = {router: layer for layer, router in enumerate(routers_of(model))}
+    number = {router: layer for layer, router in enumerate(find_routers(model))}
     base = getattr(model, "base_model", model)
     shape = None
     if not number:
@@ -140,14 +140,14 @@ def replay_routes(model, routes):
         if here != then:
             raise ValueError(f"replay_routes: (rows, positions, K, experts) are {here} here, "
                              f"{then} recorded")
-        if not forwards:  # check that gates_of reproduces the router's gates for its own choice
-            own = gates_of(router, logits.detach(), chosen).float()                 # [N, K]
+        if not forwards:  # check that compute_gates reproduces the router's gates for its choice
+            own = compute_gates(router, logits.detach(), chosen).float()            # [N, K]
             if not torch.allclose(own, gates.detach().float(), rtol=2e-2, atol=1e-4):
                 raise ValueError(f"{type(router).__name__} is not supported: it computes its gates "
                                  "in an unknown way")
         forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]
         forced = torch.where(forced < 0, chosen, forced)                            # [N, K]
-        return logits, gates_of(router, logits, forced).to(gates.dtype), forced
+        return logits, compute_gates(router, logits, forced).to(gates.dtype), forced
 
     def on_forward(shape):
         nonlocal forwards, due
@@ -168,7 +168,7 @@ def replay_routes(model, routes):
                              "layers: call it inside the block")
 
 
-def gates_of(router, logits, indices):
+def compute_gates(router, logits, indices):
     """The gates [N, K] of the experts `indices` [N, K], computed as this family of routers does."""
     if type(router).__name__.startswith("GptOss"):
         return logits.gather(-1, indices).softmax(-1)                               # [N, K]

@@ -38,7 +38,7 @@ def head_under_autocast(model):
     return lambda hidden: model.get_output_embeddings()(hidden).float()
 
 
-def logp_of(model, rollout, dtype, exact_head):
+def compute_logp(model, rollout, dtype, exact_head):
     """Log-probs [B, T] of the rollout without gradient, computed in `dtype`."""
     head = plain.make_head if exact_head else head_under_autocast
     with (torch.no_grad(), patch.object(plain, "make_head", head),
@@ -54,7 +54,7 @@ def noise(model, tokenizer, tokens):
         p.data.copy_(p.data.bfloat16())
     rollout = fast_sample(model, tokenizer, list(PROMPTS), 8, tokens)
     mask = rollout.mask
-    before = {name: logp_of(model, rollout, *arm) for name, arm in ARMS.items()}    # [B, T] each
+    before = {name: compute_logp(model, rollout, *arm) for name, arm in ARMS.items()}  # [B, T] each
     logp = plain.response_logp(model, rollout, entropy=False).logp                  # [B, T]
     advantages = torch.tensor([1.0, -1.0]).repeat(len(mask) // 2)                   # [B]
     policy_loss("gspo", logp, logp.detach(), advantages, mask)[0].backward()
@@ -65,7 +65,7 @@ def noise(model, tokenizer, tokens):
         optimizer.param_groups[0]["lr"] = steps * 1e-6
         optimizer.state.clear()
         optimizer.step()
-        moved = {name: sequence_log_ratio(logp_of(model, rollout, *arm), before[name], mask)
+        moved = {name: sequence_log_ratio(compute_logp(model, rollout, *arm), before[name], mask)
                  for name, arm in ARMS.items()}                                     # [B] each
         true = moved.pop("float32")                                                 # [B]
         found[str(steps)] = {"true_rms": rms(true), "arms": {name: {

@@ -23,11 +23,11 @@ from timing import MB, command_line, peak_bytes, publish, table  # noqa: E402
 VOCABULARY = 151936
 
 
-def passes(logp_of, model):
+def passes(compute_logp, model):
     """Peak MB of a log-prob pass without gradient, and of a forward with its backward pass."""
     with torch.no_grad():
-        logp = peak_bytes(lambda: logp_of(model)) / MB
-    return round(logp), round(peak_bytes(lambda: logp_of(model).sum().backward()) / MB)
+        logp = peak_bytes(lambda: compute_logp(model)) / MB
+    return round(logp), round(peak_bytes(lambda: compute_logp(model).sum().backward()) / MB)
 
 
 def vocabulary(lengths):
@@ -52,11 +52,11 @@ def vocabulary(lengths):
             sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
                                        labels=labels, fused_lm_head=True).log_probs
         found[str(T)] = {}
-        for name, logp_of in sides.items():
+        for name, compute_logp in sides.items():
             model = random_model("qwen2", 64, 1, 4, 4, 128, VOCABULARY, tied=False)
             if name == "trl":                                # as GRPOTrainer sets it up
                 add_fused_lm_head(model, temperature=1.0, outputs=("log_probs", "entropy"))
-            found[str(T)][name] = passes(logp_of, model)
+            found[str(T)][name] = passes(compute_logp, model)
     return found
 
 

@@ -13,7 +13,7 @@ SHAPES = {"HuggingFaceTB/SmolLM2-135M": ("llama", 576, 30, 9, 3, 1536, 49152),
           "Qwen/Qwen2.5-3B": ("qwen2", 2048, 36, 16, 2, 11008, 151936)}
 
 
-def config_of(kind, D, L, H, H_kv, F, V, d=None, tied=True, **more):
+def make_config(kind, D, L, H, H_kv, F, V, d=None, tied=True, **more):
     return AutoConfig.for_model(
         kind, hidden_size=D, num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=H_kv,
         head_dim=d or D // H, intermediate_size=F, vocab_size=V, tie_word_embeddings=tied, **more)
@@ -21,7 +21,7 @@ def config_of(kind, D, L, H, H_kv, F, V, d=None, tied=True, **more):
 
 def random_model(*shape, **more):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_of(*shape, **more))
+    return AutoModelForCausalLM.from_config(make_config(*shape, **more))
 
 
 def random_rollout(V, prompts, group, P, T, unseen=0, device="cpu"):

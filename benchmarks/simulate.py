@@ -35,7 +35,7 @@ WAYS = {"bfloat16": "--bf16 true", "float32": "--bf16 false",
         "bfloat16, `--use_peft`": "--bf16 true --use_peft"}
 
 
-def shape_of(name):
+def find_shape(name):
     """The shape of a model whose name begins with one of SHAPES. Raises ValueError for another."""
     for start, shape in SHAPES.items():
         if name and name.startswith(start):
@@ -48,7 +48,7 @@ def simulated(flags, layers=None):
     """Peak bytes of an update of a run of train.py with these flags, one string. layers: fewer than
     the model has."""
     settings = parse(flags.split())
-    kind, D, L, *rest = shape_of(settings.model_name_or_path)
+    kind, D, L, *rest = find_shape(settings.model_name_or_path)
     with torch.device("meta"):
         policy = random_model(kind, D, layers or L, *rest)
     policy.tie_weights()

@@ -36,11 +36,11 @@ def interval(values):
     values = list(values)
     n = len(values)
     middle = mean(values)
-    half = float(stats.t.ppf(.975, n - 1)) * error_of(values) if n > 1 else 0
+    half = float(stats.t.ppf(.975, n - 1)) * standard_error(values) if n > 1 else 0
     return middle, middle - half, middle + half
 
 
-def error_of(values):
+def standard_error(values):
     """The standard error of their mean."""
     return stdev(values) / math.sqrt(len(values))
 
@@ -96,13 +96,13 @@ def p_outside(values, bounds):
 def p_beyond(values, bound, side):
     """Twice the one-sided p of "the mean is above (side 1) or below (-1) the bound", at most 1."""
     beyond = side * (mean(values) - bound)
-    error = error_of(values)
+    error = standard_error(values)
     if error == 0:
         return 0.0 if beyond > 0 else 1.0
     return min(1.0, 2 * float(stats.t.sf(beyond / error, len(values) - 1)))
 
 
-def all_of(verdicts):
+def join_verdicts(verdicts):
     """The verdict on several claims joined by 'and'. Its p: HELD, the largest of theirs; REFUTED,
     the smallest times their number, as any of them would do."""
     if REFUTED in verdicts:

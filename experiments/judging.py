@@ -60,7 +60,7 @@ def group_settings(question, variant, group):
     """The settings of a group: those that it lists, or those whose names begin with its name."""
     if group in question.groups:
         return list(question.groups[group])
-    known = question.settings_of(variant) | question.further
+    known = question.list_settings(variant) | question.further
     return [name for name in known if name.startswith(group)]
 
 
@@ -87,7 +87,7 @@ def extend(question, variant, chosen):
     """[the setting of `further` beside the chosen one], if that is the first or the last of its
     group."""
     tried, further = ([s for s in settings if group_name(s) == group_name(chosen)]
-                      for settings in (question.settings_of(variant), question.further))
+                      for settings in (question.list_settings(variant), question.further))
     beside = dict(zip((tried[0], tried[-1]), further)) if tried else {}
     return [beside[chosen]] if chosen in beside else []
 
@@ -138,7 +138,7 @@ def check_names(question):
             raise ValueError(f"{where} names the variant '{variant}'; there are "
                              f"{', '.join(question.variants)}")
         word, _, group = setting.partition(" ")
-        known = question.settings_of(variant) | question.further
+        known = question.list_settings(variant) | question.further
         chosen = word in ("all", "best", "edge", "mean")
         if chosen and not group_settings(question, variant, group) or (
                 not chosen and setting not in known):
@@ -217,7 +217,7 @@ def judge(question, runs, lacking):
         return found, without[0]
     if question.depends and {intervals.HELD, intervals.REFUTED} <= set(answers):
         return found, intervals.Verdict(f"depends on {question.depends}")
-    return found, intervals.all_of(answers)
+    return found, intervals.join_verdicts(answers)
 
 
 def rank_members(question, runs):
@@ -243,7 +243,7 @@ def tabulate_league(question, runs):
         samples = values(runs, name, setting, question.seeds, "batch_samples").values()
         rows.append(dict(member=name, setting=setting, interval=intervals.interval(
                              found[name].values()), near=where[name] == usual and low <= 0 <= high,
-                         flags=f"{question.variants[name]} {question.settings_of(name)[setting]}",
+                         flags=f"{question.variants[name]} {question.list_settings(name)[setting]}",
                          samples=statistics.median(map(sum, samples))))
     return rows
 

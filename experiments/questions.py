@@ -99,7 +99,7 @@ class Question:
         return self.decided_by or tuple(name for name, rule in self.rules.items()
                                         if not rule.reported)
 
-    def settings_of(self, variant):
+    def list_settings(self, variant):
         return self.settings(variant) if callable(self.settings) else self.settings
 
 

@@ -101,7 +101,7 @@ def command(question, variant, setting, seed):
     if question.measure:
         words = (f"python experiments/measures.py {question.measure} --seed {seed}", flags)
     else:
-        settings = question.settings_of(variant) | question.further
+        settings = question.list_settings(variant) | question.further
         words = (f"--device cpu --seed {seed}", question.flags, settings[setting], flags)
     return " ".join(filter(None, words))
 

@@ -182,7 +182,7 @@ def check_room(most, longest, response):
             "out longer prompts, or shorten --hint_template")
 
 
-def right_of(batch):
+def find_right(batch):
     """Which responses are right, [Q, G] bool."""
     return (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                      # [Q, G]
 
@@ -192,7 +192,7 @@ def taught(hint, batch):
     hint, the wrong ones of groups that have a right one, else all."""
     if hint != "sibling":
         return torch.ones_like(batch.rollout.truncated)                             # [B]
-    right = right_of(batch)                                                         # [Q, G]
+    right = find_right(batch)                                                       # [Q, G]
     return (right.any(-1, keepdim=True) & ~right).flatten()                         # [B]
 
 
@@ -201,7 +201,7 @@ def hinted(settings, task, tokenizer, batch):
     first right response of each group ("" without one)."""
     answers = [problem.answer for problem in batch.problems]
     if settings.self_distillation == "sibling":
-        right = right_of(batch)                                                     # [Q, G]
+        right = find_right(batch)                                                   # [Q, G]
         texts = [batch.rollout.texts[i * batch.group_size + row.int().argmax()]
                  for i, row in enumerate(right)]
         answers = [text if row.any() else "" for text, row in zip(texts, right)]

@@ -63,7 +63,7 @@ class Mismatch(Feature):
         return weight_stats(batch.more["mismatch_weights"], batch.rollout.mask)
 
 
-def bounds_of(settings):
+def read_mask_bounds(settings):
     """(low, high) of --mismatch_mask."""
     usual = (1e-4, 100.0) if settings.mismatch_mask == "outlier" else (0.5, 5.0)
     return tuple(settings.mismatch_mask_bounds or usual)
@@ -80,7 +80,7 @@ def mismatch_correction(settings, old_logp, rollout):
                                   settings.mismatch_high)                           # [B, T]
     if settings.mismatch_mask:
         weights = weights * mismatch_mask(old_logp, sampler, mask, settings.mismatch_mask,
-                                          *bounds_of(settings))                     # [B, T]
+                                          *read_mask_bounds(settings))              # [B, T]
     return weights
 
 

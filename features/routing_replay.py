@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.devices import autocast
-from routes import Pass, Routes, record_routes, replay_routes, routers_of
+from routes import Pass, Routes, find_routers, record_routes, replay_routes
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class RoutingReplay(Feature):
 @torch.no_grad()
 def check_routers(policy):
     """Refuse a policy that has no routers, or routers whose gates cannot be computed again."""
-    if not routers_of(policy):
+    if not find_routers(policy):
         raise ValueError("--routing_replay needs a mixture of experts: this model is dense, or its "
                          "routers are not separate modules")
     ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, S]
@@ -124,7 +124,7 @@ class RecordedRoutes:
         own = self.own and self.own.rows(rows)
         return RecordedRoutes(self.recorded.rows(index), own)
 
-    def of_forwards(self, policy, rollout):
+    def fit_to_forwards(self, policy, rollout):
         return self.recorded
 
 
@@ -151,7 +151,7 @@ class SampledRoutes:
         joined = [Pass(*(torch.cat(x, 1) for x in zip(*some))) for some in (prompts, responses)]
         return SampledRoutes(*joined, self.together)
 
-    def of_forwards(self, policy, rollout):
+    def fit_to_forwards(self, policy, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""
         G = rollout.group_size
         prefix = getattr(rollout, "prefix", 0)

@@ -32,16 +32,18 @@ class SamplerFormat(Feature):
 
     @classmethod
     def on(cls, settings):
-        return format_of(settings) != "float32" or bool(settings.half)
+        return find_sampler_format(settings) != "float32" or bool(settings.half)
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
         """vLLM rounds a copy of its own, and 4-bit weights are sampled as they are."""
         rounds = settings.sampler != "vllm" and not getattr(settings, "load_in_4bit", False)
-        return RoundedSampler(sampler, format_of(settings)) if rounds and training else sampler
+        if not rounds or not training:
+            return sampler
+        return RoundedSampler(sampler, find_sampler_format(settings))
 
 
-def format_of(settings):
+def find_sampler_format(settings):
     return settings.sampler_dtype or settings.arithmetic
 
 

@@ -116,17 +116,18 @@ token. It is 1 for REINFORCE, w or s for an objective with a ratio inside its cl
 token that the clip removes.
 
 %% code
-def weights_of(name, constants=None, **band):
+def measure_weights(name, constants=None, **clip_range):
     """-> (weights [B, T], share of the tokens with A ≠ 0 that are removed)."""
     new = logp.clone().requires_grad_()
-    loss, stats = policy_loss(with_options(name, constants), new, old_logp, A, mask, **band)
+    loss, stats = policy_loss(with_options(name, constants), new, old_logp, A, mask,
+                              **clip_range)
     gradient, = torch.autograd.grad(loss, new)                                  # [B, T]
     plain = -A[:, None] * token_weights(mask, OBJECTIVES[name].reduction)       # [B, T]
     return torch.where(plain != 0, gradient / plain, torch.nan), stats["clip_signal"].item()
 
 weights, removed = {}, {}
 for name in SEVEN:
-    weights[name], removed[name] = weights_of(name)
+    weights[name], removed[name] = measure_weights(name)
     kept = weights[name][mask & (weights[name] != 0) & ~weights[name].isnan()]
     print(f"{name:6} removes {removed[name]:6.1%} of the tokens; weights of the others "
           f"{kept.min():7.3f} to {kept.max():.3f}")
@@ -191,7 +192,7 @@ compared with the same objective at its paper's constants. A dot marks the paper
 
 %% code
 def slid(name, factor):
-    """The options of weights_of for `name` with its constant times `factor`."""
+    """The options of measure_weights for `name` with its constant times `factor`."""
     row = OBJECTIVES[name]
     if name == "sapo":
         return dict(constants={key: value * factor for key, value in row.constants.items()})
@@ -206,7 +207,7 @@ def length(name, values):
 factors = torch.logspace(-2, 2, 41).tolist()
 figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
 for color, name in zip(plt.cm.tab10.colors, SEVEN):
-    points = [weights_of(name, **slid(name, factor)) for factor in factors]
+    points = [measure_weights(name, **slid(name, factor)) for factor in factors]
     left.plot(factors, [share for _, share in points], color=color, label=name)
     left.plot(1, removed[name], "o", color=color)
     papers = length(name, weights[name])

@@ -18,7 +18,7 @@ from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
 from plumbing.data import tasks
 from plumbing.model.chat import find_turn_end
 from plumbing.model.policy import load_policy
-from plumbing.parallel.devices import kind_of
+from plumbing.parallel.devices import find_device_type
 from session.arguments import parse
 from session.errors import errors_in_one_line
 from session.folder import check_folder
@@ -45,7 +45,7 @@ def main(argv):
                              "checkpoint, and --dataset_name")
         check_folder(settings)                               # no run is written over
         task = tasks.prepare_task(settings)
-        policy, tokenizer = load_policy(settings, task, torch.device(kind_of(settings)))
+        policy, tokenizer = load_policy(settings, task, torch.device(find_device_type(settings)))
         policy.requires_grad_()                              # merged adapters come frozen
         task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length)
         options = TrainingArguments(

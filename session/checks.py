@@ -19,7 +19,7 @@ from features import FEATURES
 from features.feature import Feature, refuse
 from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
 from plumbing.data.task import RESERVED
-from plumbing.parallel.devices import kind_of
+from plumbing.parallel.devices import find_device_type
 
 
 def nearest(word, known):
@@ -168,7 +168,7 @@ def check_combinations(settings):
          "needs a package that is not installed: pip install bitsandbytes"),
         ("optim", bits and settings.shard,
          "cannot be combined with --shard: use adamw_torch_fused"),
-        ("optim", "paged" in settings.optim and kind_of(settings) != "cuda",
+        ("optim", "paged" in settings.optim and find_device_type(settings) != "cuda",
          "needs a CUDA GPU, whose pages it moves: use adamw_8bit or adamw_torch_fused"),
     ):
         if wrong:

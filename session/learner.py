@@ -162,4 +162,6 @@ def forced(policy, rollout):
     """`with forced(policy, rollout):` the routers take the experts that the rollout carries
     (features/routing_replay.py); if it carries none, they choose by themselves."""
     routes = rollout.attached.get("routes")
-    return replay_routes(policy, routes.of_forwards(policy, rollout)) if routes else nullcontext()
+    if not routes:
+        return nullcontext()
+    return replay_routes(policy, routes.fit_to_forwards(policy, rollout))

@@ -15,7 +15,7 @@ from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import fast_response_logp
 from plumbing.speed.rollouts import concat
 from rollout import Scorer, Scores
-from routes import has_sigmoid, routers_of
+from routes import find_routers, has_sigmoid
 
 
 @dataclass
@@ -95,7 +95,7 @@ def load_trained_policy(settings, task, device, saved=None):
 
 def check_router_shift(policy, algorithm):
     """Refuse a policy for which RSPO's router shift is not defined."""
-    if not routers_of(policy):
+    if not find_routers(policy):
         raise ValueError(f"--algorithm {algorithm} needs a mixture of experts: this model is "
                          "dense, or its routers are not separate modules")
     if has_sigmoid(policy):

@@ -4,7 +4,7 @@ float32: an adapter that was trained beside such weights is merged into these.
 
 from torch import nn
 
-from routes import routers_of
+from routes import find_routers
 
 
 def layers_to_quantize(policy):
@@ -12,7 +12,7 @@ def layers_to_quantize(policy):
     if the model has experts."""
     layers = [(name, module) for name, module in policy.named_modules()
               if type(module) is nn.Linear and module is not policy.get_output_embeddings()]
-    if routers_of(policy) or not layers:
+    if find_routers(policy) or not layers:
         raise ValueError("--load_in_4bit quantizes linear layers, and the "
                          f"{'experts' if layers else 'layers'} of {type(policy).__name__} are not "
                          "linear layers; leave out the flag")

@@ -16,7 +16,7 @@ from plumbing.model.cold_start import load_cold_start
 from plumbing.speed.experts import move_to_device
 from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
-from routes import record_routes, routers_of
+from routes import find_routers, record_routes
 
 STEP = re.compile(r"step_(0|[1-9][0-9]*)")                  # the folder of a run's checkpoint
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
@@ -256,6 +256,6 @@ def score_one_by_one(model, rollout):
 @torch.no_grad()
 def check_routers(policy):
     """Refuse a policy with routers of a kind that cannot be recorded."""
-    if routers_of(policy):
+    if find_routers(policy):
         with record_routes(policy):
             policy(input_ids=torch.tensor([[0, 1]], device=policy.device))

@@ -15,7 +15,7 @@ THERE = {"cuda": lambda: torch.cuda.is_available(), "cpu": lambda: True,
          "mps": lambda: torch.backends.mps.is_available()}
 
 
-def kind_of(settings):
+def find_device_type(settings):
     """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
     if settings.device == "auto":
         return "cuda" if THERE["cuda"]() else "cpu"
@@ -35,7 +35,7 @@ def arithmetic(settings):
 
     Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.
     """
-    gpu = kind_of(settings) == "cuda"
+    gpu = find_device_type(settings) == "cuda"
     bf16 = settings.bf16
     fp16 = settings.fp16
     if bf16 and fp16:

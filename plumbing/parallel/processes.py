@@ -35,7 +35,7 @@ def start(settings):
     Raises ValueError if the device does not exist or the batch does not divide evenly over the
     processes.
     """
-    kind = devices.kind_of(settings)
+    kind = devices.find_device_type(settings)
     local = int(os.environ.get("LOCAL_RANK", 0))
     cuda = kind == "cuda"
     if cuda and local >= torch.cuda.device_count():

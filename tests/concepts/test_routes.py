@@ -14,8 +14,8 @@ import torch
 import models
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed.rollouts import join_routes
-from routes import (Pass, Routes, expert_share, flip_rate, load_balancing_loss, record_routes,
-                    replay_routes, router_shift, routers_of)
+from routes import (Pass, Routes, expert_share, find_routers, flip_rate, load_balancing_loss,
+                    record_routes, replay_routes, router_shift)
 
 V, E, K = 19, 6, 2
 SHAPE = dict(vocab_size=V, num_hidden_layers=3, num_experts=E, num_experts_per_tok=K,
@@ -96,7 +96,7 @@ def checkpointed(model):
 def test_recorded_routes_are_the_models_own_and_replayed_change_no_logit(family):
     model, inputs = make(family), batch()
     routes, before = record(model, **inputs)
-    L = len(routers_of(model))
+    L = len(find_routers(model))
     assert routes.indices.shape == (L, 4, 9, K) and routes.logits.shape == (L, 4, 9, E)
     assert not hooks(model)
     if family in ("Qwen3-MoE", "Qwen2-MoE", "OLMoE", "Mixtral", "GPT-OSS"):
@@ -124,7 +124,7 @@ def test_replay_after_a_weight_change_forces_the_experts_and_computes_their_gate
     assert flip_rate(routes.indices, free.indices, inputs["attention_mask"]).min() > 0.1
     seen, outputs = [], lambda module, args, output: seen.append(output)
     with replay_routes(model, routes):                      # and after its hooks come ours
-        handles = [router.register_forward_hook(outputs) for router in routers_of(model)]
+        handles = [router.register_forward_hook(outputs) for router in find_routers(model)]
         used, logits = record(model, **inputs)
     for handle in handles:
         handle.remove()

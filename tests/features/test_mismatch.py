@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from features import mismatch
-from features.mismatch import bounds_of, weight_stats
+from features.mismatch import read_mask_bounds, weight_stats
 from losses import mismatch_mask, mismatch_weight
 from session.arguments import parse
 from reference import ragged
@@ -32,8 +32,9 @@ def test_truncated_weights_go_down_to_0_and_rejected_answers_weigh_nothing(level
 
 
 def test_the_bounds_of_an_outlier_are_its_own():
-    assert bounds_of(parse(["--mismatch_mask", "outlier"])) == (1e-4, 100.0)
-    assert bounds_of(parse(["--mismatch_mask", "token"])) == bounds_of(parse([])) == (0.5, 5.0)
+    assert read_mask_bounds(parse(["--mismatch_mask", "outlier"])) == (1e-4, 100.0)
+    for words in (["--mismatch_mask", "token"], []):
+        assert read_mask_bounds(parse(words)) == (0.5, 5.0)
 
 
 def test_how_unequal_weights_are_equals_a_loop():

@@ -87,7 +87,7 @@ def test_a_recorded_command_is_that_of_the_table_and_is_accepted(name):
         if not command or "not_repeatable" in made or re.search("teacher|checkpoints/", command):
             continue
         settings = parse(command.split())
-        known = variant in question.variants and question.settings_of(variant) | question.further
+        known = variant in question.variants and question.list_settings(variant) | question.further
         if known and setting in known:
             planned = parse(run.command(question, variant, setting, made["seed"]).split())
             for key, value in vars(planned).items():
@@ -102,7 +102,7 @@ def test_every_run_that_a_plan_asks_for_is_a_command(name):
     question = QUESTIONS[name]
     judging.check_names(question)
     for variant in question.variants:
-        first = next(iter([*question.settings_of(variant), *question.further]))
+        first = next(iter([*question.list_settings(variant), *question.further]))
         words = run.command(question, variant, first, 0)
         assert words.startswith(("--device cpu --seed 0", "python experiments/measures.py"))
     assert set(question.deciding) <= set(question.rules)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
 import train
-from features.sampler_format import format_of
+from features.sampler_format import find_sampler_format
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
@@ -44,7 +44,7 @@ def machine(monkeypatch):
     ("cuda", "--device cuda", "cuda")])
 def test_the_device_is_the_one_asked_for(has, flags, kind, machine):
     machine(has + " bfloat16")
-    assert devices.kind_of(parse(flags.split())) == kind
+    assert devices.find_device_type(parse(flags.split())) == kind
 
 
 @pytest.mark.parametrize("has, flags, words", [
@@ -71,7 +71,7 @@ def test_bfloat16_only_where_the_gpu_has_it(has, flags, half, machine):
     machine(f"cuda {has}")
     args = parse(flags.split())
     assert (args.bf16, args.fp16) == (half == "bfloat16", half == "float16")
-    assert format_of(args) == (half or "float32")
+    assert find_sampler_format(args) == (half or "float32")
     assert args.half == (half and getattr(torch, half))
 
 
@@ -231,6 +231,6 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
     monkeypatch.setattr(learner, "find_widest", lambda device: torch.float32)
     monkeypatch.setattr(processes, "start",
-                        lambda args: [devices.kind_of(args), torch.device("cpu")][1])
+                        lambda args: [devices.find_device_type(args), torch.device("cpu")][1])
     with Mps():
         assert run(f"--device mps --steps 2 {flags}")[-1]["grad_norm"] > 0

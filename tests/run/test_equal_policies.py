@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import train
-from features.mismatch import bounds_of
-from features.sampler_format import format_of
+from features.mismatch import read_mask_bounds
+from features.sampler_format import find_sampler_format
 from session.arguments import parse
 from test_flags import EFFECTS, home, observed, run, tiny_for  # noqa: F401
 from tiny_run import TINY, metrics, slow
@@ -60,9 +60,9 @@ def paper_epsilon(args):
 def exact(args):
     """Whether the sampler computes in the trainer's float32, and the limits of its weights leave
     the weight 1 as it is."""
-    low, high = bounds_of(args)
+    low, high = read_mask_bounds(args)
     kept = low <= 1 <= min(high, args.mismatch_high)
-    return kept and format_of(args) == "float32" and not (args.half or args.load_in_4bit)
+    return kept and find_sampler_format(args) == "float32" and not (args.half or args.load_in_4bit)
 
 
 def apart(record, args):

@@ -44,7 +44,7 @@ def test_a_run_with_moments_in_8_bits_resumes_exactly_and_is_no_other_optimizers
 def test_every_name_is_its_class_with_the_settings_of_the_run(optim, name, monkeypatch):
     if "torch" not in optim:
         pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(checks, "kind_of", lambda args: "cuda")
+    monkeypatch.setattr(checks, "find_device_type", lambda args: "cuda")
     settings = parse(["--optim", optim, "--learning_rate", "0.3", "--weight_decay", "0.1"])
     made = session.learner.make_optimizer(settings, torch.nn.Linear(2, 2))
     group, = made.param_groups
