@@ -12,7 +12,6 @@ import time
 import torch
 
 from advantages import ADVANTAGES, groups_with_signal
-from features.feature import masked_mean
 from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import devices, processes
@@ -117,6 +116,12 @@ def mismatch_kl(old_logp, sampler_logp, mask):
     e^d - 1 - d, d = log π_old - log π_sampler."""
     d = old_logp - sampler_logp                                                     # [B, T]
     return masked_mean(torch.expm1(d) - d, mask)
+
+
+def masked_mean(x, mask):
+    """As features.feature.masked_mean; here a reader of the loop need not open that file."""
+    chosen = x[mask]                                                                # [kept]
+    return chosen.mean().item() if len(chosen) else None
 
 
 def free_routes(mini, new):
