@@ -180,14 +180,20 @@ def check_combinations(settings):
     check_advantage(settings)
 
 
+MOVED_HOOKS = {"before_updates": "after_scoring", "in_loss": "loss", "collect": "resample",
+               "gives": "provides", "base_sampler": "wrap_sampler", "sampler": "wrap_sampler"}
+
+
 def check_hooks(feature):
     """Refuse a feature with a name that features.feature.Feature does not have: a misspelled hook
     would never be called."""
     for name in vars(feature):
         if not name.startswith("_") and not hasattr(Feature, name):
-            raise ValueError(f"{name} of the feature {feature.__name__} is no hook"
-                             f"{nearest(name, vars(Feature))} (features/feature.py has them all; "
-                             "the name of a helper begins with _)")
+            now = f", it is {MOVED_HOOKS[name]} now" if name in MOVED_HOOKS else (
+                nearest(name, vars(Feature)))
+            raise ValueError(f"{name} of the feature {feature.__name__} is no hook{now} "
+                             "(features/feature.py has them all; the name of a helper begins "
+                             "with _)")
 
 
 def own_file(name):

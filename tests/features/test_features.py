@@ -205,6 +205,7 @@ def test_what_a_new_feature_may_get_wrong_is_refused_in_one_line(run, monkeypatc
              lambda self, batch, mini, new: {"far": new.logp}, "metric far of a feature is a ten"),
             ("", Mismatch, "befor_step", print, "befor_step of the feature Mismatch is no hook, "
              "did you mean before_step? (features/feature.py has them all"),
+            ("", Mismatch, "before_updates", print, "is no hook, it is after_scoring now"),
             ("--entropy_coef 1 --steps 1", Entropy, "loss",
              lambda self, part, new, mini: {"bonus": new.entropy.mean()},
              "loss term 'bonus' of a feature must have a name of its own that ends in _loss"),
