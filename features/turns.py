@@ -68,18 +68,12 @@ class Turns(Feature):
     @classmethod
     def task(cls, settings, task, load):
         environment = settings.loaded_environment    # refused before a run begins
-        kind = environment.kind
-        tiny = not settings.model_name_or_path
-        needed = {"rows": not settings.dataset_name, "characters": tiny, "teacher": tiny}
-        if lacks := [name for name, on in needed.items() if on and not hasattr(kind, name)]:
-            environment.fail(f"the class lacks {', '.join(lacks)}, without which it needs "
-                             "--model_name_or_path and --dataset_name")
         if not settings.dataset_name:
-            task = load(environment.name, rows=kind.rows())
-        if tiny:
-            task.characters = kind.characters
-            task.teacher = wraps(kind.teacher)(
-                lambda problem, rng: kind.teacher(problem.row, rng))
+            task = load(environment.name, rows=environment.find("rows")())
+        if not settings.model_name_or_path:
+            task.characters = environment.find("characters")
+            teacher = environment.find("teacher")
+            task.teacher = wraps(teacher)(lambda problem, rng: teacher(problem.row, rng))
         task.played = True
         task.bounded = False
         return task
@@ -136,6 +130,13 @@ class Environment:
 
     def fail(self, what):
         raise ValueError(f"--environment {self.name}: {what}")
+
+    def find(self, name):
+        """An attribute of the class that the flags make necessary."""
+        if not hasattr(self.kind, name):
+            self.fail(f"without --dataset_name the class needs rows(), and without "
+                      f"--model_name_or_path characters and teacher(row, rng); it lacks {name}")
+        return getattr(self.kind, name)
 
     def warn(self, text, about="template"):
         """Print a warning on stderr, the first one about each subject."""
