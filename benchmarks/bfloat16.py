@@ -29,7 +29,7 @@ SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
 LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's clip range of log s
 HIGH = OBJECTIVES["gspo"].epsilon_high
 PROMPTS = ("Tell me about the sea.\n", "How do I bake bread?\n")
-ARMS = {  # (autocast's dtype, whether the LM head stays in float32)
+ARITHMETICS = {  # (autocast's dtype, whether the LM head stays in float32)
     "float32": (torch.float32, True), "bfloat16": (torch.bfloat16, True),
     "bfloat16, head in bfloat16": (torch.bfloat16, False), "float16": (torch.float16, True)}
 
@@ -47,14 +47,15 @@ def compute_logp(model, rollout, dtype, exact_head):
 
 
 def noise(model, tokenizer, tokens):
-    """What each arithmetic measures of an AdamW step, beside the true change, as {arm: figures},
-    after one step and after sixteen."""
+    """What each arithmetic measures of an AdamW step, beside the true change, as {arithmetic:
+    figures}, after one step and after sixteen."""
     torch.manual_seed(0)
     for p in model.parameters():  # a tenth of a 4-bit file lies halfway between two
         p.data.copy_(p.data.bfloat16())
     rollout = fast_sample(model, tokenizer, list(PROMPTS), 8, tokens)
     mask = rollout.mask
-    before = {name: compute_logp(model, rollout, *arm) for name, arm in ARMS.items()}  # [B, T] each
+    before = {name: compute_logp(model, rollout, *how)
+              for name, how in ARITHMETICS.items()}                                 # [B, T] each
     logp = plain.response_logp(model, rollout, entropy=False).logp                  # [B, T]
     advantages = torch.tensor([1.0, -1.0]).repeat(len(mask) // 2)                   # [B]
     policy_loss("gspo", logp, logp.detach(), advantages, mask)[0].backward()
@@ -65,8 +66,8 @@ def noise(model, tokenizer, tokens):
         optimizer.param_groups[0]["lr"] = steps * 1e-6
         optimizer.state.clear()
         optimizer.step()
-        moved = {name: sequence_log_ratio(compute_logp(model, rollout, *arm), before[name], mask)
-                 for name, arm in ARMS.items()}                                     # [B] each
+        moved = {name: sequence_log_ratio(compute_logp(model, rollout, *how), before[name], mask)
+                 for name, how in ARITHMETICS.items()}                              # [B] each
         true = moved.pop("float32")                                                 # [B]
         found[str(steps)] = {"true_rms": rms(true), "arms": {name: {
             "error_rms": rms(x - true), "correlation": torch.corrcoef(torch.stack([x, true]))[0, 1]
@@ -96,8 +97,8 @@ def texts(found):
     error = one["arms"]["bfloat16"]["error_rms"]
     return {
         "bfloat16": table(("arithmetic", "error of a log-prob", "of log s",
-                           "correlation with the truth", "outside the band by the error alone"),
-                          *rows),
+                           "correlation with the truth",
+                           "outside the band by the error alone"), *rows),
         "bf16_true": f"{one['true_rms']:.3f}", "bf16_error": f"{error:.3f}",
         "bf16_true_16": f"{steps['16']['true_rms']:.2f}", "bf16_bands": f"{error / HIGH:.0f}"}
 

@@ -59,7 +59,7 @@ def algorithms(quick):
 
 
 def plain(quick):
-    """From the weights of the cold start at a learning rate of practically 0, so that the work
+    """From the weights after the warm-up, at a learning rate of practically 0, so that the work
     stays that of the beginning of a run."""
     rounds = 2 if quick else 12
     sides = {}

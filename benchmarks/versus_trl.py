@@ -8,7 +8,7 @@ new tokens, optimizer steps, loss (GSPO), dtype and threads. TRL's side is its o
 log-prob and loss code under the configuration that `python tools/export.py trl` prints; ours is the
 loop of train.py. In cases with a forced length, neither side has an end token and rewards
 alternate, so both compute every completion in every update. `default_run` is the built-in task from
-the same cold start, as users run it: responses end by themselves, and both sides learn.
+the same supervised warm-up, as users run it: responses end by themselves, and both sides learn.
 
 The limit is the matrix-multiply rate of this machine. The share of the limit counts only the least
 arithmetic that does the work: the prefix shared by all prompts once, each prompt once per group,
@@ -236,7 +236,7 @@ def run_case(case):
     """The record of a case: both sides measured in turns."""
     device = torch.device(case.device)
     limit = measure_limit(device)
-    rollout.end_tokens = find_end_tokens                     # preparing evaluates a cold start
+    rollout.end_tokens = find_end_tokens                     # preparing evaluates the warm-up
     settings, task, folder = prepare(case)
     rounds = case.rounds
     if not ends_naturally(task):

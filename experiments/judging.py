@@ -230,7 +230,7 @@ def rank_members(question, runs):
 
 def tabulate_league(question, runs):
     """A row per member, the best first: mean with interval, whether it is near the first, that is
-    not told apart, the median of the samples. Near are only runs made where most were made."""
+    not distinguished, the median of the samples. Near are only runs made where most were made."""
     found = rank_members(question, runs)
     settings = {name: choose_best(question, runs, name) for name in found}
     where = {name: frozenset(provenance(runs[name, setting, s]) for s in question.seeds)

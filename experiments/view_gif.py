@@ -1,4 +1,4 @@
-"""The moving picture of docs/view.html in README: GSPO and GRPO from the same cold start.
+"""The moving picture of docs/view.html in README: GSPO and GRPO from the same supervised warm-up.
 
     python experiments/view_gif.py
 

@@ -43,8 +43,8 @@ class DynamicSampling(Feature):
         return chosen
 
 
-def keep_signal(rounds, wanted, advantage, total, last, join):
-    """The first `wanted` groups with different rewards, total(parts, G) [B], of the rounds, a list
+def keep_signal(rounds, count, advantage, total, last, join):
+    """The first `count` groups with different rewards, total(parts, G) [B], of the rounds, a list
     of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
     the last round the missing groups are filled with groups of equal rewards. join: a list of
     rollouts -> one rollout."""
@@ -59,8 +59,8 @@ def keep_signal(rounds, wanted, advantage, total, last, join):
         if len(keep):
             groups = parts.view(len(problems), G, -1)[keep]                         # [q, G, K]
             chosen.append((rollout.groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)))
-    if sum(len(problems) for _, problems, _ in chosen) < wanted:
+    if sum(len(problems) for _, problems, _ in chosen) < count:
         return None
     rollouts, problems, parts = zip(*chosen)
-    rows = wanted * rounds[0][0].group_size
-    return join(rollouts).rows(0, rows), sum(problems, [])[:wanted], torch.cat(parts)[:rows]
+    rows = count * rounds[0][0].group_size
+    return join(rollouts).rows(0, rows), sum(problems, [])[:count], torch.cat(parts)[:rows]

@@ -184,8 +184,8 @@ def flag(default, help, **words):
     fixed            whether the saved state of a run depends on it: --resume refuses another value
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
     text             whether its value is a text that names no file to read
-    saves_memory     whether a run that is out of memory is told to add this switch
-    takes_memory     the condition under which it is told to lower this value
+    saves_memory     whether the message of a run that is out of memory suggests this switch
+    takes_memory     the condition under which it suggests a lower value
     read             the function that reads its text, if that is not the type
     """
     several = isinstance(default, (list, dict))

@@ -84,15 +84,15 @@ def resamples(settings):
 
 class Stages(PromptStream):
     """stage2_step: the first so many rollout batches use only the first source; 0: all sources from
-    the start. resample: whether history resampling is on. say: called with a line of text when
+    the start. resample: whether history resampling is on. log: called with a line of text when
     stage 2 begins and when no problem is left."""
 
-    def __init__(self, sizes, seed=0, stage2_step=0, resample=False, say=print):
+    def __init__(self, sizes, seed=0, stage2_step=0, resample=False, log=print):
         if stage2_step and len(sizes) < 2:
             raise ValueError(f"stage2_step {stage2_step} needs two sources; sizes are {sizes}")
         self.stage2_step = stage2_step
         self.resample = resample
-        self.say = say
+        self.log = log
         self.stage = 1 if stage2_step else 2
         self.drawn = []                                      # since the last call of record
         self.solved = set()
@@ -103,7 +103,7 @@ class Stages(PromptStream):
         everything = range(sum(self.sizes) if self.stage == 2 else self.sizes[0])
         left = [i for i in everything if i not in self.dropped]
         if not left:
-            self.say(f"epoch {self.epoch}: all responses to all problems were correct; history "
+            self.log(f"epoch {self.epoch}: all responses to all problems were correct; history "
                      "resampling starts again with all")
             self.dropped = set()
         return left or list(everything)
@@ -117,7 +117,7 @@ class Stages(PromptStream):
     def next(self, n, step=1):
         if self.stage == 1 and step > self.stage2_step:
             self.stage = 2
-            self.say(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
+            self.log(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
                      f"{step - 1} batches")
             self.new_epoch()
         numbers = super().next(n, step)

@@ -4,7 +4,7 @@
     python notebooks/make_gspo.py   writes gspo.ipynb with its outputs, and the picture of
                                     docs/reading.md
 
-The code cells of a section are cut from gspo.py at its section bars, so that page and notebook
+The code cells of a section are cut from gspo.py at its section bars, so that file and notebook
 cannot differ; the prose and the cells that draw are in CELLS below.
 """
 

@@ -64,7 +64,7 @@ ALGORITHMS = {name: {"objective": name} | PRESETS.get(name, {})
 
 OWN_DATA = {"dataset_name|environment": "the built-in task has its own prompts and its own "
                                         "reward"}
-OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no cold start"}
+OWN_MODEL = {"model_name_or_path": "a checkpoint has its own shape and no supervised warm-up"}
 OWN_SUMS = {"dataset_name|environment": "it describes the built-in sums"}
 OF_TINY = dict(without=OWN_MODEL, evaluation=True, fixed=True)    # flags of the tiny MoE
 
@@ -351,7 +351,7 @@ FIRST = ("algorithm", "model_name_or_path", "dataset_name", "verifier", "steps",
 CHECKPOINT_DEFAULTS = dict(learning_rate=1e-6, prompts_per_step=8, steps_per_generation=2,
                            warmup_steps=5, save_steps=25)
 
-# Defaults for a tiny MoE of more than 4 layers: the shape, the sums and the cold start with which
+# Defaults for a tiny MoE of more than 4 layers: the shape, the sums and the warm-up with which
 # 48 layers learn on one CPU core, and a learning rate that every algorithm survives there.
 DEEP_DEFAULTS = dict(learning_rate=1e-4, prompts_per_step=16, hidden_size=48, num_experts=16,
                      min_terms=3, max_terms=5, cold_start_steps=500, cold_start_learning_rate=1e-3)

@@ -93,9 +93,9 @@ def because(why):
 
 def is_met(settings, condition):
     """Whether FLAG is on, or FLAG=VALUE has this value."""
-    name, equals, wanted = condition.partition("=")
+    name, equals, expected = condition.partition("=")
     value = getattr(settings, name, None)        # of a feature that is not there: off
-    return str(value) == wanted if equals else bool(value)
+    return str(value) == expected if equals else bool(value)
 
 
 def format_condition(condition):

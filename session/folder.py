@@ -126,7 +126,7 @@ def check_replaceable(settings, folder, is_run):
 
 def list_paths_read(settings):
     """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints
-    and their bases, the cold start, data, FILE.py:NAME, @FILE. Flags whose text never names a
+    and their bases, the warm-up, data, FILE.py:NAME, @FILE. Flags whose text never names a
     file (`text`, `choices`) are left out."""
     if not settings.model_name_or_path:
         yield "model_name_or_path", "(none: the built-in policy)", CACHE

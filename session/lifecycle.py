@@ -26,7 +26,7 @@ def run_training(settings, task, device, train, held_out):
         screen.print_once(screen.describe_unused_flags(settings, task, tokenizer))
         screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
                                               settings.max_prompt_length))
-        checkpoints.seed_all(settings.seed)  # the same critic, be the cold start cached or not
+        checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
         screen.print_once(checkpoints.describe_plan(learner))

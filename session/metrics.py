@@ -391,9 +391,9 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
     finite become null.
     """
     mask = rollout.mask.tolist()                             # [G, T]
-    whole = rollout.truncated.tolist()                       # even if its tokens left the loss
+    truncated = rollout.truncated.tolist()                   # even if its tokens left the loss
     ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
-            for row, cut_off in zip(mask, whole)]
+            for row, cut_off in zip(mask, truncated)]
 
     def cut(x):
         """What each response has of x up to its end."""

@@ -287,10 +287,10 @@ def to_problems(rows, source, prompt_column=None, answer_column=None, answers=Tr
     columns = []
     for use, chosen, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
                                ("answer", answer_column, ANSWER_COLUMNS)):
-        wanted = [chosen] if chosen else usual
-        columns.append(next((name for name in wanted if name in names), None))
+        candidates = [chosen] if chosen else usual
+        columns.append(next((name for name in candidates if name in names), None))
         if columns[-1] is None and (chosen or answers or use == "prompt"):
-            raise ValueError(f"{source}: no column {' or '.join(wanted)} for the {use}; it has "
+            raise ValueError(f"{source}: no column {' or '.join(candidates)} for the {use}; it has "
                              f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
     prompt_column, answer_column = columns
     problems = []

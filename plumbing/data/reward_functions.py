@@ -1,7 +1,7 @@
 """Reward functions of one response: the reward r(x, y) of untrusted model output.
 
 A response is data, never code. Nothing in this file evaluates it, and `guard_rail` limits what
-libraries that do evaluate it can reach. A math verifier can hang (`9^{9^{9^9}}`), run out of memory
+libraries that do evaluate it can reach. math-verify can hang (`9^{9^{9^9}}`), run out of memory
 or crash on text that a language model wrote, and a user's function can do anything. Therefore every
 reward function except the exact match runs in a process of its own, with a time limit per response.
 A response that makes its reward function fail gets reward 0 and is counted, and the run continues.

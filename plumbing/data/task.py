@@ -34,7 +34,7 @@ class Task:
     chat: bool = False           # put prompts through the tokenizer's chat template, if it has one
     first_error: Callable | None = None  # (response, problem) -> index of its first wrong character
     teacher: Callable | None = None      # (problem, random.Random) -> a response, right or wrong,
-    #                                      on which the cold start of a tiny MoE is supervised
+    #                                      for the supervised warm-up of a tiny MoE
     one_width: bool = False      # all prompts have the same number of tokens
     sizes: tuple = ()            # train problems per source, in the order of `train`
     notes: list = field(default_factory=list)    # messages for the user about loading

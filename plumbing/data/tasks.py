@@ -35,9 +35,9 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     batch_rewards.py; without one: math. For reasoning_gym `size` problems of each generator are
     made with `seed`, and its own score is always the first. time_limit: seconds per response, None:
     3; a function of a whole batch has none. environment: an environment plays the rows, which then
-    need no answer; without a verifier nothing else gives rewards. rows: dicts to use instead of the
-    rows of a data set, which dataset_name then only names. The task's `notes` list the rows that
-    were left out. Raises ValueError or FileNotFoundError.
+    need no answer; without a reward function nothing else gives rewards. rows: dicts
+    to use instead of the rows of a data set, which dataset_name then only names. The task's `notes`
+    list the rows that were left out. Raises ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
     generated = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]

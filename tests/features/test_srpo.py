@@ -29,7 +29,7 @@ def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
             solved = torch.tensor([rng.random() < 0.2 for _ in drawn[-1]])          # [7]
             stream.record(solved[:len(stream.drawn)])        # without resampling nothing is kept
         return drawn
-    make = lambda: Stages([30, 11], 5, stage2_step, resample, say=lambda line: None)
+    make = lambda: Stages([30, 11], 5, stage2_step, resample, log=lambda line: None)
     for done in range(40):
         stream, restored = make(), make()
         draw(stream, range(1, done + 1), random.Random(done))
@@ -52,7 +52,7 @@ LEFT = [0, 2, 3, 5, 6, 8, 9, 10, 11]                         # mixed and all-wro
 def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, epochs, left):
     """epochs: how many are drawn, and which of them are solved."""
     said = []
-    stream = Stages([12], resample=resample, say=said.append)
+    stream = Stages([12], resample=resample, log=said.append)
     for count, solved in epochs:
         drawn = stream.next(count)
         stream.record(torch.tensor([i in solved for i in drawn] * resample))     # else none is kept

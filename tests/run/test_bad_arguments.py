@@ -58,7 +58,7 @@ def test_a_value_out_of_range(given, words, refused):
 OWN_DATA = ("needs --dataset_name or --environment: the built-in task has its own prompts and its "
             "own reward")
 OWN_MODEL = ("cannot be combined with --model_name_or_path m: a checkpoint has its own shape and "
-             "no cold start")
+             "no supervised warm-up")
 OWN_SUMS = "cannot be combined with --dataset_name rows.jsonl: it describes the built-in sums"
 SAME = ("multiplies every reward by the same number, and --scale_rewards group divides by it "
         "again: leave it out")
