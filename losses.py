@@ -144,16 +144,16 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
         return A * logp, none, none
     if clip == "min":                                           # PPO eq. 7; GSPO eq. 5, 13
         surrogate = torch.min(ratio * A, ratio.clamp(low, high) * A)
-        return surrogate, *pushed_out(ratio, A, low, high)
+        return surrogate, *find_clipped(ratio, A, low, high)
     if clip == "log-min":                                       # GMPO: a cut token is constant
         log_w = torch.where(A > 0, ratio.clamp(max=high), ratio.clamp(min=low))
         w = broadcast_to_tokens(mean_over_tokens(log_w, mask).clamp(max=LARGEST_LOG).exp(), mask)
-        return w * A, *pushed_out(ratio, A, low, high)
+        return w * A, *find_clipped(ratio, A, low, high)
     if clip == "weight":                                        # CISPO eq. 4, 5: drops no token
         return ratio.detach().clamp(low, high) * A * logp, none, none
     if clip in ("tv", "kl"):                                    # DPPO: a mask, not a minimum
         change = probability_change(clip, logp, old_logp)       # [B, T]
-        below, above = pushed_out(change, A, low, high)
+        below, above = find_clipped(change, A, low, high)
         surrogate = ratio.detach().clamp(max=constants["cap"]) * A * logp
         return surrogate.masked_fill(below | above, 0.0), below, above
     if clip == "kl-two-sided":                                  # KPop: both KLs, both signs of A
@@ -185,7 +185,7 @@ def token_surrogate(clip, ratio, A, logp, old_logp, mask, low, high, constants):
     raise ValueError(f"clip {clip!r} is unknown: token_surrogate has no case for it")
 
 
-def pushed_out(x, A, low, high):
+def find_clipped(x, A, low, high):
     """(below, above), [B, T] bool each: the tokens where x [B, T] has left the clip range in the
     direction in which the advantage pushes it, below it where A < 0 and above it where A > 0."""
     return (x < low) & (A < 0), (x > high) & (A > 0)
@@ -289,10 +289,10 @@ STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches 
 def combine_stats(parts):
     """The exact stats of a mini-batch, computed from the stats of its micro-batches as STATISTICS
     says for each one. Raises ValueError for a statistic without an entry in STATISTICS."""
-    return {name: combined(name, parts) for name in parts[0]}
+    return {name: combine_stat(name, parts) for name in parts[0]}
 
 
-def combined(name, parts):
+def combine_stat(name, parts):
     """One statistic of a mini-batch from its micro-batches' stats."""
     how = "sum" if name.endswith("loss") else STATISTICS.get(name)     # loss terms: train.update
     counts = [n for n, kind in STATISTICS.items() if kind == "count"]
@@ -307,10 +307,10 @@ def combined(name, parts):
                          f"what it is averaged over ({', '.join(counts)}), or sum, or max")
     values = [p[name] for p in parts]
     if mean:  # a variance: the variance within the parts plus the variance between their means
-        center = combined(mean, parts)
+        center = combine_stat(mean, parts)
         values = [p[name] + (p[mean] - center) ** 2 for p in parts]
     weighted = sum(value * p[count] for value, p in zip(values, parts))
-    return weighted / combined(count, parts).clamp(min=1)
+    return weighted / combine_stat(count, parts).clamp(min=1)
 
 
 def broadcast_to_tokens(x, mask):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from advantages import ADVANTAGES, distillation
-from features.feature import Feature, flag, masked_mean, refuse, with_breaks
+from features.feature import Feature, flag, masked_mean, refuse, unescape
 from features.moving import list_weights, move_towards, restore_weights
 from losses import OBJECTIVES
 from plumbing.data.task import encode_prompt
@@ -46,7 +46,7 @@ class Flags:
                          "teacher"})
     hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                               "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                              "break", read=with_breaks, text=True, needs="self_distillation")
+                              "break", read=unescape, text=True, needs="self_distillation")
     distillation_coef: float = flag(
         0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
              "token; 0: nothing is added", at_least=0,
@@ -106,7 +106,7 @@ class Distillation(Feature):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
             move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
-        batch.more["taught"] = taught(settings.self_distillation, batch)            # [B]
+        batch.more["taught"] = find_taught(settings.self_distillation, batch)       # [B]
         batch.more["teacher_logp"] = self._logp(learner, batch)                      # [B, T]
 
     def _logp(self, learner, batch):
@@ -122,7 +122,7 @@ class Distillation(Feature):
 
     def advantages(self, batch):
         if self.settings.distillation_coef:
-            batch.advantages = added(batch.advantages, self.settings.distillation_coef,
+            batch.advantages = add_distillation(batch.advantages, self.settings.distillation_coef,
                                      batch.more["teacher_logp"], batch.old_logp,
                                      batch.rollout.mask)                            # [B, T]
 
@@ -141,7 +141,7 @@ class Distillation(Feature):
             restore_weights(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
 
 
-def added(advantages, coef, teacher_logp, old_logp, mask):
+def add_distillation(advantages, coef, teacher_logp, old_logp, mask):
     """Advantages [B] or [B, T] plus coef times distillation: [B, T]."""
     if advantages.dim() == 1:
         advantages = advantages[:, None] * mask                                     # [B, T]
@@ -187,7 +187,7 @@ def find_right(batch):
     return (batch.parts[:, 0] >= 1).view(-1, batch.group_size)                      # [Q, G]
 
 
-def taught(hint, batch):
+def find_taught(hint, batch):
     """Which responses the teacher teaches, [B] bool: with a right response of the group as the
     hint, the wrong ones of groups that have a right one, else all."""
     if hint != "sibling":

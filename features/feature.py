@@ -161,7 +161,7 @@ def refuse(settings, name, must):
     raise ValueError(f"--{name} {text} {must}")
 
 
-def with_breaks(text):
+def unescape(text):
     """The text of a flag, in which \\n stands for a line break."""
     return text.replace("\\n", "\n")
 

@@ -75,13 +75,14 @@ class KeepingSampler(Wrapper):
         def leave(logits, t, rows):
             kept = kept_tokens(logits.float() / temperature, settings.top_p, settings.top_k)
             steps.append((rows, t, kept))                                           # [b, K]
-            return only(logits, kept)                                               # [b, V]
+            return mask_others(logits, kept)                                        # [b, V]
         if temperature:
             options["leave"] = leave
         rollout = self.sampler.sample(prompts, group_size, uniforms, temperature, **options)
         if not temperature:
             return rollout
-        return replace(rollout, attached=rollout.attached | {"kept": joined(steps, rollout.mask)})
+        kept = join_sets(steps, rollout.mask)
+        return replace(rollout, attached=rollout.attached | {"kept": kept})
 
 
 def kept_tokens(logits, top_p, top_k):
@@ -94,7 +95,7 @@ def kept_tokens(logits, top_p, top_k):
     return torch.where(kept, ids, ids[:, :1])[:, :int(kept.sum(-1).max())]          # [b, K]
 
 
-def only(logits, kept):
+def mask_others(logits, kept):
     """logits [b, V] with -inf outside the tokens kept [b, K]."""
     cut = torch.ones_like(logits, dtype=torch.bool).scatter(1, kept, False)         # [b, V]
     return logits.masked_fill(cut, -torch.inf)                                      # [b, V]
@@ -106,7 +107,7 @@ def padded(ids, width):
     return torch.cat([ids, more], -1)                                               # [..., width]
 
 
-def joined(steps, mask):
+def join_sets(steps, mask):
     """The KeptSets of the token steps (rows [b], t, ids [b, K]) of a rollout with this mask."""
     steps = steps[:mask.shape[1]]                            # later ones followed the last end
     K = max(ids.shape[1] for _, _, ids in steps)
@@ -136,4 +137,4 @@ class KeptSets:
         """For the places `where` [N] among the B·T, `size` at a time: functions that put -inf into
         the logits [n, V] of the tokens that could not be drawn there."""
         ids = self.ids.flatten(0, 1).index_select(0, where)                         # [N, K]
-        return [partial(only, kept=some) for some in ids.split(size)]
+        return [partial(mask_others, kept=some) for some in ids.split(size)]

@@ -199,7 +199,7 @@ def sampled_routes(rollout, recorded, reads=None):
         *prefix, prompts = tensors[:first]                          # [L, Q or B, P, n]
         prompts = prompts[:, ::prompts.shape[1] // len(rollout.prompt_ids)]         # [L, Q, P, n]
         if prefix:
-            prompts = at_their_places(rollout, prefix[0], prompts, fill)
+            prompts = join_prompts(rollout, prefix[0], prompts, fill)
         B, T = rollout.mask.shape
         responses = prompts.new_full((len(prompts), B, T - 1, prompts.shape[-1]), fill)
         for t, step in enumerate(tensors[first:first + T - 1]):     # [L, rows, 1, n]
@@ -209,7 +209,7 @@ def sampled_routes(rollout, recorded, reads=None):
     return [Pass(*pair) for pair in zip(*pairs)]
 
 
-def at_their_places(rollout, prefix, rest, fill):
+def join_prompts(rollout, prefix, rest, fill):
     """Join the shared prefix [L, 1, prefix, n] and the rest of the prompts [L, Q, P-prefix, n],
     which were computed separately, into one tensor [L, Q, P, n] padded on the left."""
     mask = rollout.prompt_mask                                                      # [Q, P]

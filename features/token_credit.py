@@ -31,10 +31,10 @@ class TokenCredit(Feature):
         rollout = batch.rollout
         errors = [self.task.first_error(text, batch.problems[i // batch.group_size])
                   for i, text in enumerate(rollout.texts)]
-        batch.more["blamed"] = blamed(errors, rollout.mask)                         # [B, T]
+        batch.more["blamed"] = find_blamed(errors, rollout.mask)                    # [B, T]
 
 
-def blamed(errors, mask):
+def find_blamed(errors, mask):
     """[B, T] bool: the response tokens (one per character) at or after the first wrong step, whose
     place `errors` has for each response; None: all is right, so it does not matter."""
     first = torch.tensor([0 if e is None else e for e in errors], device=mask.device)    # [B]

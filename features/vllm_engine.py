@@ -154,7 +154,7 @@ def start(policy, tokenizer, dtype, longest, memory_share):
         options["distributed_executor_backend"] = "external_launcher"     # torchrun started us
     folder = processes.on_first(lambda: saved(policy, tokenizer))
     try:
-        with random_states_kept(), errors_in_one_line(f"cannot load {type(policy).__name__}"):
+        with keep_random_states(), errors_in_one_line(f"cannot load {type(policy).__name__}"):
             from vllm import LLM, SamplingParams
             llm = LLM(model=folder, dtype=dtype, max_model_len=longest, seed=0,
                       logprobs_mode="processed_logprobs",    # at the temperature of sampling
@@ -211,7 +211,7 @@ class Engine:
 
     def generate(self, rows, settings):
         """(token ids, their log-probs) of a response per row, lists of B lists each."""
-        with random_states_kept(), errors_in_one_line("cannot sample"):
+        with keep_random_states(), errors_in_one_line("cannot sample"):
             outputs = self.llm.generate(
                 rows, [self.sampling_params(**row) for row in settings], use_tqdm=False)
         responses = [output.outputs[0] for output in outputs]
@@ -247,7 +247,7 @@ def errors_in_one_line(what):
 
 
 @contextmanager
-def random_states_kept():
+def keep_random_states():
     """vLLM seeds the global generators of Python, NumPy and torch."""
     python = random.getstate()
     arrays = numpy.random.get_state()

@@ -25,11 +25,11 @@ import torch
 
 from advantages import ADVANTAGES
 from features import FEATURES
-from features.feature import flag, with_breaks
+from features.feature import flag, unescape
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
 from session.checks import (check_choice, check_combinations, check_conditions, check_values,
-                            nearest)
+                            suggest)
 from session.config import read_config
 
 
@@ -172,7 +172,7 @@ class Core:
                                        unset="the prompt alone", needs=OWN_DATA,
                                        evaluation="kept")
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
-                           unset="only the end-of-sequence token", read=with_breaks, text=True,
+                           unset="only the end-of-sequence token", read=unescape, text=True,
                            evaluation="kept", also="stop_sequences eos")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
@@ -411,7 +411,7 @@ def parse(argv, run_settings=None):
 
 def parse_flags(argv):
     """{flag: value} of what stands on the command line."""
-    texts, unknown = make_parser().parse_known_args(underscored(argv))
+    texts, unknown = make_parser().parse_known_args(to_underscores(argv))
     for word in unknown:
         raise ValueError(f"unknown argument {word}{suggest_flag(word)}")
     return convert_layer(vars(texts))
@@ -570,7 +570,7 @@ def format_flags(values):
                     for name, value in values.items())
 
 
-def underscored(argv):
+def to_underscores(argv):
     """The command line with underscores in flag names: --learning-rate becomes --learning_rate."""
     return [re.sub("^--[^=]*", lambda name: name[0].replace("-", "_").replace("__", "--", 1), word)
             for word in argv]
@@ -584,7 +584,7 @@ def suggest_flag(word):
     name = word.split("=")[0].lstrip("-").lower()
     if name in INSTEAD:
         return f": {INSTEAD[name]}"
-    meant = nearest(f"--{name}", [f"--{f.name}" for f in flags()])
+    meant = suggest(f"--{name}", [f"--{f.name}" for f in flags()])
     for f in flags():
         for other in f.metadata.get("also", "").split():
             theirs, equals, value = other.partition("=")

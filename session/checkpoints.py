@@ -19,7 +19,7 @@ import numpy
 import torch
 from safetensors import SafetensorError
 
-from plumbing.model.cold_start import usual_modes
+from plumbing.model.cold_start import reset_modes
 from plumbing.model.policy import checkpoints_in
 from plumbing.parallel import processes
 
@@ -33,14 +33,14 @@ RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per ro
 def write_text(path, text):
     """Write a small file under a temporary name, then rename it."""
     partial = path.with_name(f".partial-{path.name}")
-    with naming(path):
+    with name_file_in_errors(path):
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, path)
 
 
 def append(path, record):
     """Append one JSON line; it is in the file when this function returns."""
-    with naming(path), open(path, "a", encoding="utf-8") as file:
+    with name_file_in_errors(path), open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
@@ -56,7 +56,7 @@ def cut_records(path, step):
 
 
 @contextmanager
-def naming(path, more=""):
+def name_file_in_errors(path, more=""):
     """Turn an error while writing (disk full, no permission) into one OSError that names the file
     and the free space: of a full disk torch.save says only "unexpected pos"."""
     try:
@@ -116,7 +116,7 @@ class Saver:
         """{"optimizer": its state, "critic": weights by name}. With --shard all processes must call
         this."""
         learner = self.learner
-        return processes.whole_state(learner.actor, learner.optimizer, learner.settings.shard)
+        return processes.gather_state(learner.actor, learner.optimizer, learner.settings.shard)
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
@@ -157,9 +157,9 @@ class Saver:
     def __exit__(self, kind, error, trace):
         if self.snapshot and isinstance(error, (Exception, SystemExit)):
             with suppress(Exception):                        # the first error is the one to report
-                self.rescue()
+                self.save_after_error()
 
-    def rescue(self):
+    def save_after_error(self):
         """After an error: save the last complete batch, unless it is saved already or a weight is
         not finite. The weights are the current ones and include the updates of the failed batch; a
         resumed run repeats that batch. With --shard nothing can be saved, because the shards of the
@@ -233,13 +233,13 @@ def save(run, policy, tokenizer, state):
     partial = folder.with_name(f".partial-{folder.name}")
     last = next((path.name for _, path in list_checkpoints(run)[::-1]), "none")
     try:
-        with naming(folder, f" (the last complete checkpoint is {last})"):
+        with name_file_in_errors(folder, f" (the last complete checkpoint is {last})"):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / STATE)
-            usual_modes(partial)
+            reset_modes(partial)
             for path in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
                 sync(path)                                   # on the disk before the rename
             os.rename(partial, folder)                       # fails if there is one already

@@ -22,7 +22,7 @@ from plumbing.data.task import RESERVED
 from plumbing.parallel.devices import find_device_type
 
 
-def nearest(word, known):
+def suggest(word, known):
     """', did you mean X?' if a known word is spelled similarly, else ''."""
     match = difflib.get_close_matches(word, list(known), n=1)
     return f", did you mean {match[0]}?" if match else ""
@@ -31,7 +31,7 @@ def nearest(word, known):
 def check_choice(settings, name, known):
     value = getattr(settings, name)
     if value not in known:
-        refuse(settings, name, f"is unknown{nearest(value, known)}; known: {', '.join(known)}")
+        refuse(settings, name, f"is unknown{suggest(value, known)}; known: {', '.join(known)}")
 
 
 def check_values(settings, flags):
@@ -162,7 +162,8 @@ def check_combinations(settings):
          f"cannot be combined with --advantage {settings.advantage}: the entropies that it reads "
          "come from the pass that recomputes log-probs"),
         ("sampler",
-         settings.sampler and settings.sampler not in engines and not own_file(settings.sampler),
+         settings.sampler and settings.sampler not in engines
+         and not is_user_file(settings.sampler),
          f"must be {' or '.join([*engines, 'FILE.py:CLASS'])}, and the file must exist"),
         ("optim", bits and not find_spec("bitsandbytes"),
          "needs a package that is not installed: pip install bitsandbytes"),
@@ -190,13 +191,13 @@ def check_hooks(feature):
     for name in vars(feature):
         if not name.startswith("_") and not hasattr(Feature, name):
             now = f", it is {MOVED_HOOKS[name]} now" if name in MOVED_HOOKS else (
-                nearest(name, vars(Feature)))
+                suggest(name, vars(Feature)))
             raise ValueError(f"{name} of the feature {feature.__name__} is no hook{now} "
                              "(features/feature.py has them all; the name of a helper begins "
                              "with _)")
 
 
-def own_file(name):
+def is_user_file(name):
     """Whether FILE.py:NAME names a file that exists."""
     path = name.rpartition(":")[0]
     return path.endswith(".py") and Path(path).is_file()

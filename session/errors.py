@@ -26,7 +26,7 @@ def errors_in_one_line(argv):
     except torch.OutOfMemoryError:
         exit_with(2, out_of_memory(parse(argv)))
     except RuntimeError as error:
-        if not processes.lost_another(error):
+        if not processes.lost_peer(error):
             raise
         exit_with(1, f"process {processes.rank()} stops because another process of this job has "
                   "died; --resume continues from the last checkpoint")

@@ -108,7 +108,7 @@ def make_learner(settings, task, policy, tokenizer, device):
     world = processes.world()
     if world > 1:
         sampler = SharedSampler(sampler, actor)
-        reward_components = processes.divided(reward_components)
+        reward_components = processes.share_reward_components(reward_components)
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)
     return Learner(

@@ -149,7 +149,7 @@ class BatchRewardFunction:
         answers = [p.answer for p in problems]
         ids = None
         if self.takes_all or "completion_ids" in self.parameters:
-            ids = [answer_ids(tokenizer, problem) for problem in problems]
+            ids = [encode_answer(tokenizer, problem) for problem in problems]
         try:
             self.rewards(answers, problems, ids)
         except ValueError as error:
@@ -166,7 +166,7 @@ class BatchRewardFunction:
         pass
 
 
-def answer_ids(tokenizer, problem):
+def encode_answer(tokenizer, problem):
     """The token ids of a reference answer with the end-of-sequence token. Raises ValueError if the
     tokenizer does not know a character of it."""
     try:

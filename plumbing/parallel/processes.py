@@ -87,7 +87,7 @@ def gather(part):
     return [torch.load(io.BytesIO(data), device, weights_only=False) for data in parts]
 
 
-def divided(reward_components):
+def share_reward_components(reward_components):
     """Task.reward_components that shares the groups among the processes; every process gets the
     whole result."""
     def shared(texts, problems, ids=None, games=None):
@@ -150,7 +150,7 @@ def gathered(actor):
         whole.data = whole.data.new_empty(0)
 
 
-def whole_state(actor, optimizer, shard):
+def gather_state(actor, optimizer, shard):
     """(state of the optimizer, weights of the critic by name, {} without a critic). With --shard
     the state is gathered from all processes, so every process must call this."""
     state = get_optimizer_state_dict(actor, optimizer, options=WHOLE) if shard else None
@@ -160,7 +160,7 @@ def whole_state(actor, optimizer, shard):
 
 
 def load_state(actor, optimizer, state, shard):
-    """The reverse of whole_state."""
+    """The reverse of gather_state."""
     if shard:
         set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=PART)
         for name, p in actor.named_parameters():             # which torch fills in
@@ -172,7 +172,7 @@ def load_state(actor, optimizer, state, shard):
     set_model_state_dict(actor, state["critic"], options=options)
 
 
-def lost_another(error):
+def lost_peer(error):
     """Whether an error says that another process died: gloo's message names the peer, NCCL has its
     own error."""
     words = "by peer" in str(error) or "Broken pipe" in str(error)

@@ -368,7 +368,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     for rank in range(world):
         share = lambda n: slice(rank * n // world, (rank + 1) * n // world)
         monkeypatch.setattr(processes, "share", share)
-        found.append(processes.divided(judge.reward_components)(texts, problems))
+        found.append(processes.share_reward_components(judge.reward_components)(texts, problems))
     rewards = judge.total(torch.cat(found), 4)
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 

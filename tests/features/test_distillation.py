@@ -13,7 +13,7 @@ import torch
 import features
 import models
 from advantages import distillation, estimate_advantages, group_advantages
-from features.distillation import Distillation, added
+from features.distillation import Distillation, add_distillation
 from losses import policy_loss, token_weights
 from models import own_logp as one_by_one
 from tiny_run import jsonl, read_json
@@ -39,7 +39,7 @@ def test_the_advantage_is_a_loops_alone_and_added(coef):
     alone = estimate_advantages("distillation", rewards, 4, teacher_logp=teacher, old_logp=old,
                                 mask=mask)
     group = group_advantages(rewards, 4)                                            # [B]
-    both = added(group, coef, teacher, old, mask)                                   # [B, T]
+    both = add_distillation(group, coef, teacher, old, mask)                        # [B, T]
     for i in range(8):
         for t in range(6):
             gap = teacher[i, t].item() - old[i, t].item() if mask[i, t] else 0.0
@@ -47,7 +47,7 @@ def test_the_advantage_is_a_loops_alone_and_added(coef):
             assert alone[i, t].item() == pytest.approx(gap, abs=1e-12)
             assert both[i, t].item() == pytest.approx(want, abs=1e-9)
     per_token = group[:, None] * mask                                               # [B, T]
-    assert added(per_token, coef, teacher, old, mask).equal(both)
+    assert add_distillation(per_token, coef, teacher, old, mask).equal(both)
     assert not distillation(teacher.requires_grad_(), old.requires_grad_(), mask).requires_grad
 
 

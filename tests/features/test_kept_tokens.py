@@ -13,7 +13,7 @@ import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
 import models
-from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, only
+from features.kept_tokens import KeepingSampler, KeptSets, kept_tokens, mask_others
 from losses import policy_loss
 from plumbing.data.running_sum import builtin_tokenizer
 from experiments import stale
@@ -50,7 +50,7 @@ def test_the_kept_tokens_are_those_of_transformers(top_p, top_k):
     logits = 3 * draw(20, 17)
     theirs = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
     theirs = TopPLogitsWarper(top_p)(None, theirs) if top_p < 1 else theirs
-    ours = only(logits, kept_tokens(logits, top_p, top_k))
+    ours = mask_others(logits, kept_tokens(logits, top_p, top_k))
     assert torch.equal(ours.isinf(), theirs.isinf()) and ours.isfinite().any(-1).all()
 
 
@@ -77,7 +77,7 @@ def test_entropies_are_those_of_the_kept_tokens():
     logits = draw(5, 9)
     kept = kept_tokens(logits, 0.8, 0)
     found = token_logp(lambda hidden: hidden, logits, kept[:, 0], 1.0, True,
-                       leave=partial(only, kept=kept))
+                       leave=partial(mask_others, kept=kept))
     for row, chosen, entropy in zip(range(5), *(x.tolist() for x in found)):
         mass = {k: math.exp(logits[row, k]) for k in set(kept[row].tolist())}
         p = {k: x / sum(mass.values()) for k, x in mass.items()}
@@ -94,7 +94,7 @@ def test_the_gradient_is_that_of_the_expected_reward_under_the_truncated_policy(
     logits = (old + 0.3 * draw(8, seed=4)).requires_grad_()
 
     def log_p(x):
-        return only(x[None], kept).log_softmax(-1)[0]
+        return mask_others(x[None], kept).log_softmax(-1)[0]
     tokens = sorted(set(kept[0].tolist()))
     assert 1 < len(tokens) < 8
     expected = (log_p(logits).exp()[tokens] * reward[tokens]).sum()

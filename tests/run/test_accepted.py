@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from advantages import ADVANTAGES, estimate_advantages
-from features.distillation import added
+from features.distillation import add_distillation
 from features.dynamic_sampling import keep_signal
 from features.lengths import Lengths
 from features.srpo import SRPO
@@ -59,7 +59,8 @@ def first_batch(args, task):
         beta=args.beta, parts=batch.parts, part_weights=task.weights(batch.parts), values=zeros,
         teacher_logp=zeros, blamed=mask)
     if args.distillation_coef:
-        batch.advantages = added(batch.advantages, args.distillation_coef, zeros, zeros, mask)
+        batch.advantages = add_distillation(batch.advantages, args.distillation_coef, zeros,
+                                            zeros, mask)
     assert batch.advantages.isfinite().all()
     return rollout_metrics(batch, task, args.advantage)
 
