@@ -32,7 +32,7 @@ from ratios import check_per_token, token_log_ratio, turn_numbers
 
 
 def group_advantages(rewards, group_size, scale="group", unbiased=False, eps=1e-6):
-    """(r_i - mean_group) / (std + eps), [B]. A group of equal rewards is exactly 0.
+    """(r_i - mean_group) / (std + eps), [B]. A zero-variance group is exactly 0.
 
     scale     "group": divide by the std of the group (GRPO 2402.03300, GSPO 2507.18071 eq. 6).
               "batch": divide by the std of all rewards (Lite-PPO 2508.08221).

@@ -59,7 +59,7 @@ class Objective:
 
     @property
     def kind(self):
-        """What kind of clip it has, a Clip."""
+        """The row of CLIPS that describes its clip."""
         return CLIPS.get(self.clip, Clip())
 
 

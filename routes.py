@@ -44,7 +44,7 @@ class Routes:
         return self.passes[0]
 
     def rows(self, index):
-        """Those of some rows. index: for each forward an index along B."""
+        """The routes of some rows. index: for each forward an index along B."""
         return Routes(p.rows(one) for p, one in zip(self.passes, index, strict=True))
 
 

@@ -1,6 +1,6 @@
 """The critic of PPO (1707.06347): a value head on the policy, trained on the returns of GAE.
 
-It is there wherever the --advantage reads "values": `gae`, or a row of one's own. advantages.py has
+It is there wherever the --advantage reads "values": `gae`, or a user's row. advantages.py has
 the head (ValueHead), GAE and the clipped loss (value_loss).
 
 --critic_warmup gives it a head start, because advantages are no better than its values: the policy

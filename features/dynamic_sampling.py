@@ -9,7 +9,7 @@ import torch
 from advantages import groups_with_signal
 from features.feature import Feature, flag
 
-ROUNDS = 10             # of sampling, at most; then groups of equal rewards fill the batch
+ROUNDS = 10             # of sampling, at most; then zero-variance groups fill the batch
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DynamicSampling(Feature):
 def keep_signal(rounds, count, advantage, total, last, join):
     """The first `count` groups with different rewards, total(parts, G) [B], of the rounds, a list
     of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
-    the last round the missing groups are filled with groups of equal rewards. join: a list of
+    the last round the missing groups are filled with zero-variance groups. join: a list of
     rollouts -> one rollout."""
     chosen = []
     for number, (rollout, problems, parts) in enumerate(rounds, 1):

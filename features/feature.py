@@ -1,4 +1,4 @@
-"""What a run may add: the hooks at which a feature enters, and what a flag says about itself.
+"""What a run may add: the hooks at which a feature enters, and how a flag is described.
 
 A feature is one file of this folder: its flags in a frozen dataclass, and a class with the hooks it
 needs. features/__init__.py lists it in two lines. Nothing else depends on it: without the file and
@@ -167,7 +167,7 @@ def unescape(text):
 
 
 def flag(default, help, **words):
-    """A flag, which says everything about itself. words:
+    """A flag with all that the program knows of it. words:
 
     choices, at_least, above, at_most   the allowed values
     needs, without   a condition, or {condition: why or None} for several: a value other than the

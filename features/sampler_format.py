@@ -1,9 +1,9 @@
 """The number format of the sampler: it samples from a copy of the policy whose weights are rounded,
 as an inference engine holds them.
 
-With --bf16 or --fp16 the copy has that format by itself, so that sampling is as fast as scoring;
---sampler_dtype chooses another one, down to a few bits: how much an algorithm bears is measured so
-(python experiments/run.py dose).
+With --bf16 or --fp16 the copy has that format, so that sampling is as fast as scoring.
+--sampler_dtype chooses another one, down to a few bits. `python experiments/run.py dose` measures
+with it how coarse a sampler an algorithm tolerates.
 """
 
 from dataclasses import dataclass

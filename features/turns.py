@@ -1,4 +1,4 @@
-"""Turns: a response is played with an environment, a class of the user's own.
+"""Turns: a response is played with an environment, a class that the user writes.
 
     prompt ─► turn ─► step(turn) ─► observation, reward, done ─► turn ─► …
               └ loss tokens         └ read by the policy, no loss tokens

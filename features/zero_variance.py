@@ -1,4 +1,4 @@
-"""Groups of equal rewards left out of the loss, as SkyRL's zero_variance_filter does.
+"""Zero-variance groups (all rewards equal) left out of the loss, as by SkyRL's flag of this name.
 
 Their advantages are 0 already, but not their share of the divisor, nor their KL, entropy or value.
 Without their tokens --reduction token-mean divides by the tokens of the other groups alone. The
@@ -15,9 +15,10 @@ from features.feature import Feature, flag
 @dataclass(frozen=True)
 class Flags:
     zero_variance_filter: bool = flag(
-        False, "leave groups of equal rewards out of the loss with all their tokens: out of its "
-               "divisor (--reduction token-mean), and out of its KL, entropy and value terms",
-        section="groups of equal rewards",
+        False, "leave groups whose rewards are all equal out of the loss with all their tokens: "
+               "out of its divisor (--reduction token-mean), and out of its KL, entropy and value "
+               "terms",
+        section="zero-variance groups",
         without={"num_generations=1": "a group of one response has nothing to compare"})
 
 

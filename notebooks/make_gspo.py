@@ -147,7 +147,7 @@ deviation. No critic is needed.
 %% gspo.py 5
 
 %% text
-The advantages of the group above, and of all groups. A group of equal rewards gives 0: there is
+The advantages of the group above, and of all groups. A zero-variance group gives 0: there is
 nothing to learn from it.
 
 %% code

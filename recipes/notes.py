@@ -1,4 +1,4 @@
-"""A whole task of one's own: notes of a shop, each with a person and a city, become JSON.
+"""A complete user's task: notes of a shop, each with a person and a city, become JSON.
 
     python recipes/notes.py                                          # writes data/notes.jsonl
     python train.py --config recipes/laptop-notes.yaml

@@ -245,7 +245,7 @@ class Core:
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                        "copy in every process", also="fsdp fsdp2 deepspeed", fixed=True)
 
-    config: str | None = flag(None, "YAML file of flags by their own names, for example one of "
+    config: str | None = flag(None, "YAML file of flags by their names, for example one of "
                               "recipes/, or the config.json of a run; the command line wins",
                               unset="none", section="the run")
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
@@ -383,7 +383,7 @@ def parse(argv, run_settings=None):
     """Command line -> Settings, with all defaults filled in and all values checked. run_settings:
     {flag: value} of the run whose checkpoint is evaluated.
 
-    Raises ValueError with one line that names the flag and says which values are allowed.
+    Raises ValueError with one line that names the flag and the values that are allowed.
     """
     typed = parse_flags(argv)
     file = read_recipe(typed["config"]) if "config" in typed else {}

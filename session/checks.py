@@ -2,7 +2,7 @@
 
 check_values refuses single values that are not allowed; check_conditions refuses flags that have
 no effect or contradict each other, by their metadata `needs` and `without` (features.feature.flag);
-check_combinations does the rest. The ValueError names the flag and says what would be allowed.
+check_combinations does the rest. The ValueError names the flag and the values that are allowed.
 """
 
 import difflib
@@ -225,7 +225,7 @@ def describe_error(error):
 
 def check_advantage(settings):
     """Compute the advantages of three groups: a row of ADVANTAGES may not fit its function, and a
-    function may not expect a group of equal rewards."""
+    function may not expect a zero-variance group."""
     G = max(2, settings.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
@@ -256,7 +256,7 @@ def check_advantage(settings):
 
 def check_loss(settings):
     """Compute the loss of two responses of three tokens: policy_loss refuses some flags by itself,
-    and a row, a clip or a statistic of one's own may not fit the rest."""
+    and a user's row, clip or statistic may not fit the rest."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
     try:

@@ -1,4 +1,4 @@
-"""--config FILE: flags of train.py from a YAML file, by their own names.
+"""--config FILE: flags of train.py from a YAML file, by their names.
 
     model_name_or_path: Qwen/Qwen2.5-0.5B-Instruct
     learning_rate: 1e-6

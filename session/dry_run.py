@@ -1,8 +1,8 @@
-"""--dry_run: measure what a run does, its memory and its time within minutes, without a run folder.
+"""--dry_run: estimate the memory and the time of a run within minutes, without a run folder.
 
-It measures the run itself: its first rollout batch, an evaluation of a few held-out prompts, and
-the longest update that can occur. If the supervised warm-up is not cached yet, it is made and kept
-in its usual place, from which the run will read it.
+It runs the first rollout batch, an evaluation of a few held-out prompts, and the longest update
+that can occur. If the supervised warm-up is not cached yet, it is made and cached where the run
+will read it.
 """
 
 import sys

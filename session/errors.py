@@ -1,4 +1,4 @@
-"""Errors: one line that says what was wrong and what to do, and the exit code of the script."""
+"""Errors: one line on what is wrong and what to do, and the exit code of the script."""
 
 import os
 import sys

@@ -307,7 +307,7 @@ def lacks_signal(name, record, advantages, changed=False):
 
 
 def explain_equal_rewards(first, record):
-    """The note after MAX_EQUAL_BATCHES batches without a signal. first: a sample of the last one;
+    """The note after MAX_EQUAL_BATCHES batches with equal rewards. first: a sample of the last one;
     record: its line of metrics.jsonl."""
     where = "" if record["reward_std"] == 0 else " within every group"
     prompt, response = (first[name].strip() for name in ("prompt", "response"))

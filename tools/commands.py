@@ -185,7 +185,7 @@ def select_for_evaluation(resolved, typed):
 
 
 def describe_settings(run, kept, typed):
-    """A line that says with which settings checkpoints are evaluated."""
+    """The line with the settings that checkpoints are evaluated with."""
     others = {name: value for name, value in typed.items() if name != "model_name_or_path"}
     source = "default settings, not those of a run"
     if run:
