@@ -34,7 +34,7 @@ class Feature:
     @classmethod
     def on(cls, settings):
         """Whether the run has the feature."""
-        raise NotImplementedError(f"{cls.__name__}.on says when the feature is on")
+        raise NotImplementedError(f"{cls.__name__} must define on(settings)")
 
     @classmethod
     def check(cls, settings):

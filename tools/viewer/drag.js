@@ -33,7 +33,7 @@ function weighDragged(name, i) {
   const [epsilon, high] = row.ratio.endsWith("sequence") || row.ratio === "gspo-token"
     ? GSPO_RANGES[dragged.range] : [row.epsilon, row.epsilon_high];
   const part = share(row.reduction, group, i, 16);
-  return weigh(row, group, i, epsilon, high, {}).map((result, t) => (
+  return scaleGradient(row, group, i, epsilon, high, {}).map((result, t) => (
     {...result, push: result.factor * advantage(group, i, t) * part}));
 }
 

@@ -22,7 +22,7 @@ function drawPanel(p) {
   make("div", "query", `prompt  ${group.prompt.trim()}`, panel);
   make("div", "sum", advantageRule(group), panel);
   const results = group.mask.map(
-    (_, i) => weigh(here.row, group, i, here.epsilon, here.epsilonHigh, run));
+    (_, i) => scaleGradient(here.row, group, i, here.epsilon, here.epsilonHigh, run));
   const tokens = results.flat(), all = count(group.mask.flat());
   const [below, above, unweighted] = ["low", "high", "weight"].map(
     why => tokens.filter(r => r.removed === why).length);
@@ -134,16 +134,16 @@ function drawPlace(p, group, i, answer) {
     return;
   }
   const probability = AROUND_0.includes(row.clip) && !log;     // its clip range is not one of s
-  const band = probability ? null : bandOf(row, here.epsilon, here.epsilonHigh);
-  const where = !band ? "" : value < band[0] ? "▼ below" : value > band[1] ? "▲ above" : "inside";
+  const range = probability ? null : clipRange(row, here.epsilon, here.epsilonHigh);
+  const where = !range ? "" : value < range[0] ? "▼ below" : value > range[1] ? "▲ above" : "inside";
   const digits = Math.abs(value) < 100 ? value.toFixed(5) : value.toExponential(1);
   make("div", "", `${name} ${digits} ${where}`, place);
-  if (band) {
+  if (range) {
     const gauge = make("div", "gauge", null, place);
     make("i", "", null, gauge);
-    const at = 0.25 + 0.5 * (value - band[0]) / (band[1] - band[0]);
+    const at = 0.25 + 0.5 * (value - range[0]) / (range[1] - range[0]);
     make("b", "", null, gauge).style.setProperty("--at", clamp(at, 0, 1));
-    const edges = band.map(edge => short(edge, 5)).join(" to ");
+    const edges = range.map(edge => short(edge, 5)).join(" to ");
     attributes(gauge, {role: "img", "aria-label": `${name} is ${where} the clip range, ${edges}`});
   }
   const w = logw.filter((_, t) => group.mask[i][t]).map(Math.exp);

@@ -25,7 +25,7 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const count = mask => mask.reduce((a, b) => a + b, 0);
 
 // The clip range [low, high] of an objective, null if it has none.
-function bandOf(row, epsilon, epsilonHigh) {
+function clipRange(row, epsilon, epsilonHigh) {
   if (row.epsilon === null) return null;
   return AROUND_0.includes(row.clip) ? [-epsilon, epsilonHigh] : [1 - epsilon, 1 + epsilonHigh];
 }
@@ -69,7 +69,7 @@ function probabilityChange(clip, logp, oldLogp) {
 
 // The weight of every token by the run's --mismatch and --entropy_quantile. Where tokens share one
 // ratio, the gradient of each token of the answer has the mean of the weights.
-function weightsOf(row, group, i, length) {
+function tokenWeights(row, group, i, length) {
   const mask = group.mask[i], own = group.factors ? group.factors[i] : mask.map(() => 1);
   const shared = ["sequence", "product"].includes(row.ratio) || row.clip === "log-min";
   if (!shared || !THROUGH_RATIO.includes(row.clip)) return own;
@@ -85,15 +85,15 @@ function pull(row, logw) {
 
 // Per token of answer i {factor, extra, removed}: what multiplies Â·∇log π before the reduction, what
 // is added to factor·Â, and why the factor is 0: the clip removed the gradient below ("low") or above
-// the band ("high"), or the run's weights are 0 ("weight"), else null. options are the run's:
+// the clip range ("high"), or the run's weights are 0 ("weight"), else null. options are the run's:
 // dual_clip and off_policy_mask, null or numbers.
-function weigh(row, group, i, epsilon, epsilonHigh, options) {
+function scaleGradient(row, group, i, epsilon, epsilonHigh, options) {
   const mask = group.mask[i], ratio = ratioAt(row, group, i);
   const {logw, logs, length} = logRatios(group, i), both = BOTH_SIDES.includes(row.clip);
-  const [low, high] = bandOf(row, epsilon, epsilonHigh) || [NaN, NaN];
+  const [low, high] = clipRange(row, epsilon, epsilonHigh) || [NaN, NaN];
   const stops = options.dual_clip && row.ratio === "token" && row.clip === "min";
   const stale = options.off_policy_mask && -logs > options.off_policy_mask;
-  const looks = {                          // what the clip compares with the band
+  const looks = {                          // what the clip compares with its range
     "min": ratio, "log-min": ratio, "two-sided": ratio,
     "tv-two-sided": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
     "tv": t => probabilityChange("tv", group.new_logp[i][t], group.old_logp[i][t]),
@@ -101,7 +101,7 @@ function weigh(row, group, i, epsilon, epsilonHigh, options) {
     "kl-two-sided": t =>
       probabilityChange("kl-two-sided", group.new_logp[i][t], group.old_logp[i][t]),
   }[row.clip];
-  const weights = weightsOf(row, group, i, length);
+  const weights = tokenWeights(row, group, i, length);
   let geometric = 0;                       // GMPO, RSPO: the mean of log-ratios, cut ones included
   if (row.clip === "log-min") {
     const held = mask.map((m, t) => !m ? 0

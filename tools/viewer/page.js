@@ -81,7 +81,7 @@ function firstStep() {
   if (!usable(run).includes(run.objective)) return STEPS[0];
   const fromHalf = group => {
     const results = group.mask.flatMap(
-      (_, i) => weigh(row, group, i, run.epsilon, run.epsilon_high, run));
+      (_, i) => scaleGradient(row, group, i, run.epsilon, run.epsilon_high, run));
     const removed = results.filter(r => r.removed).length / count(group.mask.flat());
     return Math.abs(removed - 0.5) + isDead(group);
   };
