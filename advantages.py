@@ -82,11 +82,11 @@ def leave_one_out_std(rewards, group_size, eps=1e-6):
 
 
 def gdpo(parts, part_weights, group_size, unbiased=False, eps=1e-6):
-    """Advantages [B] from rewards in separate parts [B, K] and one weight per part. Each part
-    is normalized within its group, so that a part with large rewards does not hide the others. The
-    weighted sum of the parts is divided by its std over the batch (its mean is 0 already, because
-    the mean of every group is 0). NaN means that a response does not have the part; it is replaced
-    by the mean of its group and so contributes 0. GDPO 2601.05242."""
+    """Advantages [B] from K reward components, parts [B, K], with one weight each. Each is
+    normalized within its group, so that one with large rewards does not hide the others. Their
+    weighted sum is divided by its std over the batch (its mean is 0 already, because the mean of
+    every group is 0). NaN means that a response does not have the component; it is replaced by the
+    mean of its group and so contributes 0. GDPO 2601.05242."""
     if parts.dim() != 2 or parts.shape[1] != len(part_weights):
         raise ValueError(f"parts is {list(parts.shape)}: it must be [B, {len(part_weights)}], with "
                          "one column per weight")

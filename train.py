@@ -74,7 +74,7 @@ class Batch:
     routes: Pass | None = None               # [L, B, T, ·] what π_old's routers chose (MoE)
     free_logp: torch.Tensor | None = None    # [B, T] log π_old without forced routes, if forced
     sampled: list | None = None              # [(rollout, parts)] of all rounds of sampling
-    added: tuple = ()                        # names of the last of the parts, which features add
+    added: tuple = ()                        # names of the components that features add to parts
     step: int = 1                            # the number of the batch
     more: dict = field(default_factory=dict)     # what features add, by name
 

@@ -56,7 +56,7 @@ class Lengths(Feature):
             batch.rollout = replace(rollout, mask=kept)
 
     def _longer(self, rollout, parts):
-        """The rewards in parts [B, K] with the penalty as one more, of weight 1: [B, K + 1]."""
+        """The reward components [B, K] with the penalty as one more, of weight 1: [B, K + 1]."""
         return torch.cat([parts, self._penalty(rollout)[:, None]], 1)                # [B, K + 1]
 
     def _penalty(self, rollout):

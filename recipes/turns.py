@@ -1,4 +1,4 @@
-"""The game of recipes/turns.yaml: a running sum modulo 10, told in four turns of three terms.
+"""The game of recipes/turns.yaml: a running sum modulo 10, in four turns of three terms.
 
     prompt  3+9+4=        policy  3,2,6.       1/4 if all three are right
     reads   9+1+9=        policy  5,6,5.       the sum goes on: an error carries over

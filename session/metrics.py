@@ -27,10 +27,10 @@ NEVER_RIGHT = ("No response is right; what helps: easier rows, a reward in compo
 
 
 def rollout_metrics(batch, task, advantage):
-    """Metrics of the rewards, their parts and the lengths of all responses that were sampled, those
-    of discarded groups too. A response passes if its first part is 1. NaN marks a part that a
-    response does not have: it is left out of the part's mean, which is 0 if no response has it.
-    advantage: --advantage."""
+    """Metrics of the rewards, their components and the lengths of all responses that were sampled,
+    those of discarded groups too. A response passes if its first component is at least 1. NaN marks
+    a component that a response does not have: it is left out of the component's mean, which is 0 if
+    no response has it. advantage: --advantage."""
     sampled = batch.sampled
     G = batch.rollout.group_size
     parts = torch.cat([parts for _, parts in sampled])                              # [n, K]
