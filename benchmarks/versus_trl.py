@@ -47,7 +47,9 @@ from plumbing.data.task import Task  # noqa: E402
 from plumbing.model.cold_start import load_cold_start, make_tiny_config  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
 from session.arguments import parse  # noqa: E402
+from session.checkpoints import Saver  # noqa: E402
 from session.learner import make_learner  # noqa: E402
+from session.metrics import Recorder  # noqa: E402
 from plumbing.speed import fast  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
@@ -112,13 +114,15 @@ class Ours:
         pass that the metrics need, which TRL does not make."""
         self.learner.stream = SimpleNamespace(next=lambda *_: numbers)
         ends = {}
-        saver = Mock(step=step - 1)
-        saver.mark.return_value = False
+        saver = Mock(Saver, step=step - 1)       # a method that Saver does not have is an error
+        saver.step_done.return_value = False
 
-        def lap(name):
+        def stop_timer(name):
             wait(self.device)
             ends[name] = time.perf_counter()
-        recorder = Mock(lap=lap, log=lambda *_: lap("metrics"))
+        recorder = Mock(Recorder)
+        recorder.stop_timer = stop_timer
+        recorder.log = lambda *_: stop_timer("metrics")
         began = time.perf_counter()
         train.train(replace(self.settings, steps=step), self.learner, self.task, recorder, saver)
         return ends["metrics" if ends_naturally(self.task) else "seconds_update"] - began

@@ -172,7 +172,7 @@ class Recorder:
         self.device = learner.policy.device
         self.progress = progress
         self.start = start
-        self.born = time.perf_counter()
+        self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
         if start == 0:
             self.held_out(0, progress.get("before"))
@@ -263,7 +263,7 @@ class Recorder:
         if settings.save_tokens:
             group = group_record(step, mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
-        left = (time.perf_counter() - self.born) / (step - self.start) * (settings.steps - step)
+        left = (time.perf_counter() - self.began) / (step - self.start) * (settings.steps - step)
         print(format_line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
         if self.progress["equal"] == MAX_EQUAL_BATCHES:
             print(explain_equal_rewards(firsts[0], record), flush=True)

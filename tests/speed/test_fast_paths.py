@@ -183,3 +183,4 @@ def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     theirs = dict(trainer.model.named_parameters())
     for name, p in ours.learner.policy.named_parameters():
         assert (p.grad - theirs[name].grad).norm() < 1e-4 * p.grad.norm() + 1e-9, name
+    assert ours.seconds([0, 1, 2, 3], 1) > 0, "a batch of train.train is timed"
