@@ -438,9 +438,11 @@ def read_run_layer(values, typed, folder):
 def convert_file(values, where):
     """convert_layer of a file, which its errors name."""
     try:
-        for name in values.keys() & (CALL_FLAGS - {"output_dir"}):
-            raise ValueError(f"{name} can only be typed: leave it out")
-        return convert_layer({name.replace("-", "_"): value for name, value in values.items()})
+        values = {name.replace("-", "_"): value for name, value in values.items()}
+        for name in values:
+            if name in CALL_FLAGS - {"output_dir"}:
+                raise ValueError(f"{name} can only be typed: leave it out")
+        return convert_layer(values)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -449,8 +451,9 @@ def convert_layer(values):
     """{flag: value of its type} of {flag: value}. Raises ValueError for an unknown flag, and as
     `convert` does."""
     known = {f.name: f for f in flags()}
-    for name in values.keys() - known.keys():
-        raise ValueError(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
+    for name in values:
+        if name not in known:
+            raise ValueError(f"unknown argument --{name}{suggest_flag(f'--{name}')}")
     return {name: convert(known[name], value) for name, value in values.items()}
 
 
