@@ -73,8 +73,8 @@ def test_a_process_that_is_really_killed(moment, number, run, first, then, as_wh
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        then(checkpoints, "save", lambda _, folder, step, *rest: note.write_text(str(step),
-                                                                                 encoding="utf-8"))
+        then(checkpoints, "save", lambda _, folder, policy, tokenizer, state: note.write_text(
+            str(state["step"]), encoding="utf-8"))
         first(*MOMENTS[moment], lambda *_, **options: Path("run/metrics.jsonl").exists()
               and next(calls) == number and os.write(writer, b"!"))
         run("--steps 4 --save_steps 1")
