@@ -283,14 +283,14 @@ def curves(question, runs):
 def factors():
     """{model: [(1/L, Var[log s] / Var[log w])]}: of a model taught little at each length, of runs
     of the default task and of the pretrained model."""
-    figures_of = lambda name: [run["figures"] for run in read(name).values()]
-    return {"width 64, by length": [point for of in figures_of("variance")
+    read_figures = lambda name: [run["figures"] for run in read(name).values()]
+    return {"width 64, by length": [point for of in read_figures("variance")
                                     for point in zip((1 / L for L in of["lengths"]),
                                                      of["factors"])]} | {
         model: [(of["inverse_length"], of["inverse_length"] * of["factor_times_length"])
-                for of in figures_of(name)]
+                for of in read_figures(name)]
         for name, model in (("reuse", "default task, a run"), ("counting", "SmolLM2 counts, a run"))
-        if figures_of(name)}
+        if read_figures(name)}
 
 
 # ------------------------------------------------------------------------------ the command line

@@ -1,4 +1,4 @@
-"""What a run says on the screen and in its metrics: rewards beside pass@1, the clip range beside
+"""What a run prints on the screen and in its metrics: rewards beside pass@1, the clip range beside
 the spread of log s, a collapse, a reference that never moves, progress through a pipe.
 python -m pytest tests/run/test_screen.py"""
 
@@ -49,7 +49,7 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
 # ------------------------------------------------------------------------------- what went wrong
 
 @pytest.mark.parametrize("kept, said", [(1, True), (2, True), (5, False)])
-def test_a_collapse_is_said_in_the_line_of_its_batch_and_at_the_end(kept, said, run, judge, capsys):
+def test_a_collapse_is_printed_at_its_batch_and_at_the_end(kept, said, run, judge, capsys):
     """kept: how many of five batches have only right responses; the others have only wrong ones."""
     judge(lambda n, right, problem: n < kept * 16)
     run("--steps 5 --learning_rate 0.002")
@@ -89,7 +89,7 @@ def test_three_batches_of_equal_rewards_are_reported_at_once(
 
 # ------------------------------------------------------------------------------- the clip range
 
-def test_the_band_is_told_beside_the_spread_of_log_s_where_s_is_clipped(run):
+def test_the_clip_range_is_recorded_beside_the_spread_of_log_s_where_s_is_clipped(run):
     for record in run("--steps 2 --learning_rate 2e-3"):
         assert record["epsilon"] == 3.5e-4
         assert record["epsilon_over_std"] == 3.5e-4 / math.sqrt(record["log_s_var"])
@@ -139,7 +139,7 @@ def test_the_seconds_that_are_left_are_those_of_the_batches_of_this_run(run, mon
 
 
 @pytest.mark.parametrize("every, said", [(2, True), (3, True), (1, False)])
-def test_a_reference_that_never_moves_is_said(every, said, run, capsys):
+def test_a_reference_that_never_moves_is_reported(every, said, run, capsys):
     run(f"--steps 2 --beta 0.1 --sync_ref_model --ref_model_sync_steps {every}")
     words = (f"the reference policy moves after every {every} rollout batches "
              "(--ref_model_sync_steps), and never in this run of 2")
