@@ -12,10 +12,8 @@ modulo 10, in {first train} and {first gspo} s on one CPU core
 To a held-out {first prompt} the policy answers {first before} before training and {first after}
 after it; pass@1 goes from {mean default: before} to **{mean default: after}** (3 seeds).
 
-GSPO's is {quotient of epsilons} times narrower
-
 on the tiny model, {mean league_edge: dapo_paper is ahead of grpo} pass@1 over GRPO, but it draws
-{samples of the first} times as many samples, and {members near the first} others of {members} are
+{samples of the first} times as many samples, and {members near the first} others of {members} do
 
 it ends {mean learning: wide against the paper's clip range} higher than the paper's range
 
@@ -27,6 +25,29 @@ yes: {mean clipped: GSPO's share} here, 15 % in the paper; GRPO {mean clipped: G
 
 default run is {versus_trl} times as fast as TRL's on a CPU; `--plain` runs the readable code
 alone, {plain} times slower
+""",
+"docs/lesson.md": """
+One recorded batch of {lesson responses} responses, after its updates. The standard deviation is
+{lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s} for
+log s. The shaded
+
+a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. Tokens
+
+have moved by less than 0.01. Beyond 0.2 are {lesson tokens beyond 0.2} of the tokens, and beyond
+0.2/√L {lesson responses beyond 0.2} of the responses. At 0.05 the two shares part: {lesson tokens
+beyond 0.05} and {lesson responses beyond 0.05}. A mean
+
+log w has heavy tails: {lesson small} of the tokens
+
+move s anyway: in a healthy run here {mean bounded: s leaves the clip range in less than 1 % of
+answers} of the responses
+
+every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong
+turn gets {lesson game last turn}.
+
+In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
+flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
+moved elsewhere}).
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
@@ -45,7 +66,7 @@ matters
 "docs/evidence.md": """
 Of {members} members, each at its best, `dapo_paper` has the highest mean:
 {league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
-samples; {members near the first} others are
+samples; {members near the first} others do
 
 GSPO wide none is shown ahead ({learning: wide against GRPO}).
 

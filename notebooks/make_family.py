@@ -244,7 +244,7 @@ plt.show()
 ## Your own
 
 A new row is tried here first: add it to `OBJECTIVES` in `losses.py` and its name to `SEVEN`, and
-run all cells. [docs/reading.md](../docs/reading.md) has such an exercise with its solution,
+run all cells. [docs/lesson.md](../docs/lesson.md) has such an exercise with its solution,
 [docs/family.md](../docs/family.md) the whole table, and `python train.py --algorithm NAME` trains
 with it.
 '''

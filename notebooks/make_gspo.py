@@ -2,7 +2,7 @@
 
     pip install nbclient ipykernel
     python notebooks/make_gspo.py   writes gspo.ipynb with its outputs, and the picture of
-                                    docs/reading.md
+                                    docs/lesson.md
 
 The code cells of a section are cut from gspo.py at its section bars, so that file and notebook
 cannot differ; the prose and the cells that draw are in CELLS below.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = Path(__file__).with_name("gspo.ipynb")
-PICTURE = ROOT / "docs/figures/clipped_responses.png"     # of docs/reading.md
+PICTURE = ROOT / "docs/figures/clipped_responses.png"     # of docs/lesson.md
 PICTURED = 'title="the responses and the clip range"'      # words of the cell that draws it
 TIMEOUT = 3600  # seconds that a cell may take
 
@@ -269,7 +269,7 @@ it.
 GRPO differs by three lines: the ratio of each token instead of the response's, and a wider clip
 range. They are at the end of `gspo.py`. [family.ipynb](family.ipynb) compares seven objectives on
 one recorded batch, `losses.py` has the whole family as a table, and
-[docs/reading.md](../docs/reading.md) leads from this page through the rest of the project.
+[docs/lesson.md](../docs/lesson.md) leads from this page through the rest of the project.
 '''
 
 

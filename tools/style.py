@@ -65,6 +65,12 @@ def save(figure, *files):
     pyplot().close(figure)
 
 
+def rectangle(corner, colour, alpha):
+    """A box of width 1 and height .9 at a corner (x, y), to be added to axes."""
+    from matplotlib.patches import Rectangle
+    return Rectangle(corner, 1, .9, facecolor=colour, alpha=alpha, edgecolor="none")
+
+
 def label(axes, title, x, y):
     axes.set_title(title)
     axes.set_xlabel(x)

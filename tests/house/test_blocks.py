@@ -134,7 +134,7 @@ def run(line, model):
 @pytest.mark.slow
 @pytest.mark.parametrize("document", dict.fromkeys(document for document, _ in RUN))
 def test_the_commands_of_a_document_run(document, model, batches):
-    made = ["reverse.py", "reverse.jsonl"] * (document == "docs/reading.md")
+    made = ["reverse.py", "reverse.jsonl"] * (document == "docs/lesson.md")
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
             Path(name).write_text("def reward(response, answer):\n"

@@ -50,7 +50,7 @@ def test_every_part_of_the_page_is_in_a_cell():
 def test_the_picture_of_the_reading_page_is_the_notebooks():
     file = make_gspo.PICTURE
     assert file.read_bytes() == picture(BOOK, make_gspo.PICTURED), STALE
-    assert f"](figures/{file.name})" in DOCUMENTS["docs/reading.md"]
+    assert f"](figures/{file.name})" in DOCUMENTS["docs/lesson.md"]
 
 
 def learns(book):

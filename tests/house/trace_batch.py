@@ -3,7 +3,7 @@ distinct calls from one file into another. python tests/house/trace_batch.py [-v
 
 Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts, which
 writes no checkpoint, once the plain way (rollout.py) and once the fast one.
-tests/house/test_reading.py compares with docs/reading.md.
+tests/house/test_lesson.py compares with docs/lesson.md.
 """
 
 import contextlib

@@ -1,0 +1,250 @@
+"""The pictures and numbers of docs/lesson.md.
+
+    python experiments/lesson.py                     from what is recorded
+    python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
+    python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
+
+Recorded are notebooks/recorded_batch.json (one rollout batch of GSPO before and after its updates),
+results/spread.jsonl, and results/lesson.json, which this writes.
+"""
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from statistics import mean, median, pstdev
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from losses import OBJECTIVES                                                        # noqa: E402
+from tools import style                                                              # noqa: E402
+
+FIGURES = ROOT / "docs/figures"
+RECORDED = ROOT / "experiments/results/lesson.json"
+TOKEN = OBJECTIVES["grpo"].epsilon                   # 0.2
+PAPER = OBJECTIVES["gspo"]
+WIDE = (0.03, 0.04)
+LENGTHS = (20, 250, 800)
+
+
+def read_batch():
+    """log w of every response of the recorded batch: a list of lists."""
+    batch = json.loads((ROOT / "notebooks/recorded_batch.json").read_text(encoding="utf-8"))
+    return [[new - old for new, old in zip(*rows)]
+            for rows in zip(batch["logp"], batch["old_logp"])]
+
+
+# ------------------------------------------------------------------------------------ the numbers
+
+def measure_batch(log_w):
+    """The numbers of sections 2 to 4."""
+    tokens = [x for row in log_w for x in row]
+    log_s = [mean(row) for row in log_w]
+    L = mean(map(len, log_w))
+    both = [(s, len(row)) for s, row in zip(log_s, log_w)]
+    share = lambda flags: sum(flags) / len(flags)
+    out_of_paper = share([not math.log(1 - PAPER.epsilon) <= s <= math.log(1 + PAPER.epsilon_high)
+                          for s in log_s])
+    out_of_wide = share([not math.log(1 - WIDE[0]) <= s <= math.log(1 + WIDE[1]) for s in log_s])
+    texts = {"lesson length": f"{L:.1f}", "lesson std w": f"{pstdev(tokens):.3f}",
+             "lesson std s": f"{pstdev(log_s):.3f}",
+             "lesson std product": f"{pstdev([sum(row) for row in log_w]):.2f}",
+             "lesson quotient": f"{pstdev(tokens) / pstdev(log_s):.1f}",
+             "lesson root L": f"{math.sqrt(L):.1f}",
+             "lesson responses": str(len(log_w)),
+             "lesson small": f"{share([abs(x) < .01 for x in tokens]):.0%}",
+             "lesson out of the paper's range": f"{out_of_paper:.0%}",
+             "lesson out of the wide range": f"{out_of_wide:.0%}"}
+    for limit in (TOKEN, .05):
+        texts[f"lesson tokens beyond {limit:g}"] = f"{share([abs(x) > limit for x in tokens]):.1%}"
+        beyond = share([abs(s) > limit / math.sqrt(n) for s, n in both])
+        texts[f"lesson responses beyond {limit:g}"] = f"{beyond:.1%}"
+    for length in LENGTHS:
+        counterpart = TOKEN / math.sqrt(length)
+        texts[f"lesson counterpart {length}"] = f"{counterpart:.3f}"
+        texts[f"lesson narrower {length}"] = f"{counterpart / PAPER.epsilon_high:.0f}"
+    return texts
+
+
+def measure_flips(run):
+    """Mean |log w| of a run's tokens whose experts changed and of the others, per layer and for any
+    layer, from its tokens.jsonl (one group per rollout batch)."""
+    found = {}
+    for line in (Path(run) / "tokens.jsonl").read_text(encoding="utf-8").splitlines():
+        group = json.loads(line)
+        for i, mask in enumerate(group["mask"]):
+            for t in [t for t, loss_token in enumerate(mask) if loss_token]:
+                moved = abs(group["new_logp"][i][t] - group["old_logp"][i][t])
+                layers = [set(old[t]) != set(new[t]) for old, new in
+                          zip(group["old_experts"][i], group["new_experts"][i])]
+                for layer, flipped in enumerate([*layers, any(layers)]):
+                    found.setdefault((layer, flipped), []).append(moved)
+    last = max(layer for layer, _ in found)
+    rows = [[mean(found[layer, flipped]) for flipped in (False, True)] for layer in range(last + 1)]
+    share = len(found[last, True]) / (len(found[last, True]) + len(found[last, False]))
+    medians = [median(found[last, flipped]) for flipped in (False, True)]
+    return dict(layers=rows[:-1], any=rows[-1], share=share, medians=medians)
+
+
+def describe_flips(flips):
+    still, moved = flips["any"]
+    return {"lesson flipped share": f"{flips['share']:.0%}",
+            "lesson moved where flipped": f"{moved:.4f}",
+            "lesson moved elsewhere": f"{still:.4f}",
+            "lesson flips move": f"{moved / still:.1f}"}
+
+
+def read_spread():
+    """Means over the recorded runs of the variances before mini-batches 1 to 4: (of log w, of
+    log s)."""
+    lines = (ROOT / "experiments/results/spread.jsonl").read_text(encoding="utf-8").splitlines()
+    figures = [json.loads(line)["figures"] for line in lines]
+    return [[mean(f[f"log_{name}_var_{k}"] for f in figures) for k in range(1, 5)]
+            for name in "ws"]
+
+
+def read_game(run):
+    """A response of a run of recipes/turns.yaml whose last turn alone is wrong, beside one that won
+    and one that lost: what it wrote, its reward, and both kinds of advantages."""
+    for line in (Path(run) / "tokens.jsonl").read_text(encoding="utf-8").splitlines():
+        group = json.loads(line)
+        rewards = group["rewards"]
+        spoiled = [i for i, r in enumerate(rewards) if r == .75 and group["advantages"][i][-1] < 0]
+        if spoiled and {1, .25} <= {*rewards} and group["advantages"][spoiled[0]][0] > .5:
+            break
+    chosen = (rewards.index(1), spoiled[0], rewards.index(.25))
+    responses = [{"tokens": group["tokens"][i], "mask": group["mask"][i], "reward": rewards[i],
+                  "turns": group["advantages"][i],
+                  "response": (rewards[i] - mean(rewards)) / pstdev(rewards)} for i in chosen]
+    return {"step": group["step"], "prompt": group["prompt"].strip(), "responses": responses}
+
+
+def describe_game(game):
+    spoiled = game["responses"][1]
+    return {"lesson game whole": f"+{spoiled['response']:.2f}",
+            "lesson game last turn": f"{spoiled['turns'][-1]:.2f}".replace("-", "−")}
+
+
+# ----------------------------------------------------------------------------------- the pictures
+
+def draw_minibatches():
+    """Section 1: how far the policy is from the one that sampled, before each update."""
+    figure, axes = style.panels(1, 1, height=2.9, width=5.6)
+    for variances, name, colour, shift in zip(read_spread(), ("log w, tokens", "log s, responses"),
+                                              (style.ORANGE, style.BLUE), (-.2, .2)):
+        axes.bar([k + shift for k in range(1, 5)], [math.sqrt(v) for v in variances], .38,
+                 color=colour, label=f"std of {name}")
+    axes.set_xticks(range(1, 5))
+    style.label(axes, "How far has the policy moved since it sampled?",
+                "before the update on mini-batch", "standard deviation")
+    axes.legend(loc="upper left")
+    style.save(figure, FIGURES / "lesson_minibatches.png", FIGURES / "lesson_minibatches.svg")
+
+
+def draw_histograms(log_w):
+    """Section 2: log w, log s and log ∏w on one axis, with the clip ranges."""
+    rows = [("log w of every token", [x for row in log_w for x in row], style.ORANGE),
+            ("log ∏w of every response", [sum(row) for row in log_w], style.RED),
+            ("log s of every response", [mean(row) for row in log_w], style.BLUE)]
+    figure, grid = style.panels(3, 1, height=4.8, width=7.0, sharex=True)
+    edges = [-.6 + .01 * i for i in range(121)]
+    for axes, (name, values, colour) in zip(grid, rows):
+        axes.hist([min(max(x, -.6), .6) for x in values], edges, color=colour)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 10, 100, 1000], ["1", "10", "100", "1000"])
+        axes.set_ylim(.7, 3 * max(10, len(values) / 3))
+        axes.minorticks_off()
+        style.label(axes, f"{name}: standard deviation {pstdev(values):.3f}", "", "count")
+    grid[0].axvspan(math.log(1 - TOKEN), math.log(1 + TOKEN), color=style.GREY, alpha=.25,
+                    label="GRPO's clip range for w")
+    grid[2].axvline(0, color=style.BLACK, linewidth=1,
+                    label="GSPO's clip range for s (narrower than this line)")
+    for axes in (grid[0], grid[2]):
+        axes.legend(loc="upper right")
+    grid[-1].set_xlabel("logarithm of the ratio (values beyond ±0.6 are counted at the end)")
+    style.save(figure, FIGURES / "lesson_histograms.png", FIGURES / "lesson_histograms.svg")
+
+
+def draw_range(log_w):
+    """Section 4: the counterpart of GRPO's clip range for a mean over L tokens."""
+    figure, axes = style.panels(1, 1, height=3.3, width=6.4)
+    lengths = [5 * 1.15**i for i in range(52)]
+    axes.plot(lengths, [TOKEN / math.sqrt(L) for L in lengths], color=style.BLACK,
+              label="0.2 / √L: as many standard deviations as GRPO's 0.2")
+    for (low, high), name, colour in ((WIDE, "GSPO, 0.03 / 0.04", style.GREEN),
+                                      ((PAPER.epsilon, PAPER.epsilon_high),
+                                       "GSPO, the paper's 3e-4 / 4e-4", style.BLUE)):
+        axes.axhspan(low, high, color=colour, alpha=.5, label=name)
+    L = mean(map(len, log_w))
+    axes.plot([L], [pstdev([mean(row) for row in log_w])], "o", color=style.ORANGE,
+              label="std of log s in the recorded batch")
+    axes.set(xscale="log", yscale="log", ylim=(2e-5, .2))
+    style.label(axes, "How wide a clip range for s is GRPO's 0.2?", "L, tokens of a response",
+                "ε")
+    axes.legend(loc="lower left", fontsize=8)
+    style.save(figure, FIGURES / "lesson_range.png", FIGURES / "lesson_range.svg")
+
+
+def draw_flips(flips):
+    """Section 7: how far tokens move whose experts changed."""
+    figure, axes = style.panels(1, 1, height=2.9, width=5.6)
+    rows = [*flips["layers"], flips["any"]]
+    for flipped, name, colour in ((0, "the same experts", style.GREY),
+                                  (1, "an expert changed", style.RED)):
+        axes.bar([i + .4 * flipped - .2 for i in range(len(rows))], [row[flipped] for row in rows],
+                 .38, color=colour, label=name)
+    axes.set_xticks(range(len(rows)), [*(f"layer {i}" for i in range(len(rows) - 1)), "any layer"])
+    style.label(axes, "Do tokens move more where a router chose other experts?", "", "mean |log w|")
+    axes.legend(loc="upper right")
+    style.save(figure, FIGURES / "lesson_flips.png", FIGURES / "lesson_flips.svg")
+
+
+def draw_game(game):
+    """Section 6: the tokens of three games, colored by their advantage."""
+    figure, grid = style.panels(2, 1, height=3.4, width=8.4, sharex=True)
+    titles = ("gspo: one advantage for the response", "gspo_token with turn_returns: one per turn")
+    for axes, title, key in zip(grid, titles, ("response", "turns")):
+        for row, one in enumerate(game["responses"]):
+            for t, (text, loss_token) in enumerate(zip(one["tokens"], one["mask"])):
+                A = (one[key] if key == "response" else one[key][t]) if loss_token else 0
+                colour = style.BLUE if A > 0 else style.RED
+                axes.add_patch(style.rectangle((t, -row), colour if loss_token else style.GREY,
+                                               min(1, abs(A) / 1.8) if loss_token else .12))
+                axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
+                          family="monospace", color=style.BLACK if loss_token else style.GREY)
+            axes.text(-.4, .45 - row, f"reward {one['reward']:g}", ha="right", va="center",
+                      fontsize=7)
+        axes.set(xlim=(-5, len(game["responses"][0]["tokens"])), ylim=(-2.1, 1.1))
+        axes.axis("off")
+        axes.set_title(title, fontsize=9)
+    figure.suptitle("Which tokens does an advantage credit? Blue: more likely, red: less; "
+                    "grey: the environment", fontsize=9, x=.01, ha="left")
+    style.save(figure, FIGURES / "lesson_game.png", FIGURES / "lesson_game.svg")
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", help="the folder of a default run")
+    parser.add_argument("--game", help="the folder of a run of recipes/turns.yaml")
+    options = parser.parse_args(argv)
+    log_w = read_batch()
+    record = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.is_file() else {}
+    if options.run:
+        record["flips"] = measure_flips(options.run)
+    if options.game:
+        record["game"] = read_game(options.game)
+    draw_minibatches()
+    draw_game(record["game"])
+    draw_histograms(log_w)
+    draw_range(log_w)
+    draw_flips(record["flips"])
+    record["texts"] = (measure_batch(log_w) | describe_flips(record["flips"])
+                       | describe_game(record["game"]))
+    RECORDED.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
+    main()
