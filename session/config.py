@@ -26,7 +26,8 @@ def read_config(path):
         text = Path(path).read_text(encoding="utf-8")
         if path.endswith(".json"):
             values = json.loads(text)
-            values = values.get("settings") or values.get("given") or values     # of a run
+            if isinstance(values, dict):                     # config.json of a run, old or new
+                values = values.get("settings", values.get("given", values))
         else:
             values = read_node(yaml.compose(text, Loader=yaml.BaseLoader))
     except OSError as error:

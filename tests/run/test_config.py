@@ -93,6 +93,18 @@ def test_the_code_of_a_recipe_is_looked_for_beside_it(workplace, monkeypatch):
     assert recipe.verifier == ["recipes/notes.py:reward"]
 
 
+@pytest.mark.parametrize("config, steps", [
+    ({"settings": {}, "resolved": {"steps": 3}}, 50), ({"given": {"steps": 3}}, 3),
+    ({"steps": 3}, 3)])
+def test_a_json_file_may_be_the_config_of_a_run(config, steps, tmp_path):
+    """Also of one that set no flag, and of the format before."""
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert parse(["--config", str(tmp_path / "config.json")]).steps == steps
+    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(ValueError, match="not a mapping"):
+        parse(["--config", str(tmp_path / "config.json")])
+
+
 def test_a_run_is_repeated_by_its_own_config_json(run):
     run("--steps 2 --algorithm grpo")
     train.main(["--config", "run/config.json", "--output_dir", "again"])
