@@ -157,15 +157,6 @@ def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     assert [float(x) for x in re.findall(r"0\.\d+", said)] == pytest.approx(fives, abs=1e-3)
 
 
-def test_the_cold_start_says_how_far_it_is(capsys):
-    tokenizer = gspo.Characters()
-    small = models.make("qwen3_moe", vocab_size=16, hidden_size=16, num_hidden_layers=1,
-                        pad_token_id=None)
-    gspo.cold_start(small, tokenizer, steps=80)
-    said = re.findall(r"cold start +(\d+)/80   loss ([\d.]+)", capsys.readouterr().out)
-    assert [int(step) for step, _ in said] == [40, 80] and float(said[1][1]) < float(said[0][1])
-
-
 @pytest.mark.parametrize("warmup, updates", [(10, 50), (10, 10), (3, 4), (10, 4)])
 def test_the_learning_rate_rises_from_a_share_of_the_highest_and_falls_as_a_cosine(warmup, updates):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)

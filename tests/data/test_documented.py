@@ -15,17 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import eval
 import session.learner
 import train
 from plumbing.data.tasks import make_task
 from session.arguments import parse
-from tiny_run import SMALL, TINY, metrics, python, read_json
+from tiny_run import SMALL, TINY, metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
 DATA = (ROOT / "docs/data.md").read_text(encoding="utf-8")
 DATA = DATA.replace("\\\n", "")                             # a command in one line
 
@@ -162,66 +159,6 @@ def test_the_calculator(workplace):
     assert step("3=<tool> 2*(3-10) ") == ("-14", 0, False)
     assert step("<tool>__import__('os')") == ("error: only whole numbers with + - *", 0, False)
     assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]
-
-
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_dir(),
-                                   reason="python tests/make_smollm2.py makes it")
-
-
-@pytest.mark.checkpoint
-@needs_smollm2
-def test_smollm2_calls_the_calculator(workplace):
-    """The command of the page, on its rows, one rollout batch."""
-    small = ("--steps 1 --prompts_per_step 2 --num_generations 4 --eval_samples 1 --device cpu "
-             "--output_dir run").split()
-    Path("checkpoints").symlink_to(SMOLLM2.parent)
-    train.main([*section("An environment")[0], *small])
-    record, = metrics("run")
-    group = read_json("run/tokens.jsonl")[0]
-    rows = [*zip(group["tokens"], group["mask"])]
-    holes = ["".join(t for t, own in zip(tokens, mask) if not own) for tokens, mask in rows]
-    called = ["".join(tokens) for tokens, mask in rows if 0 in mask]
-    assert called and all("</tool>" in text for text in called)
-    assert any(re.fullmatch(r"\d+|error: .*", hole) for hole in holes)
-    assert record["mismatch_kl"] < 1e-5
-
-
-NOTE = "Hugo asks from Cairo when the parcel will come."
-
-
-@pytest.mark.checkpoint
-@needs_smollm2
-def test_the_whole_task_on_smollm2(workplace, capsys):
-    """From free text to JSON: the rows, four rollout batches, the curves, a question, the merged
-    checkpoint in transformers alone. Ctrl-C and --resume: tests/run/test_resume.py."""
-    for package in ("peft", "tensorboard"):
-        pytest.importorskip(package)
-    Path("recipes").symlink_to(ROOT / "recipes")
-    Path("checkpoints").symlink_to(SMOLLM2.parent)
-    (argv,) = section("A whole task: from free text to JSON")
-    python("recipes/notes.py")
-    train.main([*argv, *("--steps 4 --save_steps 4 --prompts_per_step 2 --num_generations 4 "
-                         "--eval_prompts 2 --eval_samples 1 --device cpu").split()])
-    parts = [record["reward_parts"] for record in metrics("runs/notes")]
-    assert len(parts) == 4 and set(parts[0]) == {"right", "form"}
-    assert max(part["form"] for part in parts) > 0, "no response was JSON: nothing to learn from"
-    assert list(Path("runs/notes/tensorboard").iterdir())
-    question, = re.findall(r"^    python eval\.py (ask .*)$", DATA, re.M)
-    assert NOTE in question
-    capsys.readouterr()
-    eval.main(shlex.split(question.replace("step_40", "step_4")))
-    greedy = capsys.readouterr().out.split("temperature 0\n")[1].splitlines()[0]
-    assert json.loads(greedy) == {"name": "Hugo", "city": "Cairo"}
-    exec(Path("merge.py").read_text(encoding="utf-8").replace("step_40", "step_4"), {})
-    plain = AutoModelForCausalLM.from_pretrained("runs/notes/merged")
-    tokenizer = AutoTokenizer.from_pretrained("runs/notes/merged")
-    settings = read_json("runs/notes/config.json")["resolved"]
-    prompt = settings["prompt_template"].replace("{prompt}", NOTE)
-    inputs = tokenizer(f"{settings['system_prompt']}\n\n{prompt}", return_tensors="pt")
-    output = plain.generate(**inputs, max_new_tokens=32, do_sample=False, stop_strings="\n",
-                            tokenizer=tokenizer)
-    answer = tokenizer.decode(output[0, inputs.input_ids.shape[1]:], skip_special_tokens=True)
-    assert answer.strip() == greedy.strip()
 
 
 def test_the_rows_and_the_reward_of_the_whole_task():

@@ -9,12 +9,12 @@ import json
 import time
 import zlib
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 
+from plumbing.data import task
 from plumbing.data.datafiles import Problem, read_rows, to_problems
-from plumbing.data.running_sum import builtin_tokenizer, running_sum
+from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import load_task
 from plumbing.data.reward_functions import RewardFunction, in_parallel
@@ -35,10 +35,7 @@ BAD = {  # file: what it holds, what the line says after the file's name
     "a_folder.jsonl": ("folder", ": is a folder"),
     "rows.txt": (GOOD, ": a data file ends in .jsonl, .json, .csv, .parquet"),
     "empty.jsonl": ("", ": is empty"),
-    "empty.csv": ("", ": is empty"),
-    "empty.json": ("[]", ": is empty"),
     "empty.parquet": ("", ": not a Parquet file"),
-    "blank.jsonl": ("\n \n\n", ": is empty"),
     "header.csv": ("prompt,answer\n", ": is empty"),
     "broken.jsonl": (f'{GOOD}{GOOD}{{"prompt": "x", "ans\n{GOOD}', " line 3: broken JSONL"),
     "broken.json": ('[\n{"prompt": "x",\n "answer": }\n]', " line 3: broken JSON"),
@@ -57,17 +54,13 @@ BAD = {  # file: what it holds, what the line says after the file's name
                     ": no column answer or solution for the answer; it has prompt, label: "
                     "--columns PROMPT ANSWER names two"),
     "list.jsonl": ("[1, 2]\n", " row 1: not an object with named columns but int"),
-    "text.jsonl": (f'{GOOD}"text"\n', " line 2: not an object with named columns but str"),
     "null.jsonl": (GOOD * 3 + row(answer="null"), " line 5: answer is null"),
     "lacks.jsonl": (f'{GOOD}{{"prompt": "x"}}\n', " line 2: answer is null"),
     "short.csv": ("prompt,answer\nx,1\ny\n", " line 3: answer is null"),
     "cell.csv": ("prompt,answer\nx,1\ny,\n", " line 3: answer is empty"),
     "nan.jsonl": (row(answer="NaN"), " line 2: answer is nan"),
-    "huge.jsonl": (row(answer="1e999"), " line 2: answer is inf"),
-    "null_prompt.jsonl": (row("null"), " line 2: prompt is null"),
     "white_prompt.jsonl": (row('" \\n\\t"'), " line 2: prompt is empty"),
     "objects.jsonl": (row(answer='{"value": 1}'), " line 2: answer holds a dict"),
-    "boolean.jsonl": (row(answer="true"), " line 2: answer holds a bool"),
     "surrogate.jsonl": (row('"\\ud83d"'), " line 2: prompt holds half a surrog"),
     "twice.csv": ("prompt,answer,answer\nx,1,2\n",
                   " line 1: broken CSV: the name 'answer' occurs twice"),
@@ -119,17 +112,10 @@ def test_a_decimal_of_a_parquet_file_is_a_number(tmp_path):
     assert row.answer == "4.50"
 
 
-@pytest.mark.parametrize("test, more, words", [
-    (None, {"prompt_column": "ask"}, "no column ask for the prompt; it has prompt, answer: "),
-    ("empty.jsonl", {}, "empty.jsonl: is empty"),
-    ("x.jsonl", {}, "every prompt is in the test split")])
-def test_a_column_or_a_test_file_that_is_not_there_is_refused(test, more, words, tmp_path,
-                                                              monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("x.jsonl").write_text(GOOD, encoding="utf-8")
-    Path("empty.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(ValueError, match=words):
-        load_task("x.jsonl", test, verifier="exact", **more)
+def test_a_test_file_with_every_prompt_is_refused(tmp_path):
+    path = jsonl(tmp_path / "x.jsonl", [{"prompt": "2+2=", "answer": "4"}])
+    with pytest.raises(ValueError, match="every prompt is in the test split"):
+        load_task(path, path, verifier="exact")
 
 
 @pytest.mark.parametrize("suffix, good", [
@@ -291,15 +277,6 @@ def judged(check, answer, responses, trap):
     return rewards
 
 
-def test_the_running_sums_first_error_lies_inside_any_response_but_the_right_one():
-    task = running_sum(train_size=5, test_size=5)
-    problem = task.test[0]
-    for response in hostile(problem.answer, "trap"):
-        error, right = task.first_error(response, problem), response == problem.answer
-        assert task.verify(response, problem) == right == (error is None), response
-        assert right or 0 <= error <= len(response), response
-
-
 def test_every_string_reaches_a_users_function_unchanged(tmp_path):
     """A naive one in its worker, which raises on many of them."""
     (tmp_path / "mine.py").write_text(
@@ -327,18 +304,6 @@ def test_math_verify_survives(every, tmp_path):
                 [responses[i::4] for i in range(4)], workers=4)
     check.time_limit = 30.0
     assert check("so 42", "42") == 1.0                       # and it still works
-    check.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["countdown", "puzzle24", "polynomial_multiplication",
-                                  "number_sorting", "simple_integration"])
-def test_reasoning_gyms_scores_survive(tmp_path, name):
-    """Some hand the response to sympy's parser, which is eval: the trap must stay shut."""
-    pytest.importorskip("reasoning_gym")
-    task = load_task(f"reasoning_gym:{name}", size=10, time_limit=1.0)
-    trap, check, problem = tmp_path / "trap", task.reward_functions[0], task.train[0]
-    judged(check, "0", hostile(problem.answer, trap)[:400], trap)
     check.close()
 
 
@@ -375,14 +340,9 @@ def test_a_split_without_any_prompt_that_fits_is_refused(more, prompts, words, m
     assert words in refused(FLAGS + more)
 
 
-def test_a_prompt_is_tokenised_once(model, run, monkeypatch):
-    from plumbing.data import task
-    encode, asked = task.encode_prompt, []
-
-    def noted(tokenizer, problem, *rest):
-        asked.append(problem)
-        return encode(tokenizer, problem, *rest)
-    monkeypatch.setattr(task, "encode_prompt", noted)
+def test_a_prompt_is_tokenised_once(model, run, calls):
+    encoded = calls(task, "encode_prompt")
     files(train=FIT, test=["7+7=1", "9+9=2"])
     run(FLAGS + "--steps 4 --eval_samples 1 --eval_steps 1")
+    asked = [problem for (_, problem, *_), *_ in encoded]
     assert len(asked) == len(set(asked)) == 10 and len(metrics("run")) == 4

@@ -17,7 +17,6 @@ import torch
 import advantages
 from advantages import gdpo, group_advantages, with_group_mean
 from eval import main as eval_main
-from features.turns import Game
 from plumbing.data import tasks
 from plumbing.data.batch_rewards import make_reward_function
 from plumbing.data.reward_functions import RewardFunction, in_parallel
@@ -25,7 +24,6 @@ from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.data.tasks import load_task
 from plumbing.parallel import processes
-from rollout import Rollout
 from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, python, read_json
 
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
@@ -110,18 +108,6 @@ def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_no
     assert judge.component_names == ["right", "a"] and not judge.verifier_errors
 
 
-@pytest.mark.parametrize("ranks", [([None, ["b", "a"]]), ([["a", "b"], ["b", "a"]])])
-def test_the_names_of_the_parts_are_those_of_the_first_process_that_has_them(ranks, task,
-                                                                             monkeypatch):
-    gathered = [(names, "" if names else "mine.py:reward: raised ValueError") for names in ranks]
-    with monkeypatch.context() as patch:
-        patch.setattr(processes, "gather", lambda part: gathered)
-        judge = task("def reward(response, answer):\n    return {'b': 1, 'a': 2}\n")
-    assert judge.component_names == next(names for names in ranks if names)
-    parts = judge.reward_components(["1"], judge.train[:1])[0].tolist()
-    assert dict(zip(judge.component_names, parts)) == {"b": 1, "a": 2}
-
-
 # two processes: functions that fail on some texts, change the order of parts, leave one out; seeds
 # that fail on the reference answers, each, too
 ROUGH = """
@@ -178,20 +164,6 @@ def test_a_single_part_is_the_reward_to_the_last_bit():
     assert torch.equal(sums.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
 
 
-def test_components_of_several_functions_stand_side_by_side(sums):
-    Path("form.py").write_text("def form(response, answer):\n    return len(response) == 1\n",
-                               encoding="utf-8")
-    judge = load_task("rows.jsonl", verifier=["exact", "form.py:form"], reward_weights=[1, 0.5])
-    problem = judge.train[0]
-    assert judge.component_names == ["exact", "form"]
-    assert [judge.verify(r, problem) for r in (problem.answer, "x", "xy")] == [1.5, 0.5, 0.0]
-    half = torch.tensor([[1, torch.nan], [torch.nan, 1]])    # a part that a row does not have
-    assert judge.total(half).tolist() == [1, 0.5]
-    with pytest.raises(ValueError, match="two components of the reward have the same name"):
-        load_task("rows.jsonl", verifier=["form.py:form"] * 2)
-    judge.reward_functions[1].close()
-
-
 def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums):
     Path("mine.py").write_text(
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
@@ -241,6 +213,8 @@ SLEEPS = "import time\ndef reward(response, answer):\n    time.sleep(5)\n    ret
 BEFORE = [                                                   # what mine.py holds, flags, the line
     ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
      "mine.py:reward: raised IndexError.*each of the first 8 reference answers"),
+    ("def reward(response, answer):\n    return 1.0\n", "--verifier mine.py:reward mine.py:reward",
+     "two components of the reward have the same name"),
     ("", "--verifier exact --reward_weights 1 2",
      "^train.py: --reward_weights holds 2 numbers, but the reward has 1 components: exact\n$"),
     ("def reward(completions):\n    return 1 / 0\n", "",
@@ -431,17 +405,6 @@ def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     sys.modules.pop("colorsys", None)
     import colorsys
     assert not hasattr(colorsys, "mine")
-
-
-def test_completion_ids_are_all_tokens_of_a_response_with_the_observations():
-    rows = [  # tokens, which of them are loss tokens, whether it was cut off, how many it is given
-        ([4, 5, 6, 7], [1, 1, 1, 1], True, 4), ([4, 9, 9, 7], [1, 0, 0, 1], False, 4),
-        ([4, 15, 16, 16], [1, 1, 0, 0], False, 2),
-        ([4, 5, 9, 9], [1, 1, 0, 0], True, 4)]               # cut off in an observation
-    ids, mask, cut = (torch.tensor(column) for column in [*zip(*rows)][:3])
-    rollout = Rollout(ids, mask.bool(), ids, mask.bool(), ids.float(), cut, [""] * 4, 1,
-                      games=[Game(length=n) for *_, n in rows])
-    assert rollout.token_lists() == [tokens[:n] for tokens, _, _, n in rows]
 
 
 def test_a_column_that_first_appears_after_row_eight_reaches_a_reward_function(task, sums):

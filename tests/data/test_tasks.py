@@ -4,7 +4,6 @@ and the data position. python -m pytest tests/data/test_tasks.py"""
 import json
 import random
 import re
-import runpy
 import sys
 from dataclasses import FrozenInstanceError, asdict, replace
 from itertools import product
@@ -141,14 +140,6 @@ def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
         (first.train, other.train), (first.test, other.test)))
     assert not trained & tested                              # across seeds too: a hash decides
     assert len({p.prompt for p in first.train}) == 2000 and first.sizes == (2000,)
-
-
-@pytest.mark.parametrize("arguments, name", [
-    (dict(), "running sum of 3 terms"), (dict(max_terms=9), "running sum of 3-9 terms"),
-    (dict(verbose=True), "running sum of 3 terms, verbose")])
-def test_a_task_is_named_after_what_differs(arguments, name):
-    arguments = dict(min_terms=3, max_terms=3, train_size=5, test_size=5) | arguments
-    assert running_sum(**arguments).name == name
 
 
 def test_few_terms_give_every_query_there_is_and_a_note():
@@ -382,11 +373,3 @@ def test_a_run_of_the_built_in_checkpoint_stops_at_a_string(model, sums, run):
 
 def test_a_stop_string_that_no_token_ends_is_refused(refused):
     assert "stop string 'X': the tokenizer has no token" in refused("--stop X", begun=True)
-
-
-@pytest.mark.parametrize("module, words", [
-    ("running_sum", ["first error", "reward 1"]), ("stream", ["epoch 1"])])
-def test_the_demo_shows_its_concept(module, words, capsys):
-    runpy.run_path(str(ROOT / f"plumbing/data/{module}.py"), run_name="__main__")
-    out, err = capsys.readouterr()
-    assert not err and all(word in out for word in words), out + err

@@ -26,7 +26,7 @@ from plumbing.model.copies import plain_copy
 from features.lora import add_adapters
 from plumbing.model.policy import load_policy
 from session.arguments import parse
-from tiny_run import chance, differences, flags, read_json
+from tiny_run import chance, flags, read_json
 
 peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
@@ -147,17 +147,6 @@ def test_an_adapter_of_a_tied_matrix_changes_one_of_its_two_uses(modules):
     plain.save_pretrained("out")
     builtin_tokenizer().save_pretrained("out")
     close(loaded("out"), want)
-
-
-@pytest.mark.slow
-def test_a_run_on_an_adapter_resumes_exactly(ends, run):
-    ends("untied", "first")
-    on = f"--model_name_or_path {FIRST} {LORA} --steps 3 --save_steps 1"
-    run(on, folder="whole")
-    run(on, folder="parts")
-    shutil.rmtree("parts/checkpoints/step_3")
-    train.main([*flags(*on.split()), "--output_dir", "parts", "--resume"])
-    assert differences("whole", "parts", 3) == []
 
 
 def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):

@@ -15,7 +15,7 @@ from features import critic
 from features.moving import move_towards
 from features.reference_kl import ReferenceKL
 from session.arguments import parse
-from reference import G, penalized
+from reference import penalized
 from tiny_run import state
 
 # ------------------------------------------------------------------------- the KL in the loss
@@ -41,17 +41,6 @@ def test_the_kl_is_averaged_as_the_loss_is_and_padding_has_none(reduction, calls
                 "sequence-mean": sum(sum(row) / len(row) for row in rows) / len(rows)}[reduction]
         assert found["kl_loss"].item() == pytest.approx(0.3 * want, rel=1e-4, abs=1e-7)
     assert found["kl_loss"] > 0 and len(lengths) > 1, "unequal lengths, and a policy that has moved"
-
-
-def test_groups_of_equal_rewards_keep_their_kl(calls, run):
-    """TRL#5588: the KL does not depend on the advantage, so with --beta such groups are in every
-    update; without, they are not."""
-    terms = calls(ReferenceKL, "loss")
-    records = run("--steps 3 --warmup_steps 0 --beta 0.3")
-    parts = [part for (_, part, *_), *_ in terms]
-    assert all(len(part.advantages) == 2 * G for part in parts)         # both of each mini-batch
-    assert any(not part.advantages.view(2, G).any(-1).all() for part in parts)
-    assert any(record["zero_variance_groups"] for record in records)
 
 
 # ------------------------------------------------------------------------- the KL in the reward

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from advantages import not_all_correct
 from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
-from plumbing.data.tasks import load_task, make_task
+from plumbing.data.tasks import load_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
 from tiny_run import TINY, jsonl
@@ -116,47 +115,21 @@ def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
                                "    return [len(p) for p in prompts]\n", encoding="utf-8")
     for name in ("x", "yy"):
         jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
-    first = load_task("x.jsonl", verifier="exact", stop=("\n",))
+    first = load_task("x.jsonl", verifier=["exact", "mine.py:long"], stop=("\n",))
     second = load_task("yy.jsonl", verifier="mine.py:long", stop=("\n", "y"))
     task = join(first, second)
     assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
+    assert [p.prompt[0] for p in task.test] == ["x", "y"], "in turns"
     assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
-    assert [task.verify("a", p) for p in task.train] == [1] * 9 + [3] * 9
+    assert [task.verify("b", p) for p in task.train] == [2] * 9 + [3] * 9
     problems = [task.train[0], task.train[-1], task.train[1]]
-    assert task.reward_components(["a", "", "b"], problems).tolist() == [[1], [3], [0]]
+    parts = task.reward_components(["a", "", "b"], problems)
+    assert task.component_names == ["exact or long", "long"]
+    assert parts[:, 0].tolist() == [1, 3, 0] and parts[:, 1].isnan().tolist() == [0, 1, 0]
     first.reward_functions[0].errors["timeout"] += 1
     second.reward_functions[0].errors["timeout"] += 2
     assert task.verifier_errors == {"timeout": 3}
     second.reward_functions[0].close()
-
-
-def two_sources(line=""):
-    """The task of a generator first and a file second, as the flags name it."""
-    pytest.importorskip("reasoning_gym")
-    jsonl("second.jsonl", [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(1, 21)])
-    return make_task(parse((
-        "--model_name_or_path m --dataset_name reasoning_gym:chain_sum?size=30 --stage2_step 1 "
-        f"--stage2_dataset_name second.jsonl --verifier exact {line}").split()))
-
-
-@pytest.mark.slow
-def test_right_answers_of_the_second_source_pass_as_those_of_the_first_do(workplace):
-    """Held-out problems are of both sources, in turns. Its workers take seconds to start."""
-    task = two_sources()
-    second = {f"{i}+1=" for i in range(1, 21)}
-    assert [p.prompt in second for p in task.test] == [False, True, False, True, False]
-    first, second = task.train[0], task.train[-1]
-    parts = task.reward_components([first.answer, "no", second.answer, "no"], [first, second])
-    assert task.component_names == ["reasoning_gym or exact", "exact"]
-    assert parts[0].tolist() == [1, 1] and parts[1, 0] < 1 and parts[:, 0].tolist()[2:] == [1, 0]
-    assert parts[2:, 1].isnan().all() and task.total(parts)[[0, 2, 3]].tolist() == [2, 1, 0]
-    assert task.verify(second.answer, second) == 1 and task.verify("no", second) == 0
-    assert not_all_correct(parts[[0, 0, 2, 2], 0], 2).tolist() == [False, False]   # SRPO drops both
-    words = "holds 1 numbers, but the reward has 2 parts: reasoning_gym or exact, exact"
-    with pytest.raises(ValueError, match=words):
-        two_sources("--reward_weights 1")
-    for verifier in task.reward_functions:
-        verifier.close()
 
 
 @pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])

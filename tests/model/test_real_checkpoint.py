@@ -12,7 +12,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from make_max_data import make_max_data
 from make_smollm2 import FOLDER, make_smollm2
 from models import own_scores
 from plumbing.speed.fast import fast_response_logp, fast_sample
@@ -94,13 +93,6 @@ def test_logp_is_that_of_a_plain_forward(model, tokenizer, draw, temperature):
     torch.testing.assert_close(quick.entropy * rollout.mask, entropy, atol=1e-3, rtol=0)
 
 
-def test_greedy_sampling_is_what_generate_does(model, tokenizer):
-    rollout = fast_sample(model, tokenizer, [chat(tokenizer, question) for question in QUESTIONS],
-                          1, 24, temperature=0)
-    for text, question in zip(rollout.texts, QUESTIONS):
-        assert text == answer(model, tokenizer, question).removesuffix("<|im_end|>")
-
-
 # ---------------------------------------------------------------------------------------- training
 
 def train(folder, output_dir, flags):
@@ -133,27 +125,3 @@ def test_gspo_trains_on_word_problems_through_the_chat_template(gsm8k_run):
     for batch in read_json(folder / "samples.jsonl"):
         for one in batch["samples"]:
             assert one["response"] and "<|im_" not in one["response"]
-
-
-def test_the_saved_checkpoint_loads_in_plain_transformers_and_generates(
-        gsm8k_run, model, tokenizer):
-    saved = gsm8k_run[0] / "checkpoints/step_2"
-    trained = AutoModelForCausalLM.from_pretrained(saved).eval()
-    its = AutoTokenizer.from_pretrained(saved)
-    pairs = zip(trained.parameters(), model.parameters())
-    assert not all(torch.equal(a, b) for a, b in pairs)
-    assert its.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    assert its.chat_template == tokenizer.chat_template
-    assert "Paris" in answer(trained, its, QUESTIONS[0])
-
-
-def test_few_shot_lines_end_at_the_newline(folder, tmp_path):
-    """The line format: no chat template; a newline ends an answer and is a loss token. math-verify
-    is the judge."""
-    rows, _ = make_max_data(tmp_path, train_size=64, test_size=1)
-    found, = train(folder, tmp_path / "run",
-                   f"--dataset_name {rows} --no_chat_template --stop '\\n' --steps 1 "
-                   "--prompts_per_step 4 --max_completion_length 5 --eval_samples 0")
-    assert 0.2 < found["pass_rate"] < 0.8                    # 0.49 of all pairs is usual
-    assert found["truncated"] < 0.25 and found["grad_norm"] > 0
-    assert 2 < found["length"] < 4                           # one or two digits and the newline

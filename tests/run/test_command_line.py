@@ -10,7 +10,7 @@ import pytest
 
 import eval
 import train
-from session.arguments import CHECKPOINT_DEFAULTS, DEEP_DEFAULTS, Settings, flags, parse
+from session.arguments import flags, parse
 from tools.commands import parse_passk
 from tiny_run import SUMS, jsonl, python
 
@@ -52,21 +52,6 @@ def test_train_py_imports_transformers_without_its_trainer():
             "'transformers.trainer'} & sys.modules.keys()))")
     done = python("-c", slow, cwd=ROOT)
     assert done.stdout.split() == ["transformers"], done.stderr
-
-
-@pytest.mark.parametrize("flags, words, defaults", [
-    ("--model_name_or_path m", "for a checkpoint", CHECKPOINT_DEFAULTS),
-    ("--num_hidden_layers 5", "with more than 4 layers", DEEP_DEFAULTS)])
-def test_defaults_of_a_kind_of_policy_stand_in_help(flags, words, defaults, capsys):
-    with pytest.raises(SystemExit):
-        train.main(["--help"])
-    printed = " ".join(capsys.readouterr().out.split())
-    args, usual = parse(flags.split()), parse(["--num_hidden_layers", "4"])
-    for name, value in defaults.items():
-        shown = printed.split(f"--{name} ", 1)[1].split(" --")[0]
-        default = getattr(Settings(), name)
-        assert f"(default: {default};" in shown and f"; {words}: {value}" in shown
-        assert getattr(args, name) == value and getattr(usual, name) == default
 
 
 @pytest.mark.parametrize("flag, meant", {

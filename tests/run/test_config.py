@@ -10,7 +10,7 @@ import train
 from plumbing.parallel import devices
 from session.arguments import parse
 from session.config import read_node
-from tiny_run import TINY, differences, read_json
+from tiny_run import TINY, differences
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -139,20 +139,3 @@ def test_the_laptops_recipe_is_the_default_run():
     recipe, default = (vars(parse(argv)) for argv in (recipe, []))
     names = default.keys() - {"explicit_flags", "config"}
     assert all(recipe[name] == default[name] for name in names)
-
-
-def test_the_laptops_recipe_runs_shortened(run):
-    assert len(run("--config", ROOT / "recipes/laptop.yaml")) == 1
-
-
-@pytest.mark.checkpoint
-def test_smollm2s_recipe_runs_shortened(tmp_path):
-    from make_max_data import make_max_data
-    if not (ROOT / "checkpoints/SmolLM2-135M-Instruct").is_dir():
-        pytest.skip("python tests/make_smollm2.py writes the checkpoint")
-    train_rows, test_rows = make_max_data(tmp_path, train_size=32, test_size=8)
-    train.main(["--config", str(ROOT / "recipes/laptop-smollm2.yaml"), "--steps", "1",
-                "--prompts_per_step", "4", "--eval_prompts", "2", "--dataset_name", str(train_rows),
-                "--test_dataset_name", str(test_rows), "--output_dir", str(tmp_path / "run"),
-                "--model_name_or_path", str(ROOT / "checkpoints/SmolLM2-135M-Instruct")])
-    assert read_json(tmp_path / "run/summary.json")["steps"] == 1

@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
 
 import train
 from session import dry_run
@@ -92,16 +91,6 @@ def test_a_dry_run_refuses_what_the_run_would(refused, run):
     assert "cannot be combined with --resume" in refused("--dry_run --resume --output_dir run")
     run()
     assert "--output_dir run holds a run" in refused("--dry_run --output_dir run")
-
-
-def test_a_gpu_says_what_was_allocated(monkeypatch):
-    """There the longest update was tried before, as in every run."""
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2 ** 30)
-    learner = SimpleNamespace(rows_per_pass=lambda: 8, settings=None,
-                              policy=SimpleNamespace(device=torch.device("cuda")))
-    task = SimpleNamespace(max_completion_length=5)
-    assert dry_run.peak_memory(learner, task) == (
-        "peak memory of the longest update, 8 responses of 5 tokens in a pass: 3.0 GiB allocated")
 
 
 def test_the_whole_run_is_its_start_its_batches_and_its_evaluations():

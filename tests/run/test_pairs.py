@@ -179,16 +179,3 @@ def apart(one, other):
             if not same and name not in OWN:
                 found.append(f"batch {a['step']}, {name}: {x} and {y}")
     return found
-
-
-def test_the_spread_of_ratios_is_over_all_loss_tokens_however_they_are_run(home, monkeypatch):
-    """Groups of equal rewards, skipped by the fast path's updates alone, count like the others.
-    The spread itself: tests/concepts/test_ratios.py."""
-    monkeypatch.chdir(home)
-    flags = [*RUN, "--num_generations", "2", "--temperature", "0.5", "--seed", "0"]
-    for name, more in (("fast", []), ("plain", ["--plain"])):
-        pair_runs.run(name, [*flags, *more])
-    assert any(0 < record["zero_variance_groups"] < 1 for record in metrics("fast"))
-    for fast, plain in zip(metrics("fast"), metrics("plain")):
-        for name in ("ratio_max", "log_w_var", "log_s_var"):
-            assert fast[name] == pytest.approx(plain[name], rel=5e-3), name

@@ -423,16 +423,6 @@ def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, r
 
 # ------------------------------------------------------------------------------- checkpoints
 
-@pytest.mark.parametrize("every, width, words", [
-    (10, 10, "about 0.0012 MB: after every 10 rollout batches and after the last batch"),
-    (0, 5000, "about 0.3 GB: after the last batch")])
-def test_the_plan_of_the_checkpoints(every, width, words):
-    """Weights and two moments of each, in float32."""
-    model = torch.nn.Linear(width, width, bias=False, device="meta")
-    learner = SimpleNamespace(actor=model, settings=SimpleNamespace(save_steps=every))
-    assert checkpoints.describe_plan(learner).endswith(words)
-
-
 @pytest.mark.parametrize("keep, left", [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4])])
 def test_old_checkpoints_are_pruned(keep, left, run, monkeypatch):
     monkeypatch.setattr(checkpoints, "KEEP", keep)

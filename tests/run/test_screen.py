@@ -109,24 +109,6 @@ def test_while_no_group_has_a_signal_rounding_is_not_a_spread(run, judge):
 
 # ------------------------------------------------------------------------------- progress
 
-def test_the_line_of_a_batch():
-    """The numbers of a record, and the seconds that are left."""
-    record = dict(step=3, reward=1.25, reward_parts={"right": 0.5, "short": 0.75}, pass_rate=0.5,
-                  zero_variance_groups=0.0, length=7.25, clip_low=0.25, clip_high=0.5,
-                  log_w_var=1.5e-3, log_s_var=2e-10, flip_rate=0.0125, perplexity_new=1.0625,
-                  entropy=0.3, grad_norm=0.125, seconds_rollout=0.5, seconds_logp=0.25,
-                  seconds_update=2.0, skipped=3, overflows=1)
-    assert records_of.format_line(record, 40, 61.6, "") == (
-        "batch  3/40  reward 1.25  (right .50  short .75)  pass .50  zero-var .00  len   7.2  "
-        "clip .75 (low .25 high .50)  var log w 1.5e-3 log s 2.0e-10  flips  1.2%  ppl 1.062  "
-        "|g| .12  2.8 s  62 s left  2 bad update(s) skipped")
-    empty = record | dict(reward_parts={"right": 0.5}, flip_rate=None, perplexity_new=None,
-                          skipped=1)
-    said = records_of.format_line(empty, 9, 0, "")
-    assert said.startswith("batch 3/9  reward 1.25  pass")
-    assert said.endswith("2.0e-10  |g| .12  2.8 s  0 s left")
-
-
 def test_the_seconds_that_are_left_are_those_of_the_batches_of_this_run(run, monkeypatch, capsys):
     """A clock that ticks at every look: five of a batch."""
     run()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from eval import main
-from losses import OBJECTIVES, Objective, policy_loss, token_weights, with_options
+from losses import OBJECTIVES, policy_loss, token_weights, with_options
 from tools import view
 from session.metrics import token_record
 from rollout import Rollout
@@ -353,24 +353,6 @@ def test_struck_tokens_and_weights_are_those_of_policy_loss(page, two_runs, name
 
 
 @pytest.mark.slow
-def test_every_pair_of_a_known_ratio_and_a_known_clip_is_that_of_policy_loss(
-        page, show, monkeypatch):
-    """A row that is not in the table yet may combine them anew."""
-    rows = [*OBJECTIVES.values()]
-    constants = dict(pair for row in rows for pair in row.constants.items())
-    edges = {row.clip: (row.epsilon, row.epsilon_high) for row in reversed(rows)}
-    for ratio in dict.fromkeys(row.ratio for row in rows):
-        for clip, (low, high) in edges.items():
-            new = Objective(ratio, clip, low, high, "sequence-mean", "", constants)
-            monkeypatch.setitem(OBJECTIVES, f"{ratio}+{clip}", new)
-    group = record(1, seed=3, factors=factors(1))
-    show([group])
-    names = [name for name in page.usable() if "+" in name]
-    assert len(names) >= 35
-    page.compare_all(names, group)
-
-
-@pytest.mark.slow
 def test_a_clip_that_the_page_does_not_know_is_named_and_not_drawn(page, show, monkeypatch):
     mine = OBJECTIVES | {"mine": replace(OBJECTIVES["grpo"], clip="soft", source="")}
     monkeypatch.setattr(view, "OBJECTIVES", mine)
@@ -390,14 +372,6 @@ def test_with_advantages_per_token_only_ratios_per_token_are_offered(page, show)
     page.compare_all(("gspo_token", "grpo", "cispo"), group)
     page.press("g")
     assert page.says()[0] == "gspo_token"
-
-
-@pytest.mark.slow
-def test_what_a_tool_wrote_is_hatched_and_not_pushed(page):
-    tools = [(name, push) for push, *_, name in page.tokens() if name]
-    assert tools == [("token0-0-3", 0), ("token0-0-4", 0)]
-    image = "return getComputedStyle(document.querySelector('.tool .box')).backgroundImage"
-    assert "repeating-linear-gradient" in page.js(image)
 
 
 @pytest.mark.slow
