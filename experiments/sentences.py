@@ -12,7 +12,7 @@ modulo 10, in {first train} and {first gspo} s on one CPU core
 To a held-out {first prompt} the policy answers {first before} before training and {first after}
 after it; pass@1 goes from {mean default: before} to **{mean default: after}** (3 seeds).
 
-on the tiny model, {mean league_edge: dapo_paper is ahead of grpo} pass@1 over GRPO, but it draws
+scores best, {mean league_edge: dapo_paper is ahead of grpo} pass@1 over GRPO, but it draws
 {samples of the first} times as many samples, and {members near the first} others of {members} do
 
 it ends {mean learning: wide against the paper's clip range} higher than the paper's range
@@ -29,13 +29,13 @@ alone, {plain} times slower
 "docs/lesson.md": """
 One recorded batch of {lesson responses} responses, after its updates. The standard deviation is
 {lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s} for
-log s. The shaded
+log s. GRPO's
 
-a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. Tokens
+a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. If
 
-have moved by less than 0.01. Beyond 0.2 are {lesson tokens beyond 0.2} of the tokens, and beyond
-0.2/√L {lesson responses beyond 0.2} of the responses. At 0.05 the two shares part: {lesson tokens
-beyond 0.05} and {lesson responses beyond 0.05}. A mean
+after all its updates, {lesson tokens beyond 0.2} of the tokens are beyond 0.2 and {lesson responses
+beyond 0.2} of the responses beyond 0.2/√L. For a narrower pair, 0.05 and 0.05/√L, it is {lesson
+tokens beyond 0.05} of the tokens but {lesson responses beyond 0.05} of the responses: most
 
 log w has heavy tails: {lesson small} of the tokens
 
@@ -47,7 +47,7 @@ turn gets {lesson game last turn}.
 
 In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
 flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
-moved elsewhere}).
+moved elsewhere}), and
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
