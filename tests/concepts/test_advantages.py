@@ -321,15 +321,11 @@ REFUSED = [
     (lambda: group_advantages(torch.tensor([1.0, math.nan]), 2), "finite"),
     (lambda: group_advantages(torch.tensor([1.0, 0, -1e-4, 1]), 2, scale="mean"),
      "scale_rewards mean .* at least 0; add a constant"),
-    (lambda: group_advantages(REWARDS, 2, scale="groups"),
-     "scale 'groups' is unknown; known: group, batch, none, mean"),
     (lambda: reinforce_plus_plus(REWARDS, MASK.float()), r"mask is torch.float32 \[6, 3\]"),
     (lambda: gae(REWARDS, ZEROS[:, :2], MASK), r"values is \[6, 2\] but mask is \[6, 3\]"),
     (lambda: gae(REWARDS[:5], ZEROS, MASK), r"rewards is \[5\] but mask is \[6, 3\]"),
     (lambda: value_loss(ZEROS, ZEROS, ZEROS[:, :2], MASK), r"returns is \[6, 2\]"),
     (lambda: overlong_penalty(torch.tensor([5]), 20, 30), "cache is 30, max_length is 20"),
-    (lambda: estimate_advantages("groups", REWARDS, 2),
-     "advantage 'groups' is unknown; known: "),
     (lambda: estimate_advantages("gae", REWARDS, 2),
      "advantage gae reads values, mask, which is missing")]
 REFUSED += [(lambda f=f, G=G, r=r: f(r, G), message)

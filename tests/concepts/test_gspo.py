@@ -187,12 +187,10 @@ def test_it_knows_the_end_tokens_that_train_py_knows(of_tokenizer, of_model):
 
 
 @pytest.mark.parametrize("kind, sizes", [
-    ("Mamba", dict(state_size=4)), ("FalconMamba", dict(state_size=4)),
-    ("Rwkv", dict(attention_hidden_size=32, intermediate_size=64))])
+    ("Mamba", dict(state_size=4)), ("Rwkv", dict(attention_hidden_size=32))])
 def test_a_model_whose_state_is_no_kv_cache_is_refused_in_a_line(kind, sizes, capsys):
-    name = {"FalconMamba": "falcon_mamba"}.get(kind, kind.lower())
-    sizes = dict(vocab_size=16, pad_token_id=None, intermediate_size=64) | sizes
-    policy = models.make(name, **sizes)
+    policy = models.make(kind.lower(), vocab_size=16, pad_token_id=None, intermediate_size=64,
+                         **sizes)
     for weight in policy.parameters():           # as trained weights: predictions that differ
         weight.data += 0.3 * torch.randn_like(weight)
     drawn = gspo.sample(policy, gspo.Characters(), PROMPTS[:2], 2, 8)

@@ -65,12 +65,6 @@ def test_a_new_hard_clip_reports_what_it_removed_and_a_new_statistic_is_recorded
     assert 0 < removed <= 1 and 0 < record["far"] <= 1
 
 
-def test_a_statistic_that_says_not_what_it_is_averaged_over_is_refused_in_one_line(
-        tmp_path, cold_start):
-    said = refused(copied(tmp_path, cold_start, ROW, CASE, STATISTIC), *TRAIN)
-    assert "statistic far" in said and "losses.STATISTICS" in said
-
-
 def test_a_new_row_alone_is_an_algorithm_and_enters_the_league(tmp_path, cold_start):
     row = ROW.replace('"hard"', '"min"').replace(", constants=dict(slope=1.0)", ', "2600.00001"')
     code = copied(tmp_path, cold_start, row)
@@ -121,15 +115,3 @@ def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, 
         refused(code, *command))
     listed = python("train.py", "--help", cwd=code).stdout
     assert "fading, over_median, group" in " ".join(listed.split())
-
-
-@pytest.mark.parametrize("row, words", [
-    ('Advantage(lambda rewards, lengths: rewards, "response")',
-     "its function reads 'lengths'; known inputs: rewards, "),
-    ('Advantage(mine, "answer")', "it is per 'answer', which must be 'response' or 'token'"),
-    ('Advantage(mine, "token")',
-     "says one advantage per token, but its function returns one per response: change one")])
-def test_a_wrong_row_is_refused_in_one_line(row, words, tmp_path, cold_start):
-    code = copied(tmp_path, cold_start)
-    with_advantage(code, "def mine(rewards):\n    return rewards", f'"mine": {row},')
-    assert words in refused(code, *TRAIN, *"--algorithm grpo --advantage mine".split())

@@ -225,9 +225,6 @@ def test_ratios_that_overflow_float32_leave_no_nan(name):
 def test_a_statistic_is_combined_as_the_table_says_or_refused(monkeypatch):
     parts = [{key: torch.tensor(x) for key, x in dict(tokens=n, odd=v, most=v, all=v).items()}
              for n, v in ((1, 0.0), (3, 1.0))]
-    with pytest.raises(ValueError, match="statistic odd .* has no entry in losses.STATISTICS: give"
-                                         " what it is averaged over"):
-        combine_stats(parts)
     for name, how in (("odd", "tokens"), ("most", "max"), ("all", "sum")):
         monkeypatch.setitem(STATISTICS, name, how)
     combined = {key: x.item() for key, x in combine_stats(parts).items()}
@@ -418,11 +415,6 @@ REFUSED = [  # objective, what is changed, what the message says
     ("dapo_paper", dict(group_size=3), r"group_size is 3, mask \[16, 10\]"),
     ("grpo", dict(weights=WIDE[:, :1]), r"weights is \[16, 1\] but mask is \[16, 10\]"),
     ("grpo", dict(mismatch=WIDE[:, 0]), r"factors is \[16\]"),
-    ("grpo", dict(epsilon=2.0), "epsilon is 2.0, .*clip range"),
-    ("gspo", dict(epsilon_high=-0.1), "epsilon_high is -0.1"),
-    ("sapo", dict(epsilon=0.2), "epsilon is 0.2, .*sapo has no clip range"),
-    ("gspo", dict(dual_clip=3.0), "dual_clip is 3.0.*gspo"),
-    ("grpo", dict(dual_clip=0.9), "dual_clip is 0.9"),
     ("sapo", dict(constants={"tau": 1.0}),
      "sapo's constant 'tau' is unknown; known: tau_positive, tau_negative"),
 ]
@@ -434,18 +426,3 @@ def test_bad_input_is_named(name, change, message):
     options = {key: x for key, x in change.items() if key not in fields}
     with pytest.raises(ValueError, match=message):
         ours(name, ragged()._replace(**fields), mismatch="mismatch" in fields, **options)
-
-
-NEW, BEFORE, _, MASK, *_ = ragged()
-
-
-@pytest.mark.parametrize("call, message", [
-    (lambda: policy_loss("gpso", NEW, BEFORE, BEFORE, MASK),
-     "name 'gpso' is unknown; known: .*reinforce, ppo, "),
-    (lambda: token_weights(MASK, "tokenmean"), "reduction 'tokenmean' is unknown; known: sequence"),
-    (lambda: kl_penalty(NEW, BEFORE, MASK, "k4"), "estimator 'k4'"),
-    (lambda: kl_penalty(NEW, BEFORE, MASK, "k3_is"), "old_logp is missing"),
-    (lambda: mismatch_weight(NEW, BEFORE, MASK, "token_clip", 0, 2), "mode 'token_clip'.*token_")])
-def test_unknown_names_list_the_known_ones(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

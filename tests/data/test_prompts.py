@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.data.task import describe_prompt, encode_prompt
+from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import make_task
 from session.arguments import parse
 from tiny_run import jsonl, read_json
@@ -100,17 +100,6 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
     assert responses and max(map(len, responses)) <= 4
     for sample in read_json("run/samples.jsonl")[0]["samples"]:
         assert len(sample["response"]) <= 4 and sample["prompt"].endswith("+1=")
-
-
-def test_a_prefilled_think_is_pointed_at_and_a_long_prompt_is_cut():
-    tokenizer = with_template(CHAT + "<think>{{ '\\n' }}")
-    ids = encode_prompt(tokenizer, ROW, True, 200)
-    assert describe_prompt(tokenizer, ids).endswith(
-        "<assistant><think>\\n'\nthe chat template opens <think>: this is part of the prompt, and "
-        "a response, as a reward function reads it, begins inside")
-    text = describe_prompt(LETTERS, LETTERS("1+1=" * 1000)["input_ids"])
-    assert text.startswith("first prompt, 4000 tokens: '1+1=")
-    assert " … " in text and len(text) < 1200
 
 
 def test_no_prompt_ends_with_the_end_token_that_a_tokenizer_appends(rows, cold_start, run, capsys):

@@ -117,12 +117,11 @@ def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_rout
     """It is another policy, mostly with another prompt, and no ratio is formed with it. Reference:
     one response at a time. In the first group two are right, in the second none, then all."""
     judge(lambda n, right, problem: n % 16 in (1, 3, *range(8, 16)))
-    teachers, policies = [], []
+    teachers = []
 
     def note(self, learner, batch):
         teacher = self.teacher.policy if self.teacher else learner.policy
         teachers.append(copy.deepcopy(teacher))
-        policies.append(copy.deepcopy(learner.policy))
     first(Distillation, "_logp", note)
     found, hints = calls(Distillation, "_logp"), calls(features.distillation, "hinted")
     run(f"{line.format(start=cold_start)} --routing_replay old --steps 3 --warmup_steps 0 "
@@ -148,10 +147,6 @@ def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_rout
         torch.testing.assert_close(logp[kept], want[kept], atol=1e-4, rtol=1e-4)
         apart.append((args[2].old_logp - logp)[kept].abs().max().item())
     assert max(apart) > 1e-3, "the teacher is not the old policy"
-    if "sdpo" in line:                                       # an average of the policies so far
-        for before, policy, teacher in zip(teachers, policies[1:], teachers[1:]):
-            for old, new, mean in zip(*(x.parameters() for x in (before, policy, teacher))):
-                torch.testing.assert_close(mean, old.lerp(new, 0.05), rtol=1e-5, atol=1e-7)
 
 
 def test_another_tokenizer_is_refused_in_one_line(teacher, run):

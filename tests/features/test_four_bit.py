@@ -127,14 +127,3 @@ def test_without_bitsandbytes_the_error_names_it(monkeypatch):
                         lambda name: None if name == "bitsandbytes" else find(name))
     with pytest.raises(ValueError, match="pip install bitsandbytes"):
         parse("--model_name_or_path m --use_peft --load_in_4bit".split())
-
-
-def test_a_weight_takes_half_a_byte_and_its_share_of_the_scales():
-    """Two levels of scales; a table of 16 and one of 256 numbers beside them."""
-    pytest.importorskip("bitsandbytes")
-    policy = torch.nn.Sequential(torch.nn.Linear(2048, 512, bias=False))
-    policy.get_output_embeddings = lambda: None
-    layer = four_bit.quantize(policy).to("cpu")[0]
-    state = layer.weight.quant_state
-    held = layer.weight.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
-    assert held == (1 / 2 + 1 / 64 + 4 / (64 * 256)) * 2048 * 512

@@ -98,11 +98,6 @@ def test_dropped_and_shared_rows_lose_no_route(prompts):
         assert (responses[:, read] >= 0).all()
         assert responses.shape[2] == rollout.mask.shape[1] - 1
         assert torch.equal(replayed(make(), rollout)[1], chosen(sampler, rollout))
-    plain, quick = (sampled(sampler, way, prompts, group_size=6, temperature=0).attached["routes"]
-                    for way in WAYS)
-    for a, b in ((plain.prompts, quick.prompts), (plain.responses, quick.responses)):
-        taken, routed = b.indices.sort(-1).values, b.indices >= 0
-        assert torch.equal(a.indices.sort(-1).values[routed], taken[routed])
 
 
 def test_routes_are_cut_and_joined_with_their_rollout():

@@ -48,10 +48,7 @@ def test_wandb_and_trackio_get_them_too(name, run, monkeypatch):
     assert second["reward"] == metrics("run")[1]["reward"] and second["reward_parts/correct"] >= 0
     summary = read_json("run/summary.json")
     for (_, numbers), when in ((logged[0], "before"), (logged[-1], "after")):
-        assert numbers["held_out_reward/0"] == summary[f"reward_{when}"]
         assert numbers["pass_at_1/0"] == summary[f"pass_at_1_{when}"]
-        correct = summary[f"reward_parts_{when}"]["correct"]
-        assert numbers["held_out_parts/correct"] == correct
 
 
 def test_a_tracker_that_is_not_installed_is_one_line_before_the_run(refused, monkeypatch):

@@ -68,17 +68,6 @@ def test_samples_of_the_policy_after_each_of_ten_updates(place):
     assert greedy.texts[0] == greedy.texts[1]
 
 
-class Named:
-    """A policy whose state_dict() lacks the tied head, as named_parameters() do."""
-
-    def __init__(self, policy):
-        self.policy = policy
-        self.save_pretrained = policy.save_pretrained
-
-    def state_dict(self):
-        return dict(self.policy.named_parameters())
-
-
 @pytest.fixture
 def stopped(run, capfd):
     """stopped("--flags") is the one line of train.py's that a run ends with; vLLM says more."""
@@ -95,11 +84,6 @@ def stopped(run, capfd):
 OFF = "--sampler vllm: its log-probs differ from the policy's by"
 
 
-def test_a_head_that_is_not_transferred_stops_the_run_in_one_line(place, stopped, monkeypatch):
-    monkeypatch.setattr(engine, "plain", Named)
-    assert OFF in stopped(DATA + "--steps 3")
-
-
 def test_a_mixture_trains_evaluates_and_resumes_with_the_same_responses(place, run):
     whole = run(MOE + "--steps 2 --eval_samples 1 --eval_prompts 4", folder="whole")
     assert all(record["mismatch_kl"] < 1e-10 for record in whole)
@@ -114,13 +98,6 @@ def test_experts_that_stay_unpacked_stop_the_run(place, stopped, monkeypatch):
     """Without forget_packed_experts: if a later vLLM does not need it, this fails: it can go."""
     monkeypatch.setattr(engine, "forget_packed_experts", lambda model: None)
     assert OFF in stopped(MOE)
-
-
-def test_adapters_are_merged_into_a_copy(place, run):
-    pytest.importorskip("peft")
-    records = run(DATA + "--use_peft --steps 3")
-    assert all(record["mismatch_kl"] < 1e-9 for record in records)
-    assert records[1]["perplexity_old"] != records[0]["perplexity_old"]
 
 
 def test_heads_that_vllm_cannot_attend_with_are_refused_in_one_line(place, stopped):

@@ -141,11 +141,6 @@ def test_every_flag_that_a_document_a_message_or_a_docstring_names_exists(name):
     assert not {flag for flag in unknown if name in DOCUMENTS or not flag.endswith("_")}, name
 
 
-def test_a_flag_that_is_gone_is_noticed():
-    text = "`--max_bad_steps` and --learning_rat, <!-- =bands --> --- a--b"
-    assert flags_of(text) - known_flags() == {"max_bad_steps", "learning_rat"}
-
-
 # ----------------------------------------------------------------------------------------- tables
 
 def named(document, header):

@@ -73,9 +73,6 @@ def test_every_claim_keeps_its_line():
     for question in QUESTIONS.values():
         claim = question.claim.replace("|", r"\|")
         assert not question.deciding or f"| {claim} |" in page
-    for gone in ("Gradient noise", "collapse cannot be undone", "Perplexity falls",
-                 "hides a large move", "Deeper mixtures", "Routing replay costs"):
-        assert re.search(rf"\| [^|]*{gone}", page), gone
 
 
 @pytest.mark.parametrize("name", [name for name in QUESTIONS if not QUESTIONS[name].measure])

@@ -105,8 +105,7 @@ STATES = {  # with layers whose state cannot be copied for several responses: th
         attention_head_dim=16),
 }
 REFUSED = {
-    "mamba": dict(state_size=4), "falcon_mamba": dict(state_size=4),
-    "mamba2": dict(state_size=4, num_heads=8, n_groups=2, chunk_size=8),
+    "mamba": dict(state_size=4),
     "recurrent_gemma": dict(lru_width=32, attention_window_size=8, num_key_value_heads=1),
     "rwkv": dict(attention_hidden_size=32, context_length=256), "xlstm": {},
     "minimax": EXPERTS | dict(block_size=8) | layers("linear", "full", "linear"),
@@ -183,14 +182,6 @@ def test_sampling_and_all_paths_of_scoring_equal_the_models_own_logits(name, tmp
             assert (logp - own).abs().max() < 2e-5
             found = gradient(model, (logp * weights).sum())
             assert (found - wanted).norm() < 1e-4 * wanted.norm()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EQUAL)
-def test_the_script_trains_it_on_the_log_probs_that_it_samples_with(name, run):
-    found, = run(f"{checkpoint(name, 'model')} --max_prompt_length 64 --max_completion_length 8 "
-                 "--entropy_coef 0.1")                       # there is no reward to learn from
-    assert found["mismatch_kl"] < 1e-8 and found["grad_norm"] > 1e-3
 
 
 @families(REFUSED)

@@ -102,26 +102,19 @@ def train(folder, output_dir, flags):
     return metrics(output_dir)
 
 
-@pytest.fixture(scope="module")
-def gsm8k_run(folder, tmp_path_factory):
+def test_gspo_trains_on_word_problems_through_the_chat_template(folder, tmp_path):
     """Two steps towards answers that calculate: at temperature 1 this model solves none of the
     problems, and without a right answer there is nothing to learn, but now and then it writes an
     equals sign."""
-    tmp = tmp_path_factory.mktemp("gsm8k")
-    (tmp / "mine.py").write_text("def calculates(response, answer):\n"
-                                 "    return float('=' in response)\n", encoding="utf-8")
-    found = train(folder, tmp / "run",
+    (tmp_path / "mine.py").write_text("def calculates(response, answer):\n"
+                                      "    return float('=' in response)\n", encoding="utf-8")
+    found = train(folder, tmp_path / "run",
                   "--dataset_name tests/data/gsm8k_style.jsonl "
-                  f"--verifier {tmp}/mine.py:calculates --steps 2 --prompts_per_step 2 "
+                  f"--verifier {tmp_path}/mine.py:calculates --steps 2 --prompts_per_step 2 "
                   "--num_generations 4 --max_completion_length 32 "
                   "--learning_rate 1e-5 --warmup_steps 0 --eval_prompts 2 --eval_samples 1")
-    return tmp / "run", found
-
-
-def test_gspo_trains_on_word_problems_through_the_chat_template(gsm8k_run):
-    folder, found = gsm8k_run
     assert [m["step"] for m in found] == [1, 2] and any(m["grad_norm"] > 0 for m in found)
     assert all(abs(m["loss"]) < 1 and m["mismatch_kl"] < 1e-5 for m in found)
-    for batch in read_json(folder / "samples.jsonl"):
+    for batch in read_json(tmp_path / "run/samples.jsonl"):
         for one in batch["samples"]:
             assert one["response"] and "<|im_" not in one["response"]

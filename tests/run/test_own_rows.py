@@ -81,6 +81,7 @@ EQUAL = "not finite where all rewards of a group are equal"
      "fails on three groups of 4 rewards"),
     (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response",
      "one number for every response: fix"),
+    (lambda rewards: rewards, "answer", "per 'answer', which must be 'response' or 'token'"),
     (lambda rewards: rewards[:, None], "token", "one number for every token: fix"),
     (lambda rewards: rewards, "token",
      "its function returns one per response: change one of the two"),

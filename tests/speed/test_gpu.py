@@ -130,7 +130,3 @@ def test_the_gpu_benchmark_measures_every_part_on_a_cpu_or_says_why_not(tmp_path
     assert found["run"]["fast"]["seconds_update"]["min"] > 0 and "--plain" in found["run"]
     pairs = found["pairs"]
     assert set(pairs) == {f"{name}, seed {seed}" for name in ("gspo", "grpo") for seed in (0, 1)}
-    for seed in (0, 1):                                      # the same start and questions
-        both = [pairs[f"{name}, seed {seed}"] for name in ("gspo", "grpo")]
-        assert both[0]["pass_at_1_before"] == both[1]["pass_at_1_before"]
-        assert both[0]["steps"] == both[1]["steps"]

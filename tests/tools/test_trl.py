@@ -91,15 +91,6 @@ def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work,
     assert sum(map(len, rewards)) == 16                      # 4 prompts of 4 responses
 
 
-@pytest.mark.parametrize("line, rows, accumulated", [
-    ("", 128, 1), ("--micro_batch_size 48", 32, 4), ("--micro_batch_size 8", 8, 16),
-    ("--micro_batch_size 1024", 128, 1)])
-def test_a_micro_batch_divides_the_mini_batch(line, rows, accumulated):
-    """32 prompts of 16 responses in 4 mini-batches of 128."""
-    args = parse(f"--num_generations 16 {line}".split())
-    assert batch_rows(args) == (rows, accumulated)
-
-
 OWN_DATA = "--model_name_or_path some/model --dataset_name rows.jsonl "
 SAYS = {  # flags: the fields that are printed, or what a comment says
     "--reward_weights 0.5 --scale_rewards none": ["reward_weights=[0.5]"],

@@ -453,12 +453,6 @@ def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width
             page.js(focused)
             bar, scrolled = (page.js(EDGES, name) for name in (".inspector", ".page"))
             assert scrolled[1] <= bar[0] + 0.5 and bar[1] <= height + 0.5
-    words = " ".join(page.js(
-        "return [...document.querySelectorAll('.signs > div')]"
-        ".filter(d => d.checkVisibility()).map(d => d.innerText)"))
-    for sign in ("removed by the clip", "weight of the gradient", "the clip range",
-                 "first wrong step", "read from the environment", "experts of a layer"):
-        assert sign in words
     page.js("document.querySelector('#flip').click()")
     assert page.says()[0] == "grpo", "a phone has no key g"
 
