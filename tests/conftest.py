@@ -184,31 +184,25 @@ def killed(run):
 
 
 @pytest.fixture
-def first(monkeypatch):
-    """first(train, "update", act): act(...) is called before each train.update(...) from now on."""
-    def patch(owner, name, act):
-        call = getattr(owner, name)
-
-        def both(*args, **options):
-            act(*args, **options)
-            return call(*args, **options)
-        monkeypatch.setattr(owner, name, both)
-    return patch
-
-
-@pytest.fixture
 def then(monkeypatch):
     """then(train, "update", act): act(result, ...) is called after each train.update(...). What it
     returns, unless it is None, takes the place of the result."""
-    def patch(owner, name, act):
+    def patch(owner, name, act, before=lambda *args, **options: None):
         call = getattr(owner, name)
 
         def both(*args, **options):
+            before(*args, **options)
             result = call(*args, **options)
             changed = act(result, *args, **options)
             return result if changed is None else changed
         monkeypatch.setattr(owner, name, both)
     return patch
+
+
+@pytest.fixture
+def first(then):
+    """first(train, "update", act): act(...) is called before each train.update(...) from now on."""
+    return lambda owner, name, act: then(owner, name, lambda *args, **options: None, act)
 
 
 @pytest.fixture

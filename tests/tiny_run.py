@@ -79,9 +79,14 @@ def documented(title):
     return section, [textwrap.dedent(block).strip() for block in blocks if block.strip()]
 
 
+def write(path, text):
+    """Write a text file, on any machine in UTF-8."""
+    Path(path).write_text(text, encoding="utf-8")
+
+
 def jsonl(path, rows):
     """Write rows as JSON lines; their path as str."""
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write(path, "".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 

@@ -5,7 +5,6 @@ The shortened page runs in this process (runpy) on a copy with smaller constants
 it as a reader does.
 """
 
-import ast
 import importlib.util
 import math
 import re
@@ -22,9 +21,10 @@ import models
 import rollout
 from losses import policy_loss
 from reference import only, ragged
-from tiny_run import python
+from tiny_run import python, write
 
 PAGE = Path(gspo.__file__)
+SOURCE = PAGE.read_text(encoding="utf-8")
 PROMPTS = [[3, 10, 8, 11], [9, 11], [1, 10, 2, 10, 3, 11]]
 SHORT = dict(STEPS=2, PROMPTS_PER_STEP=2, NUM_GENERATIONS=4, MINI_BATCHES=2, MICRO_BATCH=2, steps=2)
 
@@ -48,14 +48,14 @@ def load(path):
 
 def grpo_page(folder):
     """The page with the three lines of its closing comment in the place of its own, in a folder."""
-    source, closing = PAGE.read_text(encoding="utf-8").split("# GRPO is three lines away")
+    source, closing = SOURCE.split("# GRPO is three lines away")
     lines = re.findall(r"^# ( *[A-Za-z_]+ = .*)$", closing, re.M)
     assert len(lines) == 3
     for line in lines:
         name = line.partition(" = ")[0]
         source, count = re.subn(rf"(?m)^{name} = .*$", line, source)
         assert count == 1, line
-    (folder / "grpo.py").write_text(source, encoding="utf-8")
+    write(folder / "grpo.py", source)
     return folder / "grpo.py"
 
 
@@ -90,26 +90,20 @@ def test_the_loss_is_that_of_the_concept_file():
 
 def test_the_three_lines_of_the_closing_comment_make_it_grpo(tmp_path, monkeypatch, capsys):
     page = grpo_page(tmp_path)
-    ours, theirs = (path.read_text(encoding="utf-8").splitlines() for path in (PAGE, page))
-    assert sum(a != b for a, b in zip(ours, theirs)) == 3
+    text = page.read_text(encoding="utf-8")
+    assert sum(a != b for a, b in zip(SOURCE.splitlines(), text.splitlines())) == 3
     assert_same_loss(load(page), "grpo")
-    run(monkeypatch, page, shortened(page.read_text(encoding="utf-8"), **SHORT))
+    run(monkeypatch, page, shortened(text, **SHORT))
     assert capsys.readouterr().out.count("batch ") == 2
 
 
 def test_the_page_imports_nothing_of_this_project():
-    tree = ast.parse(PAGE.read_text(encoding="utf-8"))
-    allowed = {"torch", "transformers", *sys.stdlib_module_names}
-    imports = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    assert [node.module for node in imports if node not in tree.body] == ["datasets"]
-    for node in imports:
-        if node in tree.body:
-            names = [getattr(node, "module", None) or alias.name for alias in node.names]
-            assert {name.split(".")[0] for name in names} <= allowed
+    imported = re.findall(r"(?m)^ *(?:from|import) (\w+)", SOURCE)
+    assert {*imported} <= {"torch", "transformers", "datasets", *sys.stdlib_module_names}
 
 
 def test_the_page_is_a_page():
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = SOURCE.splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
     assert len(code) <= 215 and len(lines) <= 250 and max(map(len, lines)) <= 100
 
@@ -135,14 +129,14 @@ def test_of_gsm8k_counts_what_follows_the_marks(response, right):
 
 def run(monkeypatch, path, source, *argv):
     """The page from the command line, in this process."""
-    path.write_text(source, encoding="utf-8")
+    write(path, source)
     monkeypatch.setattr(sys, "argv", [str(path), *map(str, argv)])
     runpy.run_path(str(path), run_name="__main__")
 
 
 def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     """Seven batches of three tokens, with a reward that is a matter of chance."""
-    source = shortened(PAGE.read_text(encoding="utf-8"), **SHORT | dict(STEPS=7, MAX_NEW_TOKENS=3))
+    source = shortened(SOURCE, **SHORT | dict(STEPS=7, MAX_NEW_TOKENS=3))
     right, chance = "float(response == answer)", "float(response < '7')"
     assert source.count(right) == 1
     run(monkeypatch, tmp_path / "short.py", source.replace(right, chance))
@@ -209,9 +203,9 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
     tokenizer.chat_template = template
     checkpoint = models.saved(tmp_path / "model", tokenizer=tokenizer, num_hidden_layers=1)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
-                    '{"question": "2 + 2?", "answer": "#### 4"}\n', encoding="utf-8")
-    source = shortened(PAGE.read_text(encoding="utf-8"), **SHORT | dict(
+    write(rows, '{"question": "What is 3 * 6?", "answer": "#### 18"}\n'
+                '{"question": "2 + 2?", "answer": "#### 4"}\n')
+    source = shortened(SOURCE, **SHORT | dict(
         micro_batch=3, max_new_tokens=8, learning_rate=1e-3))
     run(monkeypatch, tmp_path / "short.py", source, checkpoint, rows)
     assert capsys.readouterr().out.count("batch ") == 2
@@ -220,6 +214,6 @@ def test_the_page_trains_a_checkpoint_on_rows_of_a_file(tmp_path, monkeypatch, c
 @pytest.mark.slow
 def test_the_page_runs_alone_as_a_script(tmp_path):
     """In a folder of its own, where no file of this project can be imported."""
-    short = shortened(PAGE.read_text(encoding="utf-8"), **SHORT)
-    (tmp_path / "gspo.py").write_text(short, encoding="utf-8")
+    short = shortened(SOURCE, **SHORT)
+    write(tmp_path / "gspo.py", short)
     assert python("gspo.py", cwd=tmp_path).stdout.count("batch ") == 2

@@ -10,7 +10,6 @@ takes a mini-batch at once.
 import math
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ import gspo
 import train
 from plumbing.data.running_sum import builtin_tokenizer
 from rollout import draw
-from tiny_run import chance, metrics, read_json
+from tiny_run import chance, metrics, read_json, write
 
 Q, G, T, MINI = 6, 4, 8, 3                       # T: of tiny_run.chance
 SHORT = dict(PROMPTS_PER_STEP=Q, NUM_GENERATIONS=G, MINI_BATCHES=MINI)
@@ -77,7 +76,7 @@ def made(uses):
     torch.manual_seed(0)
     gspo.tiny_policy(Characters()).save_pretrained("start")
     builtin_tokenizer().save_pretrained("start")
-    Path("recorded.py").write_text(RECORDED, encoding="utf-8")
+    write("recorded.py", RECORDED)
     train.main(f"{FLAGS} {chance()} --num_iterations {uses}".split())
     problems = [(ids, "1") for batch in read_json("prompts.jsonl") for ids in batch]
     uniforms = runpy.run_path("recorded.py")["uniforms"]

@@ -5,7 +5,7 @@ python -m pytest -m "slow or not slow" tests/concepts/test_learner.py
 
 import pytest
 
-from tiny_run import TINY, documented, metrics, program, python
+from tiny_run import TINY, documented, metrics, program, python, write
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def copied(folder, cold_start, *replacements):
     code = program(folder / "code", cold_start)
     losses = code / "losses.py"
     text = in_place_of(losses.read_text(encoding="utf-8"), *replacements)
-    losses.write_text(text, encoding="utf-8")
+    write(losses, text)
     return code
 
 
@@ -94,9 +94,8 @@ def with_advantage(code, function, row):
     file = code / "advantages.py"
     text = file.read_text(encoding="utf-8")
     assert text.count("\nADVANTAGES = {\n") == 1
-    file.write_text(text.replace("\nADVANTAGES = {\n",
-                                 f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"),
-                    encoding="utf-8")
+    write(file, text.replace("\nADVANTAGES = {\n",
+                             f"\n{function}\n\n\nADVANTAGES = {{\n    {row}\n"))
 
 
 def test_a_documented_advantage_trains_and_is_refused_where_it_cannot(tmp_path, cold_start):

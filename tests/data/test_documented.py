@@ -20,7 +20,7 @@ import session.learner
 import train
 from plumbing.data.tasks import make_task
 from session.arguments import parse
-from tiny_run import SMALL, TINY, metrics
+from tiny_run import SMALL, TINY, metrics, write
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = (ROOT / "docs/data.md").read_text(encoding="utf-8")
@@ -35,8 +35,7 @@ def section(heading, **places):
         lines = body.rstrip("\n").splitlines()
         assert not any(line.startswith("    python ") for line in lines), (
             f"{name}: Markdown shows the command as a part of the file")
-        Path(name).write_text("".join(line[4:] + "\n" for line in lines).rstrip("\n") + "\n",
-                              encoding="utf-8")
+        write(name, "".join(line[4:] + "\n" for line in lines).rstrip("\n") + "\n")
     commands = re.findall(r"^    (python train\.py .*)$", text, re.M)
     return [[places.get(word, word) for word in shlex.split(line)[2:]] for line in commands]
 
@@ -133,7 +132,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
     jail, = re.findall(r'^    export JAIL="(bwrap [^"]+)"$', DATA, re.M)
     (argv,) = section("A reward function that runs code")
     mine, made = workplace / "mine.txt", Path(sys.prefix) / "made"
-    mine.write_text("x", encoding="utf-8")
+    write(mine, "x")
     caught = ("\nreached = True\ntry:\n    {}\nexcept OSError:\n    reached = False\n"
               "assert not reached\n")
     with socket.create_server(("127.0.0.1", 0)) as listener:

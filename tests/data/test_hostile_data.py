@@ -18,7 +18,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import load_task
 from plumbing.data.reward_functions import RewardFunction, in_parallel
-from tiny_run import jsonl, metrics, slow
+from tiny_run import jsonl, metrics, slow, write
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 
@@ -158,13 +158,13 @@ def test_unicode_and_control_characters_pass_unchanged(tmp_path):
      '{"prompt": "e", "answer": 1e16}', ["4", "5", "-6.5", "0.00001", "10000000000000000"]),
     ("x.csv", "prompt,answer\r\n1,007\r\nb,1.50\r\n", ["007", "1.50"])])
 def test_numbers_become_text_and_text_stays_as_it_is_written(name, text, answers, tmp_path):
-    (tmp_path / name).write_text(text, encoding="utf-8")
+    write(tmp_path / name, text)
     rows = to_problems(read_rows(tmp_path / name), name)
     assert [(p.prompt, p.answer) for p in rows] == [*zip("1bcde", answers)]
 
 
 def test_a_dataset_of_one_row_is_both_splits_and_says_so(tmp_path):
-    (tmp_path / "x.jsonl").write_text(GOOD, encoding="utf-8")
+    write(tmp_path / "x.jsonl", GOOD)
     task = load_task(str(tmp_path / "x.jsonl"), verifier="exact")
     assert task.train == task.test == [Problem("2+2=", "4", f"{tmp_path}/x.jsonl line 1")]
     note, = task.notes
@@ -206,8 +206,7 @@ def test_references_that_math_verify_cannot_read_are_named(model, run, capsys):
 
 def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path):
     """Python's reader of CSV takes no such cell by itself."""
-    (tmp_path / "x.csv").write_text(f"prompt,answer\n2+2=,4\n{'1+' * 500_000},4\n",
-                                    encoding="utf-8")
+    write(tmp_path / "x.csv", f"prompt,answer\n2+2=,4\n{'1+' * 500_000},4\n")
     task = load_task(str(tmp_path / "x.csv"), verifier="exact")
     problem = next(p for p in task.train + task.test if len(p.prompt) == 1_000_000)
     words = "x.csv line 3: the prompt has 1000000 characters, far too many for 512 tokens"
@@ -279,11 +278,10 @@ def judged(check, answer, responses, trap):
 
 def test_every_string_reaches_a_users_function_unchanged(tmp_path):
     """A naive one in its worker, which raises on many of them."""
-    (tmp_path / "mine.py").write_text(
+    write(tmp_path / "mine.py",
         "import zlib\ndef check(response, answer):\n"
         "    crc = zlib.crc32(response.encode('utf-8', 'surrogatepass'))\n"
-        "    return crc == int(answer) if len(response) % 3 else int(response) * 0\n",
-        encoding="utf-8")
+        "    return crc == int(answer) if len(response) % 3 else int(response) * 0\n")
     check = RewardFunction(f"{tmp_path}/mine.py:check", time_limit=20.0)
     responses = hostile("42", tmp_path / "trap")
     for response in responses:

@@ -13,7 +13,7 @@ from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt
 from plumbing.data.tasks import make_task
 from session.arguments import parse
-from tiny_run import jsonl, read_json
+from tiny_run import jsonl, read_json, write
 
 CHARACTERS = "0123456789+=,.:#<>/{}abcdefghijklmnopqrstuvwxyzQA \n"
 CHAT = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -73,7 +73,7 @@ def rows(workplace):
      "Q{prompt}")])
 def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, system, template,
                                                                          rows):
-    Path("shots.txt").write_text("1+1=2\n{prompt}\nQ:\n", encoding="utf-8")
+    write("shots.txt", "1+1=2\n{prompt}\nQ:\n")
     task = make_task(parse((EXACT + line).split()))
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
@@ -86,9 +86,8 @@ def test_what_a_chat_template_opened_is_part_of_the_prompt_and_is_shown_once(row
     tokenizer.chat_template = ("{% for m in messages %}{{ m.content }}{% endfor %}"
                                "{% if add_generation_prompt %}=<pad>,+{% endif %}")  # <think>
     tokenizer.save_pretrained("m")
-    Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    open('seen', 'a').write(response + '\\n')\n    return 1\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n"
+                     "    open('seen', 'a').write(response + '\\n')\n    return 1\n")
     run(ROWS + "--verifier mine.py:reward --max_completion_length 4 --system_prompt 2+2=4. "
         "--prompt_template 1+{prompt}")
     out = capsys.readouterr().out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from plumbing.data.reward_functions import RewardFunction
-from tiny_run import slow
+from tiny_run import slow, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def own(tmp_path):
     made = []
 
     def make(source, time_limit=20.0):
-        (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+        write(tmp_path / "mine.py", source)
         made.append(RewardFunction(f"{tmp_path}/mine.py:check", time_limit))
         return made[-1]
     yield make
@@ -121,8 +121,7 @@ def gone(pid):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_workers_do_not_outlive_a_run_that_is_killed(tmp_path):
-    (tmp_path / "mine.py").write_text("def check(response, answer):\n    while True: pass\n",
-                                      encoding="utf-8")
+    write(tmp_path / "mine.py", "def check(response, answer):\n    while True: pass\n")
     code = ("import threading; from plumbing.data.reward_functions import RewardFunction\n"
             f"check = RewardFunction('{tmp_path}/mine.py:check', 1.0); worker = check.idle[0]\n"
             "print(worker.pid, flush=True)\n"

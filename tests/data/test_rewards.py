@@ -24,7 +24,7 @@ from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.data.tasks import load_task
 from plumbing.parallel import processes
-from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, python, read_json
+from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, python, read_json, write
 
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
         "--verifier mine.py:reward ")
@@ -37,7 +37,7 @@ def task(sums):
     made = []
 
     def make(source, *names, **options):
-        Path("mine.py").write_text(source, encoding="utf-8")
+        write("mine.py", source)
         kinds = [f"mine.py:{name}" for name in names or ["reward"]]
         made.append(load_task("rows.jsonl", verifier=kinds, **{"time_limit": 20.0} | options))
         return made[-1]
@@ -52,7 +52,7 @@ def judged(model, sums, run):
     """judged(source, "--steps 2") is the metrics of a run on the sums by the reward of mine.py,
     whose text is the source."""
     def train(source, line="", folder="run"):
-        Path("mine.py").write_text(source, encoding="utf-8")
+        write("mine.py", source)
         return run(DATA + line, folder=folder)
     return train
 
@@ -129,7 +129,7 @@ def reward(response, answer):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed, all_fail", [(1, False), (2, True)])
 def test_two_processes_name_and_count_the_parts_as_one_does(seed, all_fail, model, sums):
-    Path("mine.py").write_text(ROUGH.format(seed=seed, all_fail=all_fail), encoding="utf-8")
+    write("mine.py", ROUGH.format(seed=seed, all_fail=all_fail))
     words = [TRAIN, *SMALL, *DATA.split(), *"--steps 2 --reward_weights 1 0.5 -0.25".split()]
     found = []
     for n in (1, 2):
@@ -165,10 +165,10 @@ def test_a_single_part_is_the_reward_to_the_last_bit():
 
 
 def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums):
-    Path("mine.py").write_text(
+    write("mine.py",
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
-        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n", encoding="utf-8")
+        "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
     check, texts = RewardFunction("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
     expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
     assert in_parallel(check, texts, [""] * 99, workers=4) == expected
@@ -249,14 +249,14 @@ BEGUN = [
 def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(row, model, sums,
                                                                               refused):
     source, line, words = row
-    Path("mine.py").write_text(source, encoding="utf-8")
+    write("mine.py", source)
     assert re.search(words, refused(DATA + line, begun=row in BEGUN))
 
 
 def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
     jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "two"}])
-    Path("mine.py").write_text("def reward(completion_ids):\n"
-                               "    return [1.0] * len(completion_ids)\n", encoding="utf-8")
+    write("mine.py", "def reward(completion_ids):\n"
+                     "    return [1.0] * len(completion_ids)\n")
     assert "rows.jsonl line 1: the answer cannot be tokenized" in refused(DATA)
 
 
@@ -373,8 +373,8 @@ def test_a_function_of_a_batch_has_no_time_limit_and_one_of_a_response_has(task,
 def test_completions_in_the_signature_make_it_a_function_of_the_batch(source, batched, tmp_path,
                                                                       monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("other.py").write_text("def reward(completions):\n    return []\n", encoding="utf-8")
-    Path("mine.py").write_text(source + "\n", encoding="utf-8")
+    write("other.py", "def reward(completions):\n    return []\n")
+    write("mine.py", source + "\n")
     function = make_reward_function("mine.py:reward", 20.0, ["answer"])
     function.close()
     assert function.batched == batched
@@ -391,8 +391,7 @@ def test_an_async_function_and_one_with_a_state_are_called(task):
 
 def test_a_file_with_dataclasses_and_a_neighbour_called_like_a_package(task):
     """Its own imports find the neighbour; later imports of the process do not."""
-    Path("colorsys.py").write_text("mine = 7\n",
-                                   encoding="utf-8")             # there is a module of this name
+    write("colorsys.py", "mine = 7\n")             # there is a module of this name
     sys.modules.pop("colorsys", None)
     judge = task("from __future__ import annotations\nfrom dataclasses import dataclass\n"
                  "import colorsys\n@dataclass\nclass Mark:\n    value: float\n"
@@ -463,7 +462,7 @@ def test_rows_as_verl_has_them(conversations, run, capsys, calls):
          "data_source": "sums", "extra_info": {"index": i},
          "reward_model": {"style": "rule", "ground_truth": f"worked\n#### {i}"}}
         for a in (1, 2) for i in range(4)])
-    Path("mine.py").write_text(
+    write("mine.py",
         "import json\n"
         "def compute_score(data_source=None, solution_str='', ground_truth='', extra_info=None,\n"
         "                  bonus=0.5):\n"
@@ -471,11 +470,11 @@ def test_rows_as_verl_has_them(conversations, run, capsys, calls):
         "        index = (extra_info or {}).get('index', 0)\n"
         "        words = [data_source, solution_str, ground_truth, index]\n"
         "        file.write(json.dumps(words) + '\\n')\n"
-        "    return {'score': bonus, 'pred': solution_str}\n", encoding="utf-8")
-    Path("whole.py").write_text(
+        "    return {'score': bonus, 'pred': solution_str}\n")
+    write("whole.py",
         "def whole(completions, reward_model):\n"
         "    return [1 if x is None else x['ground_truth'].count('worked')\n"
-        "            for x in reward_model]\n", encoding="utf-8")
+        "            for x in reward_model]\n")
     prompts = calls(module, "encode_prompt")
     record, = run(TALK + "--columns prompt reward_model.ground_truth --verifier "
                   "mine.py:compute_score whole.py:whole --max_completion_length 4 "
@@ -514,9 +513,8 @@ def test_every_reward_function_of_trl_works_unchanged(name, conversations, run, 
     called directly with what was sampled: its own tokens, messages, and the column."""
     assert name in FACTORIES or not name.startswith("get_")
     made = name + FACTORIES.get(name, "")
-    Path("mine.py").write_text(f"from trl.rewards import {name}\nreward = {made}\n",
-                               encoding="utf-8")
-    Path("recorder.py").write_text(RECORDER, encoding="utf-8")
+    write("mine.py", f"from trl.rewards import {name}\nreward = {made}\n")
+    write("recorder.py", RECORDER)
     seen = calls(Task, "reward_components")
     record, = run(TALK + "--verifier mine.py:reward --sampler recorder.py:Recorder "
                   "--temperature 3 --max_completion_length 8")

@@ -14,7 +14,6 @@ import pytest
 from transformers import AutoTokenizer
 
 import train
-from make_max_data import make_max_data
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.stream import PromptStream
@@ -22,7 +21,7 @@ from plumbing.data.task import Task
 from plumbing.data.tasks import load_task, make_task, prepare_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
-from tiny_run import flags, jsonl, metrics, read_json
+from tiny_run import flags, jsonl, metrics, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -205,7 +204,7 @@ def as_file(path, rows):
     import datasets
     data = datasets.Dataset.from_list(rows)
     make = {".csv": data.to_csv, ".parquet": data.to_parquet,
-            ".json": lambda path: path.write_text(json.dumps(rows, indent=1), encoding="utf-8"),
+            ".json": lambda path: write(path, json.dumps(rows, indent=1)),
             ".jsonl": lambda path: jsonl(path, rows)}
     make[path.suffix](path)
     return str(path)
@@ -293,8 +292,8 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(hub):
 def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path):
     """The reference: the package's own data sets, and its scores."""
     gym = pytest.importorskip("reasoning_gym")
-    (tmp_path / "mine.py").write_text(
-        "def short(response, answer):\n    return float(len(response) < 4)\n", encoding="utf-8")
+    write(tmp_path / "mine.py",
+        "def short(response, answer):\n    return float(len(response) < 4)\n")
     name = ('reasoning_gym:basic_arithmetic?operators=["+","-"]&max_digits=1&size=60,'
             "reasoning_gym:letter_counting?max_words=5&size=30")
     task = load_task(name, seed=3, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
@@ -333,14 +332,6 @@ def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ValueError, match="pip install reasoning-gym"):
         load_task("reasoning_gym:countdown")
-
-
-def test_the_max_of_two_files_hold_no_test_pair_in_train(tmp_path):
-    rows = [read_json(path) for path in make_max_data(tmp_path)]
-    trained, tested = ([re.findall(r"\d+", row["prompt"])[-2:] for row in part] for part in rows)
-    assert len(trained) == 2000 and len(tested) == 256
-    assert not {*map(frozenset, trained)} & {*map(frozenset, tested)}
-    assert [row["answer"] for row in rows[1]] == [max(pair, key=int) for pair in tested]
 
 
 # --------------------------------------------------------------------------------- data position

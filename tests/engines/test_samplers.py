@@ -15,7 +15,7 @@ from models import check_ends, for_chats, gap, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout, ending_tokens
 from plumbing.engines.samplers import load_class
-from tiny_run import jsonl, read_json
+from tiny_run import jsonl, read_json, write
 
 ROOT = Path(__file__).parents[2]
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
@@ -74,9 +74,9 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     ("mine.py:Bare", "--sampler mine.py:Bare: Bare.__init__() takes 2 positional arguments but 6"),
     (f"{GENERATE} --routing_replay rollout", "built-in sampler")])
 def test_what_is_no_sampler_is_refused_in_one_line(line, words, place, refused):
-    Path("broken.py").write_text("1 / 0\n", encoding="utf-8")
-    Path("mine.py").write_text("class Bare:\n    sample = None\n"
-                               "    def __init__(self, policy):\n        pass\n", encoding="utf-8")
+    write("broken.py", "1 / 0\n")
+    write("mine.py", "class Bare:\n    sample = None\n"
+                     "    def __init__(self, policy):\n        pass\n")
     assert words in refused(DATA + "--sampler " + line)
 
 
@@ -103,7 +103,7 @@ class Answers(Sampler):
 def test_an_evaluation_uses_the_runs_own_sampler_on_the_unrounded_policy(rounding, dtype, place,
                                                                          run):
     jsonl("rows.jsonl", [{"prompt": f"{i}+1=", "answer": "2"} for i in range(1, 9)])
-    Path("answers.py").write_text(ANSWERS, encoding="utf-8")
+    write("answers.py", ANSWERS)
     line = DATA + "--sampler answers.py:Answers "
     run(line + rounding + " --eval_samples 2")
     summary = read_json("run/summary.json")

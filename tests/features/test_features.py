@@ -21,7 +21,7 @@ from features.feature import HOOKS, Feature, Features, flag
 from features.mismatch import Mismatch
 from session import arguments
 from session.arguments import Core, Settings
-from tiny_run import TINY, chance, differences, flags, program, python
+from tiny_run import TINY, chance, differences, flags, program, python, write
 
 ROOT = Path(train.__file__).parent
 ON = {                                                       # flags that switch it on
@@ -74,7 +74,7 @@ def without(place, cold_start, names):
             (place / "features" / file_of(feature)).unlink()
             text = re.sub(rf"^from features\.\w+ import {feature.__name__}\n", "", text, flags=re.M)
             text = re.sub(rf"\b{feature.__name__}\b,? ?", "", text)
-    listed.write_text(text, encoding="utf-8")
+    write(listed, text)
     return place
 
 
@@ -93,14 +93,14 @@ def in_turn(place, home, names):
 def named(workplace, cold_start):
     """What the flags of ON name: rows.jsonl, mine.py and model."""
     chance()
-    Path("mine.py").write_text("""
+    write("mine.py", """
 import random
 class Seven:
     def __init__(self, row, seed):
         self.rng = random.Random(seed)
     def step(self, text):
         return "7", len(text) / 10, self.rng.random() < 0.2
-""", encoding="utf-8")
+""")
     Path("model").symlink_to(cold_start)
 
 

@@ -9,7 +9,7 @@ import torch
 
 import train
 from features.lengths import Lengths, overlong_zone
-from tiny_run import jsonl, read_json, state
+from tiny_run import jsonl, read_json, state, write
 
 CUT = "--max_completion_length 3 --mask_truncated_completions "      # answers of one number have
 HELD = "--lr_scheduler_type constant_with_warmup "                   # three tokens, of two, five
@@ -69,9 +69,8 @@ def test_a_mini_batch_without_a_loss_token_is_a_step_of_zero(flags, run, cold_st
         Path("policy").symlink_to(cold_start)
         jsonl("sums.jsonl", [{"prompt": f"{a}+{b}=", "answer": "2,1."}
                              for a in range(1, 4) for b in range(1, 4)])
-        Path("mine.py").write_text("class Always:\n    def __init__(self, row):\n        pass\n"
-                                   "    def step(self, text):\n        return '1', 0, False\n",
-                                   encoding="utf-8")
+        write("mine.py", "class Always:\n    def __init__(self, row):\n        pass\n"
+                         "    def step(self, text):\n        return '1', 0, False\n")
     records = run("--steps 2 --max_completion_length 1 --mask_truncated_completions " + flags)
     assert [r["truncated"] for r in records] == [1, 1]
     assert [r["empty_minibatches"] for r in records] == [2, 2]

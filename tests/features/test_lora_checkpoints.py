@@ -26,7 +26,7 @@ from plumbing.model.copies import plain_copy
 from features.lora import add_adapters
 from plumbing.model.policy import load_policy
 from session.arguments import parse
-from tiny_run import chance, flags, read_json
+from tiny_run import chance, flags, read_json, write
 
 peft = pytest.importorskip("peft")
 IDS = torch.tensor([[1, 10, 2, 11, 3, 12]])
@@ -173,8 +173,8 @@ def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
     assert "untied" in said()
     Path("elsewhere").rename("untied")
     config = read_json(Path(FIRST, "adapter_config.json"))
-    Path("untied/adapter_config.json").write_text(
-        json.dumps(config | {"base_model_name_or_path": "x"}), encoding="utf-8")
+    write("untied/adapter_config.json",
+        json.dumps(config | {"base_model_name_or_path": "x"}))
     assert "an adapter itself" in said()
 
 

@@ -16,7 +16,7 @@ from features.moving import move_towards
 from features.reference_kl import ReferenceKL
 from session.arguments import parse
 from reference import penalized
-from tiny_run import state
+from tiny_run import state, write
 
 # ------------------------------------------------------------------------- the KL in the loss
 
@@ -72,7 +72,7 @@ def test_advantages_and_the_critics_targets_read_rewards_less_the_kl(line, calls
 
 
 def test_equal_weights_of_rewards_matter_beside_the_kl(refused):
-    Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3, encoding="utf-8")
+    write("rows.jsonl", '{"prompt": "2+2=", "answer": "4"}\n' * 3)
     line = "--model_name_or_path m --dataset_name rows.jsonl --reward_weights 2 --beta 0.1"
     assert "multiplies every reward" in refused(line)
     assert parse(f"{line} --use_kl_in_reward".split()).reward_weights == [2.0]

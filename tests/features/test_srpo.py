@@ -15,7 +15,7 @@ from features.srpo import SRPO, Stages, join
 from plumbing.data.tasks import load_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
-from tiny_run import TINY, jsonl
+from tiny_run import TINY, jsonl, write
 
 
 @pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])
@@ -111,8 +111,8 @@ def another_start(workplace, monkeypatch):
 
 
 def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
-    Path("mine.py").write_text("def long(completions, prompts):\n"
-                               "    return [len(p) for p in prompts]\n", encoding="utf-8")
+    write("mine.py", "def long(completions, prompts):\n"
+                     "    return [len(p) for p in prompts]\n")
     for name in ("x", "yy"):
         jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
     first = load_task("x.jsonl", verifier=["exact", "mine.py:long"], stop=("\n",))

@@ -25,7 +25,7 @@ from make_max_data import make_max_data
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import cold_start as supervised
 from session import metrics
-from tiny_run import TINY, jsonl
+from tiny_run import TINY, jsonl, write
 from tools import dashboard, style, view  # noqa: F401  of this folder, not by the links of a test's
 
 SHORT = ("--steps 2 --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --device cpu "
@@ -137,8 +137,8 @@ def test_the_commands_of_a_document_run(document, model, batches):
     made = ["reverse.py", "reverse.jsonl"] * (document == "docs/lesson.md")
     for name in ("mine.py", "mine.jsonl", "easy.jsonl", "hard.jsonl", *made):      # not shown
         if name.endswith(".py"):
-            Path(name).write_text("def reward(response, answer):\n"
-                                  "    return float(answer in response)\n", encoding="utf-8")
+            write(name, "def reward(response, answer):\n"
+                        "    return float(answer in response)\n")
         else:
             jsonl(name, [{"prompt": f"{i}+2=", "answer": str(i + 2)} for i in range(20)])
     Path("data").mkdir()
@@ -146,7 +146,7 @@ def test_the_commands_of_a_document_run(document, model, batches):
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     for kind, line, text in pieces(document):
         if kind == "file":
-            Path(line).write_text(text, encoding="utf-8")
+            write(line, text)
         elif (document, line) in RUN:
             try:
                 run(line, model)

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 
 from documents import DOCUMENTS, ROOT
-from tiny_run import TINY, read_json
+from tiny_run import TINY, read_json, write
 
 sys.path.insert(0, str(ROOT / "experiments"))                # as when run.py is the script
 import fill  # noqa: E402
@@ -211,10 +211,10 @@ def test_an_unknown_machine_version_or_commit_equals_nothing(key):
 def test_changed_code_is_another_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "ROOT", tmp_path)               # no repository, as in an archive
     file = tmp_path / "train.py"
-    file.write_text("1", encoding="utf-8")
+    write(file, "1")
     first = run.describe_code()
     assert first == run.describe_code() and first.startswith("+")
-    file.write_text("2", encoding="utf-8")
+    write(file, "2")
     assert run.describe_code() != first
 
 
@@ -270,7 +270,7 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
     file = workplace / "here/tiny.jsonl"
     first = file.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["arm"] for line in first] == ["A", "A", "B"]
-    file.write_text("\n".join(first[1:]) + '\n{"arm": "B", "ce\n', encoding="utf-8")    # cut off
+    write(file, "\n".join(first[1:]) + '\n{"arm": "B", "ce\n')    # cut off
     run.main("tiny --only A@0.0001 --most 1 --folder here".split())
     then, again = (json.loads(line) for line in
                    (first[0], file.read_text(encoding="utf-8").splitlines()[-1]))

@@ -15,7 +15,7 @@ import train
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.model import policy
 from test_chat import CHATML, chat_tokenizer
-from tiny_run import SUMS, jsonl, read_json
+from tiny_run import SUMS, jsonl, read_json, write
 
 ROWS = "--model_name_or_path model --dataset_name rows.jsonl --verifier exact "
 
@@ -32,7 +32,7 @@ def edit(file, **values):
     path = Path("model") / file
     changed = json.loads(path.read_text(encoding="utf-8")) | values
     kept = {name: value for name, value in changed.items() if value is not None}
-    path.write_text(json.dumps(kept), encoding="utf-8")
+    write(path, json.dumps(kept))
 
 
 # ------------------------------------------------------------- a turn that ends with another token
@@ -90,7 +90,7 @@ def quantize(method):
 def damage_tokenizer():
     file = Path("model/tokenizer.json")
     text = file.read_text(encoding="utf-8").replace('"WordLevel"', '"OfAnotherVersion"')
-    file.write_text(text, encoding="utf-8")
+    write(file, text)
 
 
 def sentencepiece_alone():

@@ -16,7 +16,7 @@ from make_smollm2 import FOLDER, make_smollm2
 from models import own_scores
 from plumbing.speed.fast import fast_response_logp, fast_sample
 from rollout import response_logp, sample
-from tiny_run import metrics, python, read_json
+from tiny_run import metrics, python, read_json, write
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTIONS = ["What is the capital of France?",              # of unequal length
@@ -68,7 +68,7 @@ def test_the_chat_template_and_the_special_tokens_are_smollm2s(tokenizer, model)
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep me", encoding="utf-8")
+    write(tmp_path / "mine.txt", "keep me")
     done = python(ROOT / "tests/make_smollm2.py", tmp_path, code=2)
     assert done.stderr.count("\n") == 1
     assert "remove it or name another folder" in done.stderr
@@ -106,8 +106,8 @@ def test_gspo_trains_on_word_problems_through_the_chat_template(folder, tmp_path
     """Two steps towards answers that calculate: at temperature 1 this model solves none of the
     problems, and without a right answer there is nothing to learn, but now and then it writes an
     equals sign."""
-    (tmp_path / "mine.py").write_text("def calculates(response, answer):\n"
-                                      "    return float('=' in response)\n", encoding="utf-8")
+    write(tmp_path / "mine.py", "def calculates(response, answer):\n"
+                                "    return float('=' in response)\n")
     found = train(folder, tmp_path / "run",
                   "--dataset_name tests/data/gsm8k_style.jsonl "
                   f"--verifier {tmp_path}/mine.py:calculates --steps 2 --prompts_per_step 2 "

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import train
 from plumbing.model import cold_start
 from session import checkpoints
-from tiny_run import TRAIN, differences, jsonl, metrics, python
+from tiny_run import TRAIN, differences, jsonl, metrics, python, write
 
 POLICY = ("--min_terms 1 --max_terms 2 --hidden_size 32 --num_experts 4 --num_hidden_layers 2 "
           "--cold_start_steps 200 --cold_start_learning_rate 0.005 ")
@@ -69,7 +69,7 @@ def home(tmp_path_factory):
         shutil.copytree(next((home / "runs/cold_start").iterdir()), home / "model")
         jsonl("prefix.jsonl", [{"prompt": f"1+2+3+4+5+6+7+8+9+{i}+{i}=",
                                 "answer": str(5 + 2 * i)[-1]} for i in range(10)] * 2)
-        Path("play.py").write_text(PLAY, encoding="utf-8")
+        write("play.py", PLAY)
         for name, flags in RUNS.items():
             train.main(words(f"{flags} --output_dir {name}"))
     torch.set_num_threads(threads)
@@ -93,7 +93,7 @@ def changed(home, change):
     """A script that changes something, and then is train.py."""
     file = home / "changed.py"
     there = f"import os, sys\nsys.path.insert(0, {str(Path(TRAIN).parent)!r})\nimport train\n"
-    file.write_text(f"{there}{textwrap.dedent(change)}\ntrain.main()\n", encoding="utf-8")
+    write(file, f"{there}{textwrap.dedent(change)}\ntrain.main()\n")
     return file
 
 

@@ -2,12 +2,11 @@
 python -m pytest tests/run/test_ask.py"""
 
 import re
-from pathlib import Path
 
 import pytest
 
 import eval
-from tiny_run import jsonl
+from tiny_run import jsonl, write
 
 
 @pytest.fixture
@@ -32,8 +31,7 @@ def test_the_built_in_task_answers_and_is_judged(asked, run):
 
 def test_a_prompt_goes_through_the_runs_template_and_verifier(asked, run, own):
     jsonl("rows.jsonl", [{"prompt": f"{a}+{a}", "answer": "1"} for a in range(1, 10)])
-    Path("mine.py").write_text("def reward(response, answer):\n    return answer == 'yes'\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n    return answer == 'yes'\n")
     run(own + "--verifier mine.py:reward --prompt_template {prompt}=")
     with pytest.raises(SystemExit):
         asked("run/checkpoints/step_1", "3+8")               # code of a folder, not typed

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import models
 from plumbing.parallel import processes
 from session.arguments import ALGORITHMS, flags, parse
-from tiny_run import read_json
+from tiny_run import read_json, write
 
 MODEL = "--model_name_or_path m"
 DATA = f"{MODEL} --dataset_name rows.jsonl"
@@ -73,7 +73,6 @@ REFUSED = {
     "--max_terms 7 --min_terms 8": "--max_terms 7 is below --min_terms 8",
     # -------------------------------------------------------------------------- the batch
     "--num_generations 1": "--num_generations 1 … at least 2",
-    "--num_generations 1 --advantage leave_one_out": "--num_generations 1",
     "--algorithm ppo --num_generations 1 --dynamic_sampling":
         "--dynamic_sampling True cannot be combined with --num_generations 1: a group of one",
     "--prompts_per_step 3": "--steps_per_generation 2 … --prompts_per_step 3",
@@ -114,7 +113,6 @@ REFUSED = {
     f"{DATA} --algorithm maxrl --reward_weights -1":
         "--reward_weights … below 0 … --scale_rewards mean",
     f"{DATA} --reward_weights 2": f"--reward_weights 2.0 {SAME}",
-    f"{DATA} --reward_weights 0.5": f"--reward_weights 0.5 {SAME}",
     f"{DATA} --verifier exact mine.py:f --reward_weights 2 2": f"--reward_weights 2.0 2.0 {SAME}",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
@@ -127,13 +125,10 @@ REFUSED = {
         "--mismatch token_truncate needs --old_logp recompute: it compares the recomputed "
         "log-probs with the sampler's",
     "--mismatch_high 3": "--mismatch_high 3.0 needs --mismatch",
-    "--mismatch_mask outlier --mismatch_mask_bounds 5 1": BOUNDS,
     "--mismatch_mask_bounds 0.1 2": "--mismatch_mask_bounds 0.1 2.0 needs --mismatch_mask",
     "--mismatch_mask token --mismatch_mask_bounds 6 5": BOUNDS,
-    "--mismatch_mask token --mismatch_mask_bounds -1 2": BOUNDS,
     "--mismatch_mask token --mismatch_mask_bounds 3": BOUNDS,
     "--mismatch_mask token --mismatch_mask_bounds 0 nan": BOUNDS,
-    "--mismatch_mask token --mismatch_mask_bounds 0 inf": BOUNDS,
     "--top_k 5 --sampler vllm":
         "--top_k 5 cannot be combined with --sampler vllm: only the built-in sampler returns the "
         "tokens that it left to draw from, over which log-probs are renormalized",
@@ -142,20 +137,17 @@ REFUSED = {
     "--test_dataset_name rows.jsonl": "--test_dataset_name rows.jsonl … --dataset_name",
     f"{DATA} --columns ask": "--columns … two",
     "--columns a b": f"--columns a b {OWN_DATA}",
-    f"{MODEL} --columns a b": f"--columns a b {OWN_DATA}",
     f"{MODEL} --dataset_name reasoning_gym:chain_sum --columns a b":
         "--columns a b has no effect on reasoning_gym, whose problems have no columns to choose",
     "--verifier exact": f"--verifier exact {OWN_DATA}",
     f"{DATA} --verifier nowhere.py:judge": "nowhere.py",
     f"{DATA} --verifier guess": "guess … exact",
     "--verifier_timeout 5": f"--verifier_timeout 5.0 {OWN_DATA}",
-    "--reward_weights 2": f"--reward_weights 2.0 {OWN_DATA}",
     "--system_prompt 2": "--system_prompt 2 … --dataset_name … its own prompts",
     f"{DATA} --system_prompt @nowhere.txt": "--system_prompt @nowhere.txt … cannot be read",
     "--prompt_template {prompt}": "--prompt_template {prompt} … --dataset_name",
     "--stop=": "--stop … must not be empty",
     f"{DATA} --prompt_template Q:": "--prompt_template Q: … must contain {prompt}",
-    f"{DATA} --prompt_template=": "--prompt_template … must contain {prompt}",
     "--environment mine.py:Play": "--environment mine.py:Play … the file must exist",
     "--environment mine.py:Play --min_terms 2 --max_terms 3":
         "--min_terms 2 … --environment mine.py:Play",
@@ -166,12 +158,9 @@ REFUSED = {
     f"{DATA} --environment mine.py:Play --top_p 0.9": "--top_p 0.9 … with --environment",
     f"{DATA} --environment mine.py:Play --routing_replay rollout": "--environment … routes",
     f"{DATA} --tool mine.py:add": "--tool: write … --environment FILE.py:CLASS",
-    f"{DATA} --tool_stop ]": "--tool_stop: write … --environment FILE.py:CLASS",
     "--advantage turn_returns --algorithm gspo_token": "turn_returns … --environment",
     "--advantage turn_returns": "--advantage turn_returns … gspo_token",
     f"{DATA} --min_terms 2": f"--min_terms 2 {OWN_SUMS}",
-    f"{DATA} --max_terms 20": f"--max_terms 20 {OWN_SUMS}",
-    f"{DATA} --verbose_answers": f"--verbose_answers True {OWN_SUMS}",
     # -------------------------------------------------------------------------- two stages
     "--stage2_dataset_name rows.jsonl --stage2_step 3":
         "--stage2_dataset_name rows.jsonl … --dataset_name",
@@ -180,14 +169,9 @@ REFUSED = {
     f"{DATA} --stage2_dataset_name e": "--stage2_dataset_name e … --stage2_step",
     # -------------------------------------------------------------------------- the policy
     f"{MODEL} --hidden_size 32": f"--hidden_size 32 {OWN_MODEL}",
-    f"{MODEL} --num_hidden_layers 2": f"--num_hidden_layers 2 {OWN_MODEL}",
-    f"{MODEL} --num_experts 4": f"--num_experts 4 {OWN_MODEL}",
-    f"{MODEL} --num_experts_per_tok 1": f"--num_experts_per_tok 1 {OWN_MODEL}",
     f"{MODEL} --cold_start_steps 0": f"--cold_start_steps 0 {OWN_MODEL}",
-    f"{MODEL} --cold_start_learning_rate 0.1": f"--cold_start_learning_rate 0.1 {OWN_MODEL}",
     "--max_terms 1 --cold_start_steps 0": "supervised warm-up failed … --cold_start_steps",
     "--lora_r 8": "--lora_r 8 needs --use_peft",
-    "--lora_alpha 8": "--lora_alpha 8 needs --use_peft",
     # -------------------------------------------------------------------------- the run
     "--eval_samples 0 --eval_prompts 3":
         "--eval_prompts 3 cannot be combined with --eval_samples 0",
@@ -213,13 +197,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("given", REFUSED)
 def test_flags_that_do_not_fit(given, refused):
-    Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n' * 3, encoding="utf-8")
-    Path("file").write_text("mine", encoding="utf-8")
+    write("rows.jsonl", '{"prompt": "2+2=", "answer": "4"}\n' * 3)
+    write("file", "mine")
     Path("empty").mkdir()
     for file, text in {"work/thesis.tex": "years", "llama/config.json": '{"model_type": "llama"}',
                        "list/config.json": "[]", "broken/config.json": "broken"}.items():
         Path(file).parent.mkdir()
-        Path(file).write_text(text, encoding="utf-8")
+        write(file, text)
     said = refused(given, begun="cold_start" in given)
     assert re.search(".*".join(map(re.escape, REFUSED[given].split(" … "))), said), said
 
@@ -280,7 +264,7 @@ def test_updates_in_which_nothing_is_clipped_or_corrected_are_noted(line, note, 
 
 def test_a_data_file(refused):
     """Others: tests/data/test_hostile_data.py."""
-    Path("rows.jsonl").write_text('{"prompt": "1", "answer": "1"}\n{"prompt": \n', encoding="utf-8")
+    write("rows.jsonl", '{"prompt": "1", "answer": "1"}\n{"prompt": \n')
     assert "rows.jsonl line 2: broken JSONL" in refused(f"{DATA} --output_dir run")
 
 
@@ -298,7 +282,7 @@ def model(cold_start, refused):
 
 def config(model, **changes):
     path = model / "config.json"
-    path.write_text(json.dumps(read_json(path) | changes), encoding="utf-8")
+    write(path, json.dumps(read_json(path) | changes))
 
 
 def without_a_weight(model):
@@ -323,8 +307,7 @@ EVIL = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
 @pytest.mark.parametrize("damage, words", [
     (shutil.rmtree, "there is no such folder"),
     (lambda model: (model / "config.json").unlink(), "no config.json"),
-    (lambda model: (model / "config.json").write_text("{broken",
-                                                      encoding="utf-8"), "cannot be loaded"),
+    (lambda model: write(model / "config.json", "{broken"), "cannot be loaded"),
     (lambda model: config(model, model_type="nonsense"), "nonsense"),
     (lambda model: config(model, model_type="nonsense", auto_map=EVIL), ""),
     (lambda model: config(model, num_experts_per_tok=99), "99"),

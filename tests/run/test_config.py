@@ -10,7 +10,7 @@ import train
 from plumbing.parallel import devices
 from session.arguments import parse
 from session.config import read_node
-from tiny_run import TINY, differences
+from tiny_run import TINY, differences, write
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -37,8 +37,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_a_bad_file_is_refused_in_one_line(text, refused):
-    Path("mine.py").write_text("raise SystemExit('was run')", encoding="utf-8")
-    Path("bad.yaml").write_text(text, encoding="utf-8")
+    write("mine.py", "raise SystemExit('was run')")
+    write("bad.yaml", text)
     said = refused("--config bad.yaml --output_dir run")
     assert REFUSED[text] in said and ("bad.yaml" in said or text == "epsilon: -1")
 
@@ -50,9 +50,8 @@ def test_a_file_that_cannot_be_read_is_refused(refused):
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workplace):
-    Path("a.yaml").write_text("algorithm: dr_grpo\nscale_rewards: batch\nlearning_rate: 1e-6\n"
-                              "stop: '\\n'\nreward_weights: [1, 2]\nbf16: false\n",
-                              encoding="utf-8")
+    write("a.yaml", "algorithm: dr_grpo\nscale_rewards: batch\nlearning_rate: 1e-6\n"
+                    "stop: '\\n'\nreward_weights: [1, 2]\nbf16: false\n")
     settings = parse(["--config", "a.yaml", "--learning_rate", "2e-6", "--model_name_or_path", "x",
                       "--dataset_name", "rows.jsonl", "--verifier", "exact", "math"])
     assert settings.scale_rewards == "batch" and settings.learning_rate == 2e-6
@@ -67,7 +66,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
     ("reward_weights: [1, 1e-1]", "reward_weights", [1, 0.1]), ("stop: '\\n'", "stop", ["\n"]),
     ("learning-rate: 1e-6", "learning_rate", 1e-6), ("verifier: math", "verifier", ["math"])])
 def test_a_value_is_text_that_is_read_as_on_the_command_line(text, flag, value, workplace):
-    Path("a.yaml").write_text(text, encoding="utf-8")
+    write("a.yaml", text)
     words = "--model_name_or_path x --dataset_name rows.jsonl --verifier exact math".split()
     words = words[:4] if flag == "verifier" else words
     found = getattr(parse(["--config", "a.yaml", *words]), flag)
@@ -86,7 +85,7 @@ def test_the_code_of_a_recipe_is_looked_for_beside_it(workplace, monkeypatch):
     Path("sub").mkdir()
     for place in ("sub/", ""):
         Path(f"{place}mine.py").touch()
-        Path("sub/a.yaml").write_text("sampler: mine.py:Sampler", encoding="utf-8")
+        write("sub/a.yaml", "sampler: mine.py:Sampler")
         assert parse(["--config", "sub/a.yaml"]).sampler == f"{place}mine.py:Sampler"
     monkeypatch.chdir(ROOT)
     recipe = parse(["--config", "recipes/laptop-notes.yaml"])
@@ -98,9 +97,9 @@ def test_the_code_of_a_recipe_is_looked_for_beside_it(workplace, monkeypatch):
     ({"steps": 3}, 3)])
 def test_a_json_file_may_be_the_config_of_a_run(config, steps, tmp_path):
     """Also of one that set no flag, and of the format before."""
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write(tmp_path / "config.json", json.dumps(config))
     assert parse(["--config", str(tmp_path / "config.json")]).steps == steps
-    (tmp_path / "config.json").write_text("[]", encoding="utf-8")
+    write(tmp_path / "config.json", "[]")
     with pytest.raises(ValueError, match="not a mapping"):
         parse(["--config", str(tmp_path / "config.json")])
 
@@ -113,12 +112,11 @@ def test_a_run_is_repeated_by_its_own_config_json(run):
 
 def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
     words = [word.removeprefix("--") for word in TINY]
-    Path("a.yaml").write_text(json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}),
-                              encoding="utf-8")
+    write("a.yaml", json.dumps(dict(zip(words[::2], words[1::2])) | {"steps": 1}))
     train.main(["--config", "a.yaml", "--output_dir", "run"])
-    Path("b.yaml").write_text("steps: 2\n", encoding="utf-8")
+    write("b.yaml", "steps: 2\n")
     assert len(run("--config b.yaml --resume")) == 2
-    Path("b.yaml").write_text("steps: 3\nseed: 1\n", encoding="utf-8")
+    write("b.yaml", "steps: 3\nseed: 1\n")
     said = run.refused("--config b.yaml --output_dir run --resume")
     assert "seed was 0 in run, now 1" in said
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import train
 from session import dry_run
 from session.arguments import parse
-from tiny_run import SUMS, flags, jsonl, read_json
+from tiny_run import SUMS, flags, jsonl, read_json, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,14 +50,13 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
 
 def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
         workplace, cold_start, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'right': response == answer, 'any': .25}\n",
-                               encoding="utf-8")
-    Path("a.yaml").write_text(
+    write("mine.py", "def reward(response, answer):\n"
+                     "    return {'right': response == answer, 'any': .25}\n")
+    write("a.yaml",
         f"model_name_or_path: {cold_start}\n"
         f"dataset_name: {jsonl('rows.jsonl', SUMS)}\n"
         "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
-        "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n", encoding="utf-8")
+        "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")
     said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")
     assert re.search(r"\nprompt, 6 tokens: '0\+\d\+\d='\nresponse, \d tokens", said)
     assert re.search(r"; reward 0.25 \(right 0, any 0.25\)\n", said)

@@ -13,7 +13,7 @@ import eval
 from tools import dashboard as pictures
 from eval import bootstrap, pass_at_1, pass_at_k, reward_scores, with_interval
 from plumbing.data.task import Task
-from tiny_run import jsonl
+from tiny_run import jsonl, write
 
 
 # ------------------------------------------------------------------------------- estimators
@@ -118,7 +118,7 @@ def test_a_run_of_an_older_version_is_resumed_drawn_and_viewed(run):
     first, = run("--save_tokens true")
     file = Path("run/metrics.jsonl")
     text = file.read_text(encoding="utf-8").replace("zero_variance_groups", "dead_groups")
-    file.write_text(text, encoding="utf-8")
+    write(file, text)
     run("--resume --steps 2")
     one, two = pictures.read_metrics(Path("run"))
     assert one["zero_variance_groups"] == first["zero_variance_groups"] and "dead_groups" not in one
@@ -133,7 +133,7 @@ def test_the_dashboard_draws_held_out_figures(tmp_path):
         {"step": 1, "pass_rate": .25}, {"step": 2, "pass_rate": .5, "pass_at_1": [.75, .5, 1]}])
     summary = dict(steps=2, pass_at_1_before=.125, reward_before=0, pass_at_1_after=1,
                    reward_after=0)
-    (tmp_path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    write(tmp_path / "summary.json", json.dumps(summary))
     records = pictures.read_metrics(tmp_path) + pictures.read_summary(tmp_path)
     figure = pictures.draw({"run": records})
     panel = next(axes for axes in figure.axes if axes.get_title(loc="left") == "pass_rate")

@@ -16,7 +16,7 @@ import torch
 import train
 from session import checkpoints, lifecycle
 from session.metrics import describe_collapse
-from tiny_run import metrics, read_json
+from tiny_run import metrics, read_json, write
 
 # ------------------------------------------------------------------------------- not finite
 
@@ -120,13 +120,13 @@ def test_code_in_a_model_folder_is_refused_and_not_run(model, refused):
 
 
 def test_python_files_in_a_model_folder_are_not_run(model, run):
-    (model / "evil.py").write_text("import os; os.system('touch owned')\nclass Config: pass\n"
-                                   "class Model: pass\nclass Tokenizer: pass\n", encoding="utf-8")
+    write(model / "evil.py", "import os; os.system('touch owned')\nclass Config: pass\n"
+                             "class Model: pass\nclass Tokenizer: pass\n")
     names = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     both = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
     for name, key in (("config.json", names), ("tokenizer_config.json", both)):
         kept = read_json(model / name)
-        (model / name).write_text(json.dumps(kept | {"auto_map": key}), encoding="utf-8")
+        write(model / name, json.dumps(kept | {"auto_map": key}))
     try:
         run("--model_name_or_path ./model")                  # transformers knows its type
     except SystemExit as stop:
@@ -135,11 +135,11 @@ def test_python_files_in_a_model_folder_are_not_run(model, run):
 
 
 def test_code_in_a_chat_template_is_not_run(model, refused):
-    (model / "chat_template.jinja").write_text(
+    write(model / "chat_template.jinja",
         "{{ ''.__class__.__mro__[1].__subclasses__()[0].__init__.__globals__ }}"
-        "{{ messages[0]['content'] }}", encoding="utf-8")
-    Path("rows.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}\n'
-                                  '{"prompt": "2+3=", "answer": "5"}\n', encoding="utf-8")
+        "{{ messages[0]['content'] }}")
+    write("rows.jsonl", '{"prompt": "2+2=", "answer": "4"}\n'
+                        '{"prompt": "2+3=", "answer": "5"}\n')
     err = refused("--model_name_or_path ./model --dataset_name rows.jsonl --verifier exact "
                   "--output_dir run --max_completion_length 4")
     assert "cannot be tokenized" in err and "unsafe" in err

@@ -25,7 +25,7 @@ import models
 import train
 from plumbing.model import cold_start
 from session.arguments import flags
-from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json
+from tiny_run import SMALL, TINY, TINY_MODEL, jsonl, read_json, write
 
 ONE = "--steps 1 --warmup_steps 0"                           # the second mini-batch is off-policy
 DATA = f"{ONE} --model_name_or_path model --dataset_name a.jsonl --verifier exact"
@@ -251,7 +251,7 @@ def home(cold_start, tmp_path_factory):
 
     def edit(name, **changes):
         content = read_json(model / name)
-        (model / name).write_text(json.dumps(content | changes), encoding="utf-8")
+        write(model / name, json.dumps(content | changes))
         return content
     edit("tokenizer_config.json", chat_template="{{ messages[0].content }}+{{ more }}")
     letters = edit("tokenizer.json")["model"]                # those that StopStringCriteria needs
@@ -269,7 +269,7 @@ def home(cold_start, tmp_path_factory):
     models.saved(home / "dense", "qwen2", vocab_size=32, num_hidden_layers=1,
                  initializer_range=0.02)
     for name, text in FILES.items():
-        (home / name).write_text(text, encoding="utf-8")
+        write(home / name, text)
     return home
 
 

@@ -24,8 +24,7 @@ def before(refused, monkeypatch):
 
 
 @pytest.mark.parametrize("returned", [
-    lambda found: found[0], lambda found: found[:2], lambda found: [x.sum(-1) for x in found],
-    lambda found: [x[:, :1] for x in found],
+    lambda found: found[:2], lambda found: [x.sum(-1) for x in found],
     lambda found: [found[0], *(x[:1] for x in found[1:])]])
 def test_a_clip_that_returns_the_wrong_shape(returned, before, monkeypatch):
     surrogate = losses.token_surrogate

@@ -4,13 +4,12 @@ python -m pytest tests/run/test_passk.py
 """
 
 import shlex
-from pathlib import Path
 
 import pytest
 
 import eval
 import models
-from tiny_run import SUMS, jsonl, read_json
+from tiny_run import SUMS, jsonl, read_json, write
 
 ONCE = "--eval_samples 2 --eval_prompts 8"
 SAME = "--n 2 --k 2 --problems 8 --device cpu --output scores.json"
@@ -61,9 +60,8 @@ def test_a_runs_checkpoint_scores_as_the_run_did(more, run, capsys):
 @pytest.fixture
 def odd(own):
     """Flags of a run of one's own with a template, a stop string and a verifier."""
-    Path("mine.py").write_text(
-        "def reward(response, answer):\n    return float(response[:1] in '13579')\n",
-        encoding="utf-8")
+    write("mine.py",
+        "def reward(response, answer):\n    return float(response[:1] in '13579')\n")
     return (f"{own} {ONCE} --verifier mine.py:reward --prompt_template 1+{{prompt}} --stop , "
             "--seed 3")
 
@@ -119,9 +117,8 @@ def test_the_mean_reward_and_its_parts_of_rows_that_fit(checkpoints, tmp_path, m
     long = {"prompt": "+".join("1" * 30) + "=", "answer": "0"}
     jsonl("sums.jsonl", [long, *SUMS[:8]])
     jsonl("train.jsonl", [{"prompt": "9+9=", "answer": "9"}])
-    Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n"
+                     "    return {'some': .5 * (response[:1] < '5'), 'any': 2.0}\n")
     more = ("--dataset_name train.jsonl --test_dataset_name sums.jsonl --verifier mine.py:reward "
             "--max_completion_length 4 --max_prompt_length 16")
     eval.main(["passk", "--model_name_or_path", *checkpoints, *more.split(),

@@ -22,7 +22,7 @@ import session.learner
 import train
 from moe import TinyMoE
 from session import checkpoints, folder, lifecycle
-from tiny_run import differences, flags, metrics, read_json, slow, state
+from tiny_run import differences, flags, metrics, read_json, slow, state, write
 
 
 @pytest.fixture
@@ -73,8 +73,8 @@ def test_a_process_that_is_really_killed(moment, number, run, first, then, as_wh
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        then(checkpoints, "save", lambda _, folder, policy, tokenizer, state: note.write_text(
-            str(state["step"]), encoding="utf-8"))
+        then(checkpoints, "save", lambda _, folder, policy, tokenizer, state: write(note,
+            str(state["step"])))
         first(*MOMENTS[moment], lambda *_, **options: Path("run/metrics.jsonl").exists()
               and next(calls) == number and os.write(writer, b"!"))
         run("--steps 4 --save_steps 1")
@@ -112,7 +112,7 @@ def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, cap
     partial = Path("run/checkpoints/.partial-step_4")
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
-    (partial / "config.json").write_text("{}", encoding="utf-8")
+    write(partial / "config.json", "{}")
     as_whole()
     assert f"removing an incomplete checkpoint: {partial}" in capsys.readouterr().out
     assert not partial.exists()
@@ -204,7 +204,7 @@ def test_an_edit_of_the_settings_holds(killed, run, capsys):
     killed(3, "--steps 4 --save_steps 2")
     config = read_json("run/config.json")
     config["settings"]["learning_rate"] = "1e-4"             # text is read, too
-    Path("run/config.json").write_text(json.dumps(config), encoding="utf-8")
+    write("run/config.json", json.dumps(config))
     run("--resume")
     assert "learning_rate 0.0004 -> 0.0001 from batch 3\n" in capsys.readouterr().out
     group, = state("run", 4)["optimizer"]["param_groups"]
@@ -231,7 +231,7 @@ def test_a_run_of_the_format_before_is_resumed(killed, as_whole):
     killed(3, "--steps 4 --save_steps 2")
     config = read_json("run/config.json")
     old = {"arguments": config["resolved"] | {"resume": False}, "given": config["settings"]}
-    Path("run/config.json").write_text(json.dumps(old), encoding="utf-8")
+    write("run/config.json", json.dumps(old))
     kept = state("run", 2)
     kept["origin"] = {"settings": {}, "data": {"training data": kept.pop("prompts")}}
     torch.save(kept, "run/checkpoints/step_2/state.pt")

@@ -15,7 +15,7 @@ import eval as evaluation
 import train
 from session.arguments import flags
 from session.checkpoints import RECORDS, STATE
-from tiny_run import differences, jsonl, metrics, read_json, slow
+from tiny_run import differences, jsonl, metrics, read_json, slow, write
 
 RESUME = "--output_dir run --resume"
 NEWEST = Path("run/checkpoints/step_3")
@@ -37,7 +37,7 @@ def edit(**changes):
     file = Path("run/config.json")
     config = read_json(file)
     config["settings"] |= changes
-    file.write_text(json.dumps(config), encoding="utf-8")
+    write(file, json.dumps(config))
 
 
 # ------------------------------------------------------------------------------- checkpoints
@@ -59,7 +59,7 @@ def test_an_edited_checkpoint_and_what_the_error_advises(whole, run):
     """A file that was added or edited is no damage; one that cannot be read says what to do."""
     run("--steps 4 --save_steps 1")
     last = Path("run/checkpoints/step_4")
-    (last / "notes.txt").write_text("mine", encoding="utf-8")
+    write(last / "notes.txt", "mine")
     assert len(run("--resume")) == 4
     (last / STATE).write_bytes((last / STATE).read_bytes()[:5000])
     assert f"{last}/{STATE} cannot be read as plain data" in run.refused(RESUME)
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_ones_own_is_saved_every_25_batches(own, killed, capsys)
     ("sampler", "evil.py:F"), ("verifier", ["exact", "evil.py:F"]),
     ("environment", "./a/evil.py:F")])
 def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
-    Path("evil.py").write_text("open('ran', 'w').close()\n", encoding="utf-8")
+    write("evil.py", "open('ran', 'w').close()\n")
     edit(**{flag: value})
     err = run.refused(RESUME)
     assert f"names code that would be run: --{flag} " in err and "evil.py:F" in err
@@ -125,8 +125,7 @@ def test_code_that_a_folder_names_is_not_run(flag, value, finished, run):
 
 
 def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n    return response == answer\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n    return response == answer\n")
     first(train, "collect", lambda *args: args[-1] == 1 and signal.raise_signal(signal.SIGINT))
     verifier = "--verifier mine.py:reward exact"
     with pytest.raises(SystemExit):
@@ -143,7 +142,7 @@ def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
                                   '{"resolved": {"steps": 1}, "settings": []}', None], ids=repr)
 def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
-    config.unlink() if text is None else config.write_text(text, encoding="utf-8")
+    config.unlink() if text is None else write(config, text)
     assert f"put it back, start from {NEWEST} (--model_name_or_path)" in run.refused(RESUME)
     assert "--resume" not in run.refused("--output_dir run")
 
@@ -165,10 +164,10 @@ def test_other_training_prompts_than_before_the_stop_are_refused(own, run):
     line = f"{own} --save_steps 1 --verifier exact"
     run(f"{line} --steps 2")
     rows = Path("rows.jsonl").read_text(encoding="utf-8")
-    Path("rows.jsonl").write_text(rows.replace("1+4=", "4+9="), encoding="utf-8")
+    write("rows.jsonl", rows.replace("1+4=", "4+9="))
     err = run.refused(f"{RESUME} --steps 3")
     assert "the training prompts are not those of run/checkpoints/step_2: put them back" in err
-    Path("rows.jsonl").write_text(rows.replace('"answer": "5"', '"answer": "6"'), encoding="utf-8")
+    write("rows.jsonl", rows.replace('"answer": "5"', '"answer": "6"'))
     assert len(run("--resume --steps 3")) == 3               # a corrected answer is no other prompt
 
 
@@ -206,14 +205,13 @@ def place(finished, workplace):
     for name in ("rows.jsonl", "run/rows.jsonl", "run/more.jsonl"):
         jsonl(name, [{"prompt": f"{i}+{j}+{len(name)}=", "answer": "4"}
                      for i in range(9) for j in range(9)])
-    Path("run/own.py").write_text("from rollout import Sampler\n\n\nclass Own(Sampler):\n"
-                                  "    pass\n", encoding="utf-8")
-    Path("run/mine.py").write_text("class Play:\n    def __init__(self, row):\n        pass\n"
-                                   "    def step(self, text):\n        pass\n\n\n"
-                                   "def reward(response, answer):\n    return 1.0\n",
-                                   encoding="utf-8")
-    Path("run/text").write_text("{prompt}", encoding="utf-8")
-    Path("run/config.yaml").write_text("learning_rate: 1e-3\n", encoding="utf-8")
+    write("run/own.py", "from rollout import Sampler\n\n\nclass Own(Sampler):\n"
+                        "    pass\n")
+    write("run/mine.py", "class Play:\n    def __init__(self, row):\n        pass\n"
+                         "    def step(self, text):\n        pass\n\n\n"
+                         "def reward(response, answer):\n    return 1.0\n")
+    write("run/text", "{prompt}")
+    write("run/config.yaml", "learning_rate: 1e-3\n")
     return workplace
 
 

@@ -12,15 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 import eval
-from plumbing.data.datafiles import Problem
-from session import metrics as records_of, screen
-from tiny_run import read_json
+from session import metrics as records_of
+from tiny_run import read_json, write
 
 
 def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n"
-                               "    return {'some': .5 * (answer < '5'), 'any': .25}\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n"
+                     "    return {'some': .5 * (answer < '5'), 'any': .25}\n")
     first, _ = run(f"{own} --verifier mine.py:reward --steps 2 --eval_samples 2 --eval_prompts 2 "
                    "--eval_steps 1 --reward_weights 1 2")
     summary = read_json("run/summary.json")
@@ -138,8 +136,7 @@ def test_before_the_first_update_any_log_s_is_an_error():
 # ------------------------------------------------------------------------------- the end
 
 def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
-    Path("mine.py").write_text("def reward(response, answer):\n    return answer in response\n",
-                               encoding="utf-8")
+    write("mine.py", "def reward(response, answer):\n    return answer in response\n")
     own += "--verifier mine.py:reward --no_chat_template --save_tokens false"
     for line in ("", own):
         folder = f"run{len(line)}"
@@ -160,16 +157,3 @@ def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
             assert script == "eval.py"
             eval.main(words)
         assert "temperature 0\n" in capsys.readouterr().out
-
-
-def test_the_example_is_the_first_answer_that_training_put_right():
-    problems = [Problem(str(i), "a") for i in range(3)]
-    both = {when: {"sampled": {"games": [[None]] * len(rewards),
-                               "rewards": [[r] for r in rewards], "texts": [[f"{when}{i}"]
-                                                                            for i in range(3)]}}
-            for when, rewards in (("before", (0, 0, 0)), ("after", (0, 1, 1)))}
-    task = SimpleNamespace(test=problems)
-    assert screen.find_example(task, both) == {"prompt": "1", "answer": "a", "before": "before1",
-                                               "after": "after1", "right": [False, True]}
-    both["after"]["sampled"]["rewards"] = [[0]] * 3
-    assert screen.find_example(task, both)["prompt"] == "0"

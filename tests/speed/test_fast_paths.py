@@ -14,7 +14,6 @@ import torch
 
 import models
 import rollout
-from losses import policy_loss
 from plumbing.speed import fast
 from plumbing.speed.fast import fast_response_logp, fast_sample
 from plumbing.speed.rollouts import concat
@@ -158,9 +157,9 @@ def test_a_missing_trl_and_an_unknown_case_are_named(flags, trl, words, refused,
 
 
 @pytest.mark.slow
-def test_both_sides_of_the_benchmark_compute_the_same_gradient():
-    """TRL's trainer as the benchmark sets it up, on completions that it sampled: its old log-probs
-    and its gradient are ours."""
+def test_both_sides_of_the_benchmark_have_the_same_log_probs():
+    """TRL's trainer as the benchmark sets it up, on completions that it sampled. Its loss:
+    tests/concepts/test_losses_against_trl.py."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
     cpu = torch.device("cpu")
     case = versus_trl.Case("", tokens=8, flags="--prompts_per_step 4 --num_generations 4 "
@@ -168,19 +167,12 @@ def test_both_sides_of_the_benchmark_compute_the_same_gradient():
     args, task, folder = versus_trl.prepare(case)
     ours = versus_trl.Ours(args, task, folder, cpu)
     trainer = versus_trl.Trl(args, task, folder, cpu).trainer
-    trainer.model.train()
     batch = trainer._generate_and_score_completions(
         [{"prompt": p.prompt, "number": i} for i, p in enumerate(task.train[:4]) for _ in range(4)])
-    trainer._compute_loss(trainer.model, batch).backward()
-
     mask, old_logp = batch["completion_mask"].bool(), batch["old_per_token_logps"]
     mini = rollout.Rollout(batch["prompt_ids"][::4], batch["prompt_mask"][::4].bool(),
                            batch["completion_ids"], mask, torch.zeros(mask.shape),
                            torch.zeros(len(mask), dtype=torch.bool), [""] * len(mask), 4)
     logp = ours.learner.actor(mini, entropy=False).logp
-    policy_loss("gspo", logp, old_logp, batch["advantages"], mask)[0].backward()
     assert mask.all() and torch.allclose(logp, old_logp, atol=1e-5)
-    theirs = dict(trainer.model.named_parameters())
-    for name, p in ours.learner.policy.named_parameters():
-        assert (p.grad - theirs[name].grad).norm() < 1e-4 * p.grad.norm() + 1e-9, name
     assert ours.seconds([0, 1, 2, 3], 1) > 0, "a batch of train.train is timed"

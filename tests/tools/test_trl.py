@@ -11,7 +11,7 @@ from models import saved
 from plumbing.data.tasks import make_task
 from session.arguments import parse
 from test_losses_against_trl import trl_config
-from tiny_run import jsonl, slow
+from tiny_run import jsonl, slow, write
 from tools import export
 from tools.trl import batch_rows
 
@@ -61,7 +61,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl("rows.jsonl", [{"question": f"{a}+{b}", "answer": str(a + b)}
                          for a in range(4) for b in range(4)])
-    Path("mine.py").write_text(MINE, encoding="utf-8")
+    write("mine.py", MINE)
     saved("model", "qwen2", num_hidden_layers=1)
 
 

@@ -20,7 +20,7 @@ from losses import OBJECTIVES, policy_loss, token_weights, with_options
 from tools import view
 from session.metrics import token_record
 from rollout import Rollout
-from tiny_run import jsonl, read_json
+from tiny_run import jsonl, read_json, write
 
 HOSTILE = ('</script><img src=x onerror="document.title=1"><script>document.title=2</script>'
            "@SCRIPT@<!--")
@@ -80,7 +80,7 @@ def write_run(folder, groups, **arguments):
                  "epsilon_high": 4e-4, "dual_clip": None,
                  "off_policy_mask": None, "max_completion_length": 16, "steps": 1, **arguments}
     config = {"settings": {}, "resolved": arguments}
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    write(folder / "config.json", json.dumps(config))
     curve = {"pass_rate": 0.5, "clip_low": 0.1, "clip_high": 0.2, "log_s_var": 1e-4,
              "flip_rate": None}
     jsonl(folder / "tokens.jsonl", groups)
@@ -192,7 +192,7 @@ def test_the_command_writes_the_page_of_whole_lines_and_refuses_the_rest(refused
     for line, words in {"none": "there is no run folder",
                         "run run run": "give one run, or two to compare"}.items():
         assert words in refused(f"view {line}", main=main)
-    tokens.write_text('{"step": 2, "tok', encoding="utf-8")
+    write(tokens, '{"step": 2, "tok')
     assert "no complete line" in refused("view run", main=main)
     tokens.unlink()
     assert "--save_tokens" in refused("view run", main=main)
