@@ -284,7 +284,7 @@ def page(browser, two_runs):
     """The page of two runs, open. Afterwards: no error, nothing blocked or loaded."""
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     page = Page(browser)
-    page.open(two_runs, encoding="utf-8")
+    page.open(two_runs)
     yield page
     assert browser.get_log("browser") == []
 
@@ -293,8 +293,7 @@ def page(browser, two_runs):
 def show(page, tmp_path):
     """show(groups, flag=value) opens the page of one run with these groups."""
     def opened(groups, **arguments):
-        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]),
-                  encoding="utf-8")
+        page.open(view.write_page([write_run(tmp_path / "run", groups, **arguments)]))
     return opened
 
 
