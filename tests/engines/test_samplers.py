@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 import eval
 from models import check_ends, for_chats, gap, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.engines.responses import as_rollout, ending_tokens
+from plumbing.engines.responses import as_rollout
 from plumbing.engines.samplers import load_class
 from tiny_run import jsonl, read_json, write
 
@@ -142,8 +142,3 @@ def test_responses_become_a_rollout():
 def test_responses_that_do_not_fit_are_refused(responses, logps, words):
     with pytest.raises(ValueError, match=words):
         as_rollout(made(), TOKENIZER, [[1]], 2, responses, logps)
-
-
-@pytest.mark.parametrize("stop, tokens", [((), [3, 15]), (("7", "1+"), [3, 7, 15])])
-def test_tokens_that_end_by_themselves(stop, tokens):
-    assert ending_tokens(made((3,)), TOKENIZER, stop) == tokens

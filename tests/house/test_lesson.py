@@ -32,11 +32,8 @@ def test_the_page_has_seven_questions_each_with_a_picture_and_a_line_to_change()
         assert "](figures/" in text and "**Change one line.**" in text, title
 
 
-def test_the_code_tour_has_twelve_steps_in_the_order_of_the_flowchart():
+def test_the_code_tour_has_twelve_steps_of_functions_that_exist():
     assert [int(step[0]) for step in STEPS] == list(range(1, 13))
-    words = ("problems prompts responses reward log advantage ratio clip averaged loss "
-             "optimizer metrics")
-    assert all(word in step[1].lower() for word, step in zip(words.split(), STEPS, strict=True))
     for _, _, file, function, _, _ in STEPS:
         assert f"def {function.split('.')[-1]}(" in PROGRAM[file]
 

@@ -22,7 +22,6 @@ REFUSED = {
     "steps: many": "--steps many is not an integer",
     "steps: 1:30": "--steps 1:30 is not an integer",
     "steps: null": "line 1: no value",
-    "steps:": "line 1: no value",
     "steps: {a: 1}": '--steps {"a": 1} is not an integer',
     "reward_weights: [1, x]": "--reward_weights x is not a number",
     "bf16: maybe": "--bf16 maybe is not true/false, yes/no or 1/0",

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import train
 from session import dry_run
-from session.arguments import parse
 from tiny_run import SUMS, flags, jsonl, read_json, write
 
 ROOT = Path(__file__).parents[2]
@@ -90,12 +89,3 @@ def test_a_dry_run_refuses_what_the_run_would(refused, run):
     assert "cannot be combined with --resume" in refused("--dry_run --resume --output_dir run")
     run()
     assert "--output_dir run holds a run" in refused("--dry_run --output_dir run")
-
-
-def test_the_whole_run_is_its_start_its_batches_and_its_evaluations():
-    def time_of(line):
-        return dry_run.duration(parse(line.split()), 10, 2, 5)
-    assert time_of("--steps 20") == ("the whole run takes about 1.0 min: 10.0 s to start, 20 "
-                                     "batches of 2.0 s, 2 evaluations of 5.0 s")
-    assert "about 1.8 min:" in time_of("--steps 20 --eval_steps 2 --eval_samples 1")
-    assert "about 0.8 min:" in time_of("--steps 20 --eval_samples 0")

@@ -30,8 +30,6 @@ def test_the_reward_and_its_parts_stand_beside_pass_at_1(run, own, capsys):
         assert low <= reward <= high and summary[f"pass_at_1_{when}"] == 0
         assert summary[f"interval_{when}"] == [0, pytest.approx(1 - .025 ** .5)]
     said = capsys.readouterr().out
-    assert "pass@1 0.000 [0.000, 0.842], greedy 0.000, mean reward " in said
-    assert "any 0.250)" in said
     parts = first["reward_parts"]
     assert [*parts] == ["some", "any"] and first["verifier_errors"] == 0
     assert first["reward"] == pytest.approx(parts["some"] + 2 * parts["any"])
