@@ -1,15 +1,25 @@
-"""What bfloat16 does to log s of SmolLM2-135M, on a CPU.
+"""What 16 bits do to GSPO's log s, against the length of the response.
 
     python tests/make_smollm2.py && python benchmarks/bfloat16.py        # -> results/bfloat16.json
     python benchmarks/bfloat16.py --model_name_or_path DIR               # of another model: printed
 
-Weights that are bfloat16 numbers, as published ones are; answers of up to 64 tokens; a step
-of AdamW (1e-6, and 16 of them at once), and how far GSPO's log s moved, in float32 and as other
-arithmetic sees it. `head in bfloat16`: the LM head's product under autocast too, as it was before
-rollout.make_head kept it in float32.
+An AdamW step moves the policy; log w of every token is computed in float32 and as autocast computes
+it. The error of autocast has two parts, which are measured apart:
+
+    arithmetic    rounded activations: autocast's log w minus that of float32 with rounded weights
+    lost update   autocast rounds the weights to 16 bits, and a small update vanishes: float32 with
+                  rounded weights minus float32. A published checkpoint's weights are bfloat16
+                  numbers, on which most small steps are lost; `spread` weights lie anywhere between
+                  two such numbers, as after long training
+
+log s of a response of L tokens is stood in for by the mean of log w over windows of L tokens of the
+sampled responses. The LM head is computed in float32 (rollout.make_head), or under autocast too.
 """
 
+import copy
+import math
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,18 +30,18 @@ sys.path.insert(0, str(ROOT))
 import rollout as plain  # noqa: E402
 from losses import OBJECTIVES, policy_loss  # noqa: E402
 from plumbing.model.policy import load_policy  # noqa: E402
-from session.arguments import parse  # noqa: E402
 from plumbing.speed.fast import fast_sample  # noqa: E402
-from ratios import sequence_log_ratio  # noqa: E402
+from session.arguments import parse  # noqa: E402
 from timing import command_line, publish, table  # noqa: E402
 
 SMOLLM2 = "checkpoints/SmolLM2-135M-Instruct"
-LOW = -OBJECTIVES["gspo"].epsilon            # GSPO's clip range of log s
-HIGH = OBJECTIVES["gspo"].epsilon_high
 PROMPTS = ("Tell me about the sea.\n", "How do I bake bread?\n")
-ARITHMETICS = {  # (autocast's dtype, whether the LM head stays in float32)
-    "float32": (torch.float32, True), "bfloat16": (torch.bfloat16, True),
-    "bfloat16, head in bfloat16": (torch.bfloat16, False), "float16": (torch.float16, True)}
+LENGTHS = (5, 20, 60, 125, 250, 500)
+RATE = 16e-6                     # of one AdamW step: as far as sixteen steps of 1e-6 in a row go
+FORMATS = {  # (autocast's dtype, whether the LM head stays in float32)
+    "bfloat16": (torch.bfloat16, True), "bfloat16, head in bfloat16": (torch.bfloat16, False),
+    "float16": (torch.float16, True)}
+EXACT = (torch.float32, True)
 
 
 def head_under_autocast(model):
@@ -39,87 +49,142 @@ def head_under_autocast(model):
 
 
 def compute_logp(model, rollout, dtype, exact_head):
-    """Log-probs [B, T] of the rollout without gradient, computed in `dtype`."""
+    """Log-probs [B, T] of the rollout without gradient, computed under autocast to `dtype`."""
     head = plain.make_head if exact_head else head_under_autocast
     with (torch.no_grad(), patch.object(plain, "make_head", head),
-          torch.autocast("cpu", dtype, enabled=dtype != torch.float32)):
-        return plain.response_logp(model, rollout, entropy=False).logp
+          torch.autocast(model.device.type, dtype, enabled=dtype != torch.float32)):
+        return plain.response_logp(model, rollout, entropy=False).logp              # [B, T]
 
 
-def noise(model, tokenizer, tokens):
-    """What each arithmetic measures of an AdamW step, beside the true change, as {arithmetic:
-    figures}, after one step and after sixteen."""
-    torch.manual_seed(0)
-    for p in model.parameters():  # a tenth of a 4-bit file lies halfway between two
-        p.data.copy_(p.data.bfloat16())
-    rollout = fast_sample(model, tokenizer, list(PROMPTS), 8, tokens)
-    mask = rollout.mask
-    before = {name: compute_logp(model, rollout, *how)
-              for name, how in ARITHMETICS.items()}                                 # [B, T] each
-    logp = plain.response_logp(model, rollout, entropy=False).logp                  # [B, T]
-    advantages = torch.tensor([1.0, -1.0]).repeat(len(mask) // 2)                   # [B]
-    policy_loss("gspo", logp, logp.detach(), advantages, mask)[0].backward()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
-    found = {}
-    for steps in (1, 16):
-        start = [p.detach().clone() for p in model.parameters()]
-        optimizer.param_groups[0]["lr"] = steps * 1e-6
-        optimizer.state.clear()
-        optimizer.step()
-        moved = {name: sequence_log_ratio(compute_logp(model, rollout, *how), before[name], mask)
-                 for name, how in ARITHMETICS.items()}                              # [B] each
-        true = moved.pop("float32")                                                 # [B]
-        found[str(steps)] = {"true_rms": rms(true), "arms": {name: {
-            "error_rms": rms(x - true), "correlation": torch.corrcoef(torch.stack([x, true]))[0, 1]
-            .item(), "outside": ((x - true < LOW) | (x - true > HIGH)).float().mean().item()}
-            for name, x in moved.items()}}
-        for p, old in zip(model.parameters(), start):
-            p.data.copy_(old)
-    errors = {name: (logp - before["float32"])[mask].std().item()
-              for name, logp in before.items() if name != "float32"}
-    return {"answers": len(mask), "tokens": mask.sum(-1).float().mean().item(),
-            "log_prob_error": errors, "steps": found}
+@contextmanager
+def rounded_weights(model, dtype, exact_head):
+    """The weights that autocast rounds, those of linear layers, as numbers of `dtype`."""
+    head = model.get_output_embeddings()
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear)
+              and not (exact_head and m is head)]
+    tied = None if exact_head else head.weight
+    before = [m.weight.data for m in layers]
+    for m in layers:
+        if m.weight is not tied:                             # its embedding is not rounded
+            m.weight.data = m.weight.data.to(dtype).float()
+    yield
+    for m, weight in zip(layers, before):
+        m.weight.data = weight
+
+
+def measure_moves(model, rollout, train):
+    """log w [B, T] of a training step for EXACT and, for each format, as autocast sees it and in
+    float32 with rounded weights: {name: log w}, {(name, "rounded"): log w}."""
+    def every():
+        found = {"float32": compute_logp(model, rollout, *EXACT)}
+        for name, (dtype, exact_head) in FORMATS.items():
+            found[name] = compute_logp(model, rollout, dtype, exact_head)
+            with rounded_weights(model, dtype, exact_head):
+                found[name, "rounded"] = compute_logp(model, rollout, *EXACT)
+        return found
+    before = every()
+    train(model)
+    return {name: logp - before[name] for name, logp in every().items()}
+
+
+def window_means(x, lengths, L):
+    """The means of x [B, T] over the windows of L tokens of every row: log s of such responses."""
+    rows = [row[:n // L * L].view(-1, L).mean(-1) for row, n in zip(x, lengths) if n >= L]
+    return torch.cat(rows)                                                          # [windows]
 
 
 def rms(x):
     return x.square().mean().sqrt().item()
 
 
-def texts(found):
-    """The tables of docs/speed.md, and its figures of one step at 1e-6."""
-    steps = found["noise"]["steps"]
+def describe_moves(moves, lengths):
+    """{L: {true, formats: {name: arithmetic, lost, …}}}: root mean squares in nats, and the shares
+    of windows that the error alone moves outside the paper's range and outside 0.2/√L."""
+    paper = OBJECTIVES["gspo"]
+    found = {}
+    for L in [L for L in LENGTHS if sum(n // L for n in lengths) >= 4]:
+        true = window_means(moves["float32"], lengths, L)                           # [windows]
+        wide = .2 / math.sqrt(L)
+        found[L] = {"windows": len(true), "true": rms(true), "formats": {}}
+        for name in FORMATS:
+            seen = window_means(moves[name], lengths, L)                            # [windows]
+            rounded = window_means(moves[name, "rounded"], lengths, L)              # [windows]
+            error = seen - true                                                     # [windows]
+            out = (error < -paper.epsilon) | (error > paper.epsilon_high)           # [windows]
+            found[L]["formats"][name] = {
+                "arithmetic": rms(seen - rounded), "lost": rms(rounded - true),
+                "out_of_paper": out.float().mean().item(),
+                "out_of_wide": (error.abs() > wide).float().mean().item()}
+    return found
+
+
+def measure(model, tokenizer, responses, tokens):
+    """The errors for weights on bfloat16's grid and spread between its numbers."""
+    torch.manual_seed(0)
+    for p in model.parameters():
+        p.data.copy_(p.data.bfloat16())
+    rollout = fast_sample(model, tokenizer, list(PROMPTS), responses // len(PROMPTS), tokens)
+    lengths = rollout.mask.sum(-1).tolist()
+    advantages = torch.tensor([1.0, -1.0]).repeat(len(lengths) // 2).to(model.device)    # [B]
+
+    def train(policy):
+        logp = plain.response_logp(policy, rollout, entropy=False).logp             # [B, T]
+        policy_loss("gspo", logp, logp.detach(), advantages, rollout.mask)[0].backward()
+        torch.optim.AdamW(policy.parameters(), lr=RATE, weight_decay=0.0).step()
+        policy.zero_grad()
+
+    found = {}
+    for weights in ("grid", "spread"):
+        policy = copy.deepcopy(model)
+        if weights == "spread":
+            generator = torch.Generator().manual_seed(0)
+            for p in policy.parameters():     # a number of 8 bits: cells of 2^-7 at most, relative
+                cell = torch.finfo(torch.bfloat16).eps * p.data.abs() / 2
+                p.data.add_(cell * (torch.rand(p.shape, generator=generator) - .5).to(p.device))
+        found[weights] = describe_moves(measure_moves(policy, rollout, train), lengths)
+    return {"responses": len(lengths), "tokens": sum(lengths) / len(lengths), "weights": found}
+
+
+def find_texts(found):
+    """The table of docs/speed.md and figures of its sentences."""
+    grid, spread = found["weights"]["grid"], found["weights"]["spread"]
     rows = []
-    for name, error in found["noise"]["log_prob_error"].items():
-        cells = [(f"{s['arms'][name]['error_rms']:.1e}", f"{s['arms'][name]['correlation']:.2f}",
-                  f"{s['arms'][name]['outside']:.0%}") for s in steps.values()]
-        rows.append((name, f"{error:.1e}", *(" / ".join(pair) for pair in zip(*cells))))
-    one = steps["1"]
-    error = one["arms"]["bfloat16"]["error_rms"]
-    return {
-        "bfloat16": table(("arithmetic", "error of a log-prob", "of log s",
-                           "correlation with the truth",
-                           "outside the band by the error alone"), *rows),
-        "bf16_true": f"{one['true_rms']:.3f}", "bf16_error": f"{error:.3f}",
-        "bf16_true_16": f"{steps['16']['true_rms']:.2f}", "bf16_bands": f"{error / HIGH:.0f}"}
+    for L, of in grid.items():
+        cells = [f"{of['formats'][name]['arithmetic']:.1e}" for name in FORMATS]
+        sixteen = of["formats"]["bfloat16"]
+        rows.append((L, f"{of['true']:.1e}", *cells, f"{sixteen['lost']:.1e}",
+                     f"{spread[L]['formats']['bfloat16']['lost']:.1e}",
+                     f"{sixteen['out_of_paper']:.0%}",
+                     f"{spread[L]['formats']['bfloat16']['out_of_wide']:.0%}"))
+    head = ("L", "true move", *FORMATS, "lost update, published weights", "spread weights",
+            "outside 3e-4 / 4e-4", "outside 0.2/√L, spread")
+    scaled = [of["formats"]["bfloat16"]["arithmetic"] * math.sqrt(L) for L, of in grid.items()]
+    last = max(grid)
+    return {"bfloat16": table(head, *rows),
+            "bf16 arithmetic": f"{sum(scaled) / len(scaled):.3f}",
+            "bf16 lost": f"{grid[last]['formats']['bfloat16']['lost']:.1e}",
+            "bf16 true": f"{grid[last]['true']:.1e}", "bf16 longest": str(last),
+            "bf16 responses": str(found["responses"])}
 
 
 def main(argv=None):
-    parser = command_line(__doc__, "bfloat16.json", "answers of 4 tokens")
+    parser = command_line(__doc__, "bfloat16.json", "two responses of 25 tokens")
     parser.add_argument("--model_name_or_path", default=SMOLLM2, metavar="DIR",
                         help="checkpoint of another model, whose numbers are printed, and written "
                              "only with --json (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     args = parser.parse_args(argv)
     flags = ["--model_name_or_path", args.model_name_or_path, "--dataset_name", "none"]
     try:
-        settings = parse([*flags, "--device", "cpu"])
-        model, tokenizer = load_policy(settings, None, torch.device("cpu"))
+        settings = parse([*flags, "--device", args.device])
+        model, tokenizer = load_policy(settings, None, torch.device(args.device))
     except ValueError as error:
         parser.exit(2, f"bfloat16.py: {error}\n")
-    found = {"noise": noise(model, tokenizer, 4 if args.quick else 64)}
+    found = measure(model, tokenizer, *((2, 25) if args.quick else (6, max(LENGTHS))))
     if args.model_name_or_path != SMOLLM2 and args.json == parser.get_default("json"):
-        print(*texts(found).values(), sep="\n")
+        print(*find_texts(found).values(), sep="\n")
     else:
-        publish(args.json, found, texts)
+        publish(args.json, found, find_texts)
 
 
 if __name__ == "__main__":

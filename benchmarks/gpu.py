@@ -1,134 +1,240 @@
-"""One GPU, measured in at most an hour: one command that leaves its numbers whatever happens.
+"""One GPU, tried in at most forty minutes: a report to paste into an issue.
 
-    python benchmarks/gpu.py                         # -> results/gpu.json; --cpu: a small run
-    python benchmarks/gpu.py --only pairs --limit 28800 --run FLAGS OF TRAIN.PY
+    python benchmarks/gpu.py                     # prints the report, writes results/gpu.json
+    python benchmarks/gpu.py --cpu               # the same steps on a CPU, with tiny models
+    python benchmarks/gpu.py --pretend           # on a simulated GPU (tests/gpu; needs g++)
 
-Every part runs by itself; what fails is written down with its error, what cannot be measured here
-as skipped and why, and the next part begins. --run, or recipes/gsm8k-80gb.yaml, which needs the
-hub, are the flags of the runs of train.py:
+Nothing of this project has run on a real GPU yet. Each step runs by itself, in a process of its
+own; what fails is reported with its error, what cannot be tried as skipped and why. Without a hub,
+models have random weights in the shapes of the recipes', and prompts are sums: memory and speed do
+not depend on what the weights are.
 
-    versus_trl beside TRL, on models with random weights: benchmarks/versus_trl.py
-    run        seconds and peak memory of a batch: fast, with --plain, with vLLM where it is
-    pairs      GSPO and GRPO from the same seed, start and prompts, as many batches as the time
-               allows: held-out pass@1 before and after
+    device    the GPU and the versions
+    recipes   two batches of each recipe that fits: peak memory beside the simulated one, tokens/s
+    resume    a run whose last checkpoint is taken away ends in the same weights after --resume
+    log_s     error of log s in 16 bits against the length of the response, with this GPU's kernels
+    vllm      the 24 GB recipe with --sampler vllm: memory while it samples and while it sleeps
+    learns    the default run of train.py: held-out pass@1 before and after
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import shlex
+import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from timing import command_line, spread, write_json  # noqa: E402
+from timing import command_line, write_json  # noqa: E402
 
-RUN = f"--config {ROOT}/recipes/gsm8k-80gb.yaml"
-SMALL_RUN = ("--device cpu --prompts_per_step 4 --num_generations 4 --steps_per_generation 2 "
-             "--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
-             "--cold_start_steps 120 --cold_start_learning_rate 0.005")
-PEAK = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
-        "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
+RECIPES = {"gsm8k-8gb": 8, "gsm8k-24gb": 24, "gsm8k-80gb": 80}       # memory they need, in GB
+TINY = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 "
+        "--max_prompt_length 64 --max_completion_length 16 --optim adamw_torch").split()
+TINY_MOE = ("--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
+            "--cold_start_steps 120 --cold_start_learning_rate 0.005 --steps 4").split()
+PRETEND = (f"import sys; sys.path.insert(0, {str(ROOT / 'tests/gpu')!r}); "
+           "from pretend_device import gpu; gpu.__enter__(); ")
+TRAIN = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
+         "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
 
 
 class Bench:
-    """The flags of its runs, and the time that is left."""
+    """How commands are run here, and the time that is left."""
 
-    def __init__(self, cpu, run, limit):
-        self.cpu = cpu
-        self.run_flags = shlex.split(run or (SMALL_RUN if cpu else RUN))
-        self.end = time.perf_counter() + limit
+    def __init__(self, args):
+        self.small = args.cpu or args.pretend
+        self.prefix = PRETEND if args.pretend else ""
+        self.device = "cpu" if args.cpu else "cuda"
+        self.end = time.perf_counter() + 60 * args.minutes
+        self.folder = Path(tempfile.mkdtemp(prefix="gpu-"))
+        self.lines = []
 
-    def left(self):
-        """Seconds that remain of the limit."""
-        return max(1.0, self.end - time.perf_counter())
+    def report(self, text):
+        """A line of the report."""
+        self.lines.append(text)
+        print(text, flush=True)
 
     def run(self, *command):
-        """Run a Python command and return what it printed. Raises RuntimeError with the end of its
-        output if it failed."""
-        done = subprocess.run([sys.executable, *command], capture_output=True, encoding="utf-8",
-                              timeout=self.left(), env=os.environ | {"PYTHONPATH": str(ROOT)})
+        """Run a Python command and return what it printed. Raises RuntimeError with the last line
+        of its output if it failed."""
+        left = max(1.0, self.end - time.perf_counter())
+        done = subprocess.run([sys.executable, *map(str, command)], capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=left, cwd=self.folder,
+                              env=os.environ | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"})
         if done.returncode:
-            raise RuntimeError((done.stderr or done.stdout).strip()[-500:])
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise RuntimeError(said[-1][-300:] if said else f"exit code {done.returncode}")
         return done.stdout.strip()
 
-    def train(self, *flags):
-        """A run of train.py -> (metrics per rollout batch, summary, peak bytes of its GPU)."""
-        with tempfile.TemporaryDirectory() as folder:
-            printed = self.run("-c", PEAK, *self.run_flags, *flags, "--output_dir", f"{folder}/run")
-            lines = Path(folder, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            summary = json.loads(Path(folder, "run/summary.json").read_text(encoding="utf-8"))
-        return [json.loads(line) for line in lines], summary, int(printed.split("peak")[-1])
+    def train(self, name, *flags):
+        """A run of train.py in the folder `name` -> (its metrics, peak bytes of the GPU)."""
+        printed = self.run("-c", self.prefix + TRAIN, *flags, "--output_dir", name)
+        lines = (self.folder / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return list(map(json.loads, lines)), int(printed.split("peak")[-1])
+
+    def make_model(self, name):
+        """A checkpoint with random weights in the shape of a recipe's model, whose tokenizer has a
+        token per character -> its folder."""
+        folder = self.folder / name.replace("/", "--")
+        if not folder.exists():
+            self.run("-c", MAKE_MODEL, name, folder, int(self.small))
+        return folder
+
+    def recipe(self, name):
+        """The flags of a recipe, with a model and data that need no hub."""
+        data = self.folder / "sums.jsonl"
+        if not data.exists():
+            rng = random.Random(0)
+            sums = [rng.choices(range(1, 10), k=rng.randint(3, 9)) for _ in range(400)]
+            rows = [{"question": "+".join(map(str, terms)) + "=", "answer": str(sum(terms))}
+                    for terms in sums]
+            data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        text = (ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8")
+        model = self.make_model(text.split("model_name_or_path: ")[1].split()[0])
+        return ["--config", ROOT / f"recipes/{name}.yaml", "--model_name_or_path", model,
+                "--dataset_name", data, "--verifier", "exact", "--eval_samples", "0",
+                "--device", self.device, *(TINY if self.small else [])]
 
 
-def device(bench):
-    if bench.cpu:
-        return {"name": "CPU", "torch": torch.__version__}
-    properties = torch.cuda.get_device_properties(0)
-    return {"name": properties.name, "bytes": properties.total_memory, "torch": torch.__version__,
-            "capability": list(torch.cuda.get_device_capability())}
+MAKE_MODEL = """
+import sys
+from plumbing.data.running_sum import builtin_tokenizer
+sys.path.insert(0, "%s")
+from shapes import SHAPES, random_model
+name, folder, small = sys.argv[1:]
+kind, D, L, H, H_kv, F, V, *d = next(s for n, s in SHAPES.items() if name.startswith(n))
+tokenizer = builtin_tokenizer("".join(map(chr, range(32, 127))) + chr(10))
+sizes = (kind, 64, 2, 4, 2, 128, 128) if small == "1" else (kind, D, L, H, H_kv, F, V, *d)
+model = random_model(*sizes, eos_token_id=tokenizer.eos_token_id,
+                     pad_token_id=tokenizer.pad_token_id, initializer_range=0.02)
+model.save_pretrained(folder)
+tokenizer.save_pretrained(folder)
+""" % (ROOT / "benchmarks")
 
 
-def versus_trl(bench):
-    if bench.cpu:
-        return {"skipped": "python benchmarks/versus_trl.py measures it on a CPU"}
-    if not importlib.util.find_spec("trl"):
-        return {"skipped": "TRL is not installed: pip install trl==1.16.0"}
-    return bench.run(ROOT / "benchmarks/versus_trl.py")[-4000:]
+def find_device(bench):
+    text = bench.run("-c", bench.prefix + """
+import torch, transformers
+line = f"torch {torch.__version__}, transformers {transformers.__version__}"
+if torch.cuda.is_available():
+    p = torch.cuda.get_device_properties(0)
+    line = f"{p.name}, {p.total_memory / 1e9:.0f} GB, compute {p.major}.{p.minor}, " + line
+print(line)
+""").splitlines()[-1]
+    bench.report(f"device    {text}{', simulated' if bench.prefix else ''}")
+    return text
 
 
-def run(bench):
-    """Seconds of a batch by phase, after a first one that is not counted."""
-    ways = {"fast": [], "--plain": ["--plain"]}
-    if importlib.util.find_spec("vllm"):
-        ways["--sampler vllm"] = ["--sampler", "vllm"]
+def try_recipes(bench):
     found = {}
-    for way, flags in ways.items():
-        records, _, peak = bench.train("--steps", "3", "--eval_samples", "0", *flags)
-        found[way] = {"peak_bytes": peak} | {
-            name: spread(record[name] for record in records[1:])
-            for name in ("seconds_rollout", "seconds_logp", "seconds_update", "tokens_per_second")}
+    for name, needed in RECIPES.items():
+        flags = bench.recipe(name)
+        records, peak = bench.train(name, *flags, "--steps", "2")
+        last = records[-1]
+        simulated = "–"
+        if shutil.which("g++") and not bench.small:
+            printed = bench.run(ROOT / "benchmarks/simulate.py", "--config", flags[1])
+            simulated = printed.splitlines()[-1].split(" at")[0]
+        found[name] = dict(peak=peak, simulated=simulated, **{key: last[key] for key in (
+            "tokens_per_second", "seconds_rollout", "seconds_logp", "seconds_update")})
+        bench.report(f"recipes   {name}: peak {peak / 1e9:.1f} GB (simulated {simulated}; needs a "
+                     f"card of {needed} GB), {last['tokens_per_second']:.0f} tokens/s, seconds "
+                     f"{last['seconds_rollout']:.1f} + {last['seconds_logp']:.1f} + "
+                     f"{last['seconds_update']:.1f}")
     return found
 
 
-def pairs(bench, seeds=(0, 1)):
-    """Held-out pass@1 before and after, as summary.json has it, for each seed and algorithm."""
-    began = time.perf_counter()
-    bench.train("--steps", "2")                              # with both evaluations
-    each = bench.left() / (2 * len(seeds) + 1)
-    steps = max(1, min(200, int(2 * each / (time.perf_counter() - began))))
-    return {f"{name}, seed {seed}": bench.train("--algorithm", name, "--seed", str(seed), "--steps",
-                                                str(steps))[1]
-            for seed in seeds for name in ("gspo", "grpo")}
+def try_resume(bench):
+    flags = [*bench.recipe("gsm8k-8gb"), "--steps", "2", "--save_steps", "1"]
+    bench.train("resumed", *flags)
+    last = bench.folder / "resumed/checkpoints/step_2"
+    before = {f.name: f.read_bytes() for f in last.glob("*.safetensors")}
+    shutil.rmtree(last)
+    bench.train("resumed", *flags, "--resume")
+    same = before == {f.name: f.read_bytes() for f in last.glob("*.safetensors")}
+    bench.report(f"resume    {'the same weights' if same else 'OTHER WEIGHTS'} after --resume")
+    return same
 
 
-PARTS = {"device": device, "versus_trl": versus_trl, "run": run, "pairs": pairs}
+def try_log_s(bench):
+    model = bench.make_model("HuggingFaceTB/SmolLM2-135M")
+    file = bench.folder / "log_s.json"
+    small = ["--quick"] if bench.small else []
+    code = (f"{bench.prefix}import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); "
+            "import bfloat16; bfloat16.main(sys.argv[1:])")
+    bench.run("-c", code, *small, "--device", bench.device, "--json", file,
+              "--model_name_or_path", model)
+    found = json.loads(file.read_text(encoding="utf-8"))["weights"]["grid"]
+    for L, of in found.items():
+        parts = of["formats"]["bfloat16"]
+        bench.report(f"log_s     L {L}: true {of['true']:.1e}, bfloat16's arithmetic "
+                     f"{parts['arithmetic']:.1e}, lost update {parts['lost']:.1e}")
+    return found
+
+
+def try_vllm(bench):
+    if bench.prefix or bench.device == "cpu":
+        return skip(bench, "vllm", "needs a real GPU")
+    if not find_spec("vllm"):
+        return skip(bench, "vllm", "vllm is not installed")
+    flags = bench.recipe("gsm8k-24gb")
+    records, peak = bench.train("vllm", *flags, "--steps", "2", "--sampler", "vllm")
+    last = records[-1]
+    bench.report(f"vllm      peak {peak / 1e9:.1f} GB, rollout {last['seconds_rollout']:.1f} s, "
+                 f"update {last['seconds_update']:.1f} s, mismatch_kl {last['mismatch_kl']:.1e}")
+    return dict(peak=peak, mismatch_kl=last["mismatch_kl"])
+
+
+def try_learning(bench):
+    small = TINY_MOE if bench.small else []
+    bench.train("learns", "--device", bench.device, *small)
+    text = (bench.folder / "learns/summary.json").read_text(encoding="utf-8")
+    summary = json.loads(text)
+    bench.report(f"learns    pass@1 {summary['pass_at_1_before']:.3f} -> "
+                 f"{summary['pass_at_1_after']:.3f} in {summary['seconds']:.0f} s")
+    return summary
+
+
+def skip(bench, name, why):
+    bench.report(f"{name:9} skipped: {why}")
+    return {"skipped": why}
+
+
+STEPS = {"device": find_device, "recipes": try_recipes, "resume": try_resume, "log_s": try_log_s,
+         "vllm": try_vllm, "learns": try_learning}
 
 
 def main(argv=None):
     parser = command_line(__doc__, "gpu.json")
-    parser.add_argument("--cpu", action="store_true", help="on a CPU, a small run")
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="these parts")
-    parser.add_argument("--limit", type=float, default=3600, help="seconds for everything")
-    parser.add_argument("--run", nargs=argparse.REMAINDER, help="flags of train.py, at the end")
+    parser.epilog = __doc__.split("\n\n", 2)[2]
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--cpu", action="store_true", help="on a CPU, with tiny models")
+    kind.add_argument("--pretend", action="store_true", help="on a simulated GPU; tiny models")
+    parser.add_argument("--only", nargs="*", choices=STEPS, default=list(STEPS), help="these steps")
+    parser.add_argument("--minutes", type=float, default=40, help="for everything (default: 40)")
     args = parser.parse_args(argv)
-    bench = Bench(args.cpu, args.run and shlex.join(args.run), args.limit)
+    bench = Bench(args)
     found = {}
     for name in args.only:
+        print(f"# {name}: " + __doc__.split(f"    {name}")[1].split("\n")[0].strip(), flush=True)
+        began = time.perf_counter()
         try:
-            over = {"skipped": f"{args.limit:g} seconds were over"}
-            found[name] = PARTS[name](bench) if bench.left() > 1 else over
-        except Exception as error:  # whatever it was: written down, and on with the next
-            found[name] = {"error": f"{type(error).__name__}: {str(error)[-500:]}"}
+            found[name] = STEPS[name](bench)
+        except Exception as error:           # whatever it was: reported, and on with the next step
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            bench.report(f"{name:9} FAILED: {text}")
+            found[name] = {"error": text}
+        found[f"{name} seconds"] = round(time.perf_counter() - began, 1)
         write_json(args.json, found)
-        print(f"{name}: {json.dumps(found[name])[:300]}", flush=True)
+    shutil.rmtree(bench.folder)
+    print("\nPaste this into an issue, whatever it says:\n\n```", *bench.lines, "```", sep="\n")
 
 
 if __name__ == "__main__":
