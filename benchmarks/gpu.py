@@ -42,6 +42,18 @@ PRETEND = (f"import sys; sys.path.insert(0, {str(ROOT / 'tests/gpu')!r}); "
            "from pretend_device import gpu; gpu.__enter__(); ")
 TRAIN = ("import sys, torch, train; train.main(sys.argv[1:]); cuda = torch.cuda; "
          "print('peak', cuda.max_memory_allocated() if cuda.is_available() else 0)")
+WATCH = """
+import threading, time, torch
+def watch():
+    while True:
+        time.sleep(0.2)
+        if torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            used.append(total - free)
+used = []
+threading.Thread(target=watch, daemon=True).start()
+"""
+WATCHED = "; print('used', min(used[len(used) // 2:]), max(used))"       # after the model is loaded
 
 
 class Bench:
@@ -98,8 +110,8 @@ class Bench:
         text = (ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8")
         model = self.make_model(text.split("model_name_or_path: ")[1].split()[0])
         return ["--config", ROOT / f"recipes/{name}.yaml", "--model_name_or_path", model,
-                "--dataset_name", data, "--verifier", "exact", "--eval_samples", "0",
-                "--device", self.device, *(TINY if self.small else [])]
+                "--dataset_name", data, "--verifier", "exact", "--eval_prompts", "4",
+                "--eval_samples", "1", "--device", self.device, *(TINY if self.small else [])]
 
 
 MAKE_MODEL = """
@@ -184,11 +196,15 @@ def try_vllm(bench):
     if not find_spec("vllm"):
         return skip(bench, "vllm", "vllm is not installed")
     flags = bench.recipe("gsm8k-24gb")
-    records, peak = bench.train("vllm", *flags, "--steps", "2", "--sampler", "vllm")
-    last = records[-1]
-    bench.report(f"vllm      peak {peak / 1e9:.1f} GB, rollout {last['seconds_rollout']:.1f} s, "
-                 f"update {last['seconds_update']:.1f} s, mismatch_kl {last['mismatch_kl']:.1e}")
-    return dict(peak=peak, mismatch_kl=last["mismatch_kl"])
+    printed = bench.run("-c", WATCH + TRAIN + WATCHED, *flags, "--steps", "2", "--sampler", "vllm",
+                        "--output_dir", "vllm")
+    asleep, awake = (int(x) / 1e9 for x in printed.split("used")[-1].split())
+    text = (bench.folder / "vllm/metrics.jsonl").read_text(encoding="utf-8")
+    last = json.loads(text.splitlines()[-1])
+    bench.report(f"vllm      memory of the device {asleep:.1f} GB asleep, {awake:.1f} GB at most; "
+                 f"rollout {last['seconds_rollout']:.1f} s, update {last['seconds_update']:.1f} s, "
+                 f"mismatch_kl {last['mismatch_kl']:.1e}")
+    return dict(asleep=asleep, awake=awake, mismatch_kl=last["mismatch_kl"])
 
 
 def try_learning(bench):
