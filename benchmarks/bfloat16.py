@@ -138,14 +138,14 @@ def measure(model, tokenizer, responses, tokens):
         policy = copy.deepcopy(model)
         if weights == "spread":
             generator = torch.Generator().manual_seed(0)
-            for p in policy.parameters():     # a number of 8 bits: cells of 2^-7 at most, relative
-                cell = torch.finfo(torch.bfloat16).eps * p.data.abs() / 2
+            for p in policy.parameters():     # uniformly between the two halfway points around it
+                cell = torch.exp2(torch.frexp(p.data).exponent.float() - 8)     # 8 bits of mantissa
                 p.data.add_(cell * (torch.rand(p.shape, generator=generator) - .5).to(p.device))
         found[weights] = describe_moves(measure_moves(policy, rollout, train), lengths)
     return {"responses": len(lengths), "tokens": sum(lengths) / len(lengths), "weights": found}
 
 
-def find_texts(found):
+def texts(found):
     """The table of docs/speed.md and figures of its sentences."""
     grid, spread = found["weights"]["grid"], found["weights"]["spread"]
     rows = []
@@ -182,9 +182,9 @@ def main(argv=None):
         parser.exit(2, f"bfloat16.py: {error}\n")
     found = measure(model, tokenizer, *((2, 25) if args.quick else (6, max(LENGTHS))))
     if args.model_name_or_path != SMOLLM2 and args.json == parser.get_default("json"):
-        print(*find_texts(found).values(), sep="\n")
+        print(*texts(found).values(), sep="\n")
     else:
-        publish(args.json, found, find_texts)
+        publish(args.json, found, texts)
 
 
 if __name__ == "__main__":
