@@ -139,7 +139,7 @@ def measure(model, tokenizer, responses, tokens):
         if weights == "spread":
             generator = torch.Generator().manual_seed(0)
             for p in policy.parameters():     # uniformly between the two halfway points around it
-                cell = torch.exp2(torch.frexp(p.data).exponent.float() - 8)     # 8 bits of mantissa
+                cell = torch.exp2(torch.frexp(p.data).exponent.float() - 8)      # of 8 bits
                 p.data.add_(cell * (torch.rand(p.shape, generator=generator) - .5).to(p.device))
         found[weights] = describe_moves(measure_moves(policy, rollout, train), lengths)
     return {"responses": len(lengths), "tokens": sum(lengths) / len(lengths), "weights": found}
@@ -147,7 +147,8 @@ def measure(model, tokenizer, responses, tokens):
 
 def texts(found):
     """The table of docs/speed.md and figures of its sentences."""
-    grid, spread = found["weights"]["grid"], found["weights"]["spread"]
+    grid, spread = ({int(L): of for L, of in found["weights"][kind].items()}     # text in JSON
+                    for kind in ("grid", "spread"))
     rows = []
     for L, of in grid.items():
         cells = [f"{of['formats'][name]['arithmetic']:.1e}" for name in FORMATS]

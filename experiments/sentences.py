@@ -145,7 +145,12 @@ by more than 0.02: {algorithms}.
 
 SmolLM2's 4-shot `max` to {mean smollm2: LoRA after} pass@1, in 1,418
 
-log s truly moves {bf16_true} / {bf16_true_16} (root mean squares,
+for windows of L tokens of {bf16 responses} responses
+
+independent between tokens, about {bf16 arithmetic}/√L. A clip
+
+as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16 true}.
+Weights
 
 its log-probs stay within {vllm_apart} nats of the policy's while updates move them by
 {vllm_moved}; an update that

@@ -10,7 +10,8 @@ from documents import ROOT, texts
 
 FILES = texts(file for pattern in ("*.py", "[a-z]*/**/*.py") for file in ROOT.glob(pattern)
               if file.relative_to(ROOT).parts[0] not in ("checkpoints", "runs"))
-BINARY = {"os", "tarfile", "zipfile", "webbrowser", "Image", "page"}     # their open() decodes no text
+# their open() decodes no text
+BINARY = {"os", "tarfile", "zipfile", "webbrowser", "Image", "page"}
 
 
 def without_encoding(source):
