@@ -201,6 +201,23 @@ def draw_flips(flips):
     style.save(figure, FIGURES / "lesson_flips.png", FIGURES / "lesson_flips.svg")
 
 
+def draw_turns():
+    """Section 6: games won against games played, with one advantage per response and per turn."""
+    lines = (ROOT / "experiments/results/turns.jsonl").read_text(encoding="utf-8").splitlines()
+    runs = {}
+    for run in map(json.loads, lines):
+        runs.setdefault(run["arm"], []).append(run["figures"]["pass_rates"])
+    figure, axes = style.panels(1, 1, height=3.3, width=6.4)
+    for name, colour in (("GSPO wide", style.GREEN), ("GRPO", style.ORANGE), ("GSPO", style.BLUE)):
+        for variant, line in ((f"{name}, turns", "-"), (name, "--")):
+            means = [mean(values) for values in zip(*runs[variant])]
+            axes.plot([128 * i for i in range(len(means))], means, line, color=colour,
+                      label=variant)
+    style.label(axes, "Does an advantage for every turn help?", "games played", "share won")
+    axes.legend(loc="lower right", fontsize=8)
+    style.save(figure, FIGURES / "turns.png", FIGURES / "turns.svg")
+
+
 def draw_game(game):
     """Section 6: the tokens of three games, colored by their advantage."""
     figure, grid = style.panels(2, 1, height=3.4, width=8.4, sharex=True)
@@ -237,6 +254,7 @@ def main(argv=None):
         record["game"] = read_game(options.game)
     draw_minibatches()
     draw_game(record["game"])
+    draw_turns()
     draw_histograms(log_w)
     draw_range(log_w)
     draw_flips(record["flips"])

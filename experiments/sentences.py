@@ -27,6 +27,9 @@ default run is {versus_trl} times as fast as TRL's on a CPU; `--plain` runs the 
 alone, {plain} times slower
 """,
 "docs/lesson.md": """
+an advantage per turn: {turns: GSPO wide: more games won at the end} with the range 0.03/0.04,
+{turns: GSPO: more games won at the end} with the paper's
+
 One recorded batch of {lesson responses} responses, after its updates. The standard deviation is
 {lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s} for
 log s. GRPO's
@@ -64,6 +67,13 @@ off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's
 matters
 """,
 "docs/evidence.md": """
+response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games won
+at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain is
+larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
+
+its range by {length: LUSPO ends longer than GSPO with its range} tokens; that GSPO shortens
+responses is undecided ({length: GSPO ends shorter than it began}); pass@1
+
 Of {members} members, each at its best, `dapo_paper` has the highest mean:
 {league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
 samples; {members near the first} others do
@@ -131,6 +141,9 @@ at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 flips are {flips: at least half of Var[log w]} of Var[log w].
 """,
 "docs/family.md": """
+this wins {turns: GSPO wide: more games won at the end} more games with a wide clip range, {turns:
+GSPO: more games won at the end} with the paper's (16
+
 minus the verifier's is {distilled: the teacher alone}, both minus the verifier {distilled:
 teacher and verifier}.
 
