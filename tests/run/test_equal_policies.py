@@ -49,7 +49,8 @@ ONE_POLICY = set("""step reward reward_std reward_parts pass_rate length inverse
     entropy_loss balance_loss grad_norm skipped overflows minibatches
     perplexity_old entropy route_bytes_per_token lr
     verifier_errors seconds_rollout seconds_logp seconds_update tokens_per_second pass_at_1
-    held_out_reward held_out_parts""".split())
+    held_out_reward held_out_parts turns out_of_turns turn_reward_1 turn_reward_2 turn_reward_3
+    turn_reward_4""".split())
 
 
 def paper_epsilon(args):
