@@ -106,6 +106,8 @@ def shortened(flags, model):
         recipe = yaml.safe_load(Path(after("--config")).read_text(encoding="utf-8"))
     own = [] if any("model_name_or_path" in flag for flag in flags) else TINY
     own = ["--model_name_or_path", model] if "model_name_or_path" in recipe else own
+    game = "environment" in recipe and "model_name_or_path" not in recipe
+    own = "--cold_start_steps 5".split() if game else own            # a game has its own prompts
     stage = ["--stage2_step", "1"] if "--stage2_step" in flags else []
     folder = f"runs/{after('--algorithm', 'gspo')}"
     again = "--output_dir" not in flags and Path(folder, "config.json").exists()
@@ -147,6 +149,8 @@ def test_the_commands_of_a_document_run(document, model, batches):
     for kind, line, text in pieces(document):
         if kind == "file":
             write(line, text)
+        elif line.endswith("&& python train.py"):                    # after pip install
+            run("python train.py", model)
         elif (document, line) in RUN:
             try:
                 run(line, model)
