@@ -180,7 +180,7 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     check_per_token(mask, turn_rewards=turn_rewards)
     turns = turn_numbers(mask)                                                   # [B, T]
     advantages = torch.zeros_like(turn_rewards)                                  # [B, T]
-    for k, returns in enumerate(sum_later_rewards(turn_rewards, mask).T):        # [B]
+    for k, returns in enumerate(sum_later_rewards(turn_rewards, turns).T):       # [B]
         reached = ~returns.isnan()                                               # [B]
         centered = center(check_rewards(with_group_mean(returns, group_size), group_size))
         centered = centered.flatten().masked_fill(~reached, 0.0)                 # [B]
@@ -196,13 +196,13 @@ def turn_returns(turn_rewards, mask, group_size, scale="group", eps=1e-6):
     return advantages
 
 
-def sum_later_rewards(turn_rewards, mask):
+def sum_later_rewards(turn_rewards, turns):
     """The return of each turn, the sum of the rewards from its first token on: [B, turns] for the
-    largest number of turns; NaN where a response has fewer. Added in float64 and rounded once, so
-    that returns which are equal on paper are equal numbers."""
-    to_go = as_decimals(turn_rewards.masked_fill(~mask, 0.0))                    # [B, T]
+    largest number of turns; NaN where a response has fewer. turns [B, T]: ratios.turn_numbers of
+    the mask. Added in float64 and rounded once, so that returns which are equal on paper are equal
+    numbers."""
+    to_go = as_decimals(turn_rewards.masked_fill(turns < 0, 0.0))                # [B, T]
     to_go = to_go.flip(-1).cumsum(-1).flip(-1).to(turn_rewards.dtype)            # [B, T]
-    turns = turn_numbers(mask)                                                   # [B, T]
     columns = []
     for k in range(int(turns.max()) + 1):
         first = (turns == k).int().argmax(-1, keepdim=True)                      # [B, 1]
@@ -376,7 +376,7 @@ def has_signal(rewards, group_size, turn_rewards=None, mask=None):
     advantage per turn: which groups have a turn whose returns differ between the responses that
     reached it, as they can where the rewards of the whole responses are equal."""
     if turn_rewards is not None:
-        returns = sum_later_rewards(turn_rewards, mask).T                        # [turns, B]
+        returns = sum_later_rewards(turn_rewards, turn_numbers(mask)).T          # [turns, B]
         turns = [has_signal(with_group_mean(x, group_size), group_size) for x in returns]
         return torch.stack(turns).any(0)                                         # [prompts]
     groups = check_rewards(rewards, group_size)                                  # [prompts, G]

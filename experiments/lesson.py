@@ -16,8 +16,9 @@ from pathlib import Path
 from statistics import mean, median, pstdev
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
 
+import judging                                                                       # noqa: E402
 from losses import OBJECTIVES                                                        # noqa: E402
 from tools import style                                                              # noqa: E402
 
@@ -99,8 +100,7 @@ def describe_flips(flips):
 def read_spread():
     """Means over the recorded runs of the variances before mini-batches 1 to 4: (of log w, of
     log s)."""
-    lines = (ROOT / "experiments/results/spread.jsonl").read_text(encoding="utf-8").splitlines()
-    figures = [json.loads(line)["figures"] for line in lines]
+    figures = [run["figures"] for run in judging.read("spread").values()]
     return [[mean(f[f"log_{name}_var_{k}"] for f in figures) for k in range(1, 5)]
             for name in "ws"]
 
@@ -203,10 +203,9 @@ def draw_flips(flips):
 
 def draw_turns():
     """Section 6: games won against games played, with one advantage per response and per turn."""
-    lines = (ROOT / "experiments/results/turns.jsonl").read_text(encoding="utf-8").splitlines()
     runs = {}
-    for run in map(json.loads, lines):
-        runs.setdefault(run["arm"], []).append(run["figures"]["pass_rates"])
+    for (variant, _, _), run in judging.read("turns").items():
+        runs.setdefault(variant, []).append(run["figures"]["pass_rates"])
     figure, axes = style.panels(1, 1, height=3.3, width=6.4)
     for name, colour in (("GSPO wide", style.GREEN), ("GRPO", style.ORANGE), ("GSPO", style.BLUE)):
         for variant, line in ((f"{name}, turns", "-"), (name, "--")):
