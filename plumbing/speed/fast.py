@@ -74,11 +74,11 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
     logp = torch.zeros(B, T, device=device)                                         # [B, T]
     lengths = torch.zeros(B, dtype=torch.long, device=device)                       # [B]
     ended = torch.zeros(B, dtype=torch.bool, device=device)                         # [B]
+    longest = T if limits is None else int(limits.max())
     limits = torch.full((B,), T, device=device) if limits is None else limits.to(device)   # [B]
     last = (prompts[1].sum(-1).repeat_interleave(G) + limits).max() - 1
     live = torch.arange(B, device=device)                            # [b] responses not yet dropped
     rows = Rows(model, *prompts, prefix, G, last, share=drop_every == 1)
-    longest = int(limits.max())
 
     for t in range(longest):
         logits = rows.logits[rows.source]                                           # [b, V]

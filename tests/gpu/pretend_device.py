@@ -182,9 +182,10 @@ class Gpu(TorchDispatchMode):
         frame, theirs = sys._getframe(1), None
         while frame:
             file = frame.f_code.co_filename
-            if file.startswith(self.project) and "pretend_device" not in file:
-                ours = f"{os.path.relpath(file, self.project)}:{frame.f_lineno}"
-                return ours if theirs is None else f"{ours} > {theirs}"
+            ours = file.startswith(self.project) and "site-packages" not in file
+            if ours and "pretend_device" not in file:
+                line = f"{os.path.relpath(file, self.project)}:{frame.f_lineno}"
+                return line if theirs is None else f"{line} > {theirs}"
             if theirs is None and any(x in file for x in ("transformers", "/optim/", "nn/utils")):
                 theirs = f"{'/'.join(file.split('/')[-2:])}:{frame.f_lineno}"
             frame = frame.f_back

@@ -21,7 +21,8 @@ ROOT, fsync, opened, imported = sys.argv[1], os.fsync, os.open, builtins.__impor
 POSIX = {"resource", "fcntl", "pwd", "grp", "termios", "pty", "syslog"}
 
 def ours():
-    return sys._getframe(2).f_code.co_filename.startswith(ROOT)
+    file = sys._getframe(2).f_code.co_filename
+    return file.startswith(ROOT) and "site-packages" not in file
 
 def windows_import(name, *rest, **options):
     if name in POSIX and ours():
