@@ -21,7 +21,8 @@ from judging import split_terms                                                 
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("steps", "depth", "reuse", "variance", "clipped_who", "league")  # of docs/evidence.md
+SHOWN = ("curves", "steps", "depth", "reuse", "variance", "clipped_who", "league")    # of the pages
+VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"), "GSPO wide": (style.GREEN, "-.")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
          REFUTED: ("filled square: contradicted or equal", "s", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
@@ -93,18 +94,32 @@ def reuse(question, verdict, curves):
     """Reward against samples and against optimizer steps. curves: {(variant, "μ4"): mean pass rates
     of the batches}, of fresh seeds at the chosen rates."""
     figure, both = style.panels(1, 2, sharey=True, width=8.6, height=3.9)
-    colours = {"GRPO": style.ORANGE, "GSPO": style.BLUE, "GSPO wide": style.GREEN}
     for (variant, group), rates in sorted(curves.items()):
         mu = int(group.removeprefix("μ"))
         for axes, each in zip(both, (256, 4 * mu)):
             axes.plot([each * i for i in range(len(rates))], rates, {1: ":", 2: "--", 4: "-"}[mu],
-                      color=colours[variant], label=f"{variant}, μ = {mu}")
+                      color=VARIANTS[variant][0], label=f"{variant}, μ = {mu}")
     style.label(both[0], "by samples", "samples drawn before the batch",
                 "share of right responses in the batch")
     style.label(both[1], "by optimizer steps", "optimizer steps before the batch", "")
     both[1].legend(loc="lower right", fontsize=7)
     title(figure, question, verdict)
     return save(figure, "reuse")
+
+
+def learning_curves(question, runs):
+    """Pass rate of each rollout batch: a thin line per seed, a thick one for their mean."""
+    figure, axes = style.panels(1, 1, width=7, height=3.6)
+    names = {"GSPO": "GSPO, the paper's clip range", "GSPO wide": "GSPO, 0.03 / 0.04"}
+    for variant, (colour, line) in VARIANTS.items():
+        rows = [run["figures"]["pass_rates"] for (one, *_), run in runs.items() if one == variant]
+        if rows:
+            style.plot_seeds(axes, range(1, len(rows[0]) + 1), rows, names.get(variant, variant),
+                             colour, line=line)
+    style.label(axes, "", "rollout batch", "share of right responses in the batch")
+    axes.legend(loc="lower right", title="thick: mean; thin: a seed", title_fontsize=8)
+    figure.suptitle(question.asks, x=.01, ha="left", fontsize=10)
+    return save(figure, "curves")
 
 
 def variance(question, verdict, points):
@@ -158,8 +173,7 @@ def by_pass_rate(question, verdict, runs):
     drawn = (("log_s", "median |log s| of a response"), ("log_w_rms", "root mean square of log w"),
              ("clipped", "share of tokens clipped"))
     for axes, (name, what) in zip(panels, drawn):
-        for variant, colour, line in (("GRPO", style.ORANGE, "-"), ("GSPO", style.BLUE, "--"),
-                                      ("GSPO wide", style.GREEN, "-.")):
+        for variant, (colour, line) in VARIANTS.items():
             rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
             eighths = [n for n in range(9) if rows and all(row[n] is not None for row in rows)]
             if eighths:
