@@ -21,8 +21,9 @@ from judging import split_terms                                                 
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("curves", "steps", "depth", "reuse", "variance", "clipped_who", "league")    # of the pages
-VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"), "GSPO wide": (style.GREEN, "-.")}
+SHOWN = ("curves", "steps", "depth", "reuse", "variance", "clipped_who", "league")   # of the pages
+VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
+            "GSPO wide": (style.GREEN, "-.")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
          REFUTED: ("filled square: contradicted or equal", "s", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
