@@ -12,19 +12,18 @@ modulo 10, in {first train} and {first gspo} s on one CPU core
 To a held-out {first prompt} the policy answers {first before} before training and {first after}
 after it; pass@1 goes from {mean default: before} to **{mean default: after}** (3 seeds).
 
-scores best, {mean league_edge: dapo_paper is ahead of grpo} pass@1 over GRPO, but it draws
-{samples of the first} times as many samples, and {members near the first} others of {members} do
+scores best, {mean league_edge: dapo_paper is ahead of grpo} over GRPO, but draws {samples of the
+first} times as many samples; {members near the first} others of {members} do
 
 it ends {mean learning: wide against the paper's clip range} higher than the paper's range
 
 difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}).
 
-numbers: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s. GSM8K
+CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
 yes: {mean clipped: GSPO's share} here, 15 % in the paper; GRPO {mean clipped: GRPO's share}.
 
-default run is {versus_trl} times as fast as TRL's on a CPU; `--plain` runs the readable code
-alone, {plain} times slower
+default run is {versus_trl} times as fast as TRL's
 """,
 "docs/lesson.md": """
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the range 0.03/0.04,
