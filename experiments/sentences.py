@@ -35,13 +35,13 @@ log s. GRPO's
 
 a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. If
 
-after all its updates, {lesson tokens beyond 0.2} of the tokens are beyond 0.2 and {lesson responses
-beyond 0.2} of the responses beyond 0.2/√L. For a narrower pair, 0.05 and 0.05/√L, it is {lesson
-tokens beyond 0.05} of the tokens but {lesson responses beyond 0.05} of the responses: most
+end of this batch {lesson tokens beyond 0.2} of the tokens are beyond 0.2 and {lesson responses
+beyond 0.2} of the responses beyond 0.2/√L. For 0.05 and 0.05/√L it is {lesson tokens beyond 0.05}
+of the tokens but {lesson responses beyond 0.05} of the responses: most
 
 log w has heavy tails: {lesson small} of the tokens
 
-move s anyway: in a healthy run here {mean bounded: s leaves the clip range in less than 1 % of
+still move s: in a healthy run here {mean bounded: s leaves the clip range in less than 1 % of
 answers} of the responses
 
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong
@@ -49,7 +49,7 @@ turn gets {lesson game last turn}.
 
 In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
 flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
-moved elsewhere}), and
+moved elsewhere}), in all
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
