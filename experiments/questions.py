@@ -772,6 +772,31 @@ TURNS = Question(
         paper's range is the credit or the clip is read off the wide range, where the clip rarely
         acts. Written before the first run; a pilot on five other seeds saw +0.041 games won with
         the paper's range, 0.4 to 1.0 batches sooner with the others.""")
+TURNS_SHOWN = ("GSPO wide", "GSPO wide, turns", "GSPO", "GSPO, turns")
+GAIN = "{0}, turns@{1} - {0}@{1}"
+GROWTH = "{0}, turns@12 - {0}@12 - {0}, turns@2 + {0}@2"
+TWO_WAYS = ("GSPO wide", "GSPO")
+TURN_NUMBER = Question(
+    claim="At equal numbers of tokens the gain by an advantage for every turn grows with the "
+          "number of turns",
+    asks="Does an advantage per turn gain more with more turns?", source="GSPO §4.3",
+    regime="0.5 M parameters, 2 layers, twelve sums in 2, 4 or 12 turns, 30 rollout batches",
+    flags=f"--config recipes/turns.yaml --max_completion_length 46 {EVAL}",
+    variants={name: variant for name, variant in TURNS.variants.items()
+              if name.removesuffix(", turns") in TWO_WAYS},
+    settings={"2": "--environment experiments/games.py:Two", "4": "",
+              "12": "--environment experiments/games.py:Twelve"},
+    seeds=range(900, 908), seconds=25,
+    parts=tuple(Part("2, 4, 12", range(900, 908), (name, f"{name}, turns")) for name in TWO_WAYS),
+    rules={**each("{0}: the gain at 12 turns is larger than at 2", GROWTH, TWO_WAYS, nothing=EQUAL),
+           **each("{0}: gain at {1} turns", GAIN, TWO_WAYS, (2, 4, 12), nothing=EQUAL),
+           **each("{0} at {1} turns: {2}", "{0}@{1}:{2}",
+                  TURNS_SHOWN, (2, 4, 12), ("before", "after"), rule=Reported, form="{:.2f}")},
+    decided_by=("GSPO wide: the gain at 12 turns is larger than at 2",),
+    notes="""The same twelve sums of 24 tokens; won: all twelve are right. With one turn both
+        advantages are the same, so that the gain is 0. The wide range decides, as its clip rarely
+        acts. 8 turns do not divide twelve sums. Written before the first run; one run of four
+        batches each with 2 and 12 turns (seed 880) showed that the game can be played.""")
 CURVES = Question(
     claim="Three default runs each of GRPO and of GSPO with two clip ranges",
     asks="How does the pass rate rise?", regime=f"{TINY}, 50 rollout batches", flags=EVAL,
@@ -787,7 +812,7 @@ QUESTIONS = {
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO, "turns": TURNS,
-    "curves": CURVES}
+    "turn_number": TURN_NUMBER, "curves": CURVES}
 
 # The rules that README's recommendations rest on. Each of them is a difference; p, by Holm over
 # them, is that of "it is not 0". README recommends what survives.

@@ -9,8 +9,6 @@ Four of ten terms are a 9, for which the teacher of the warm-up adds 8 more ofte
 
 import random
 
-TURNS = 4
-TERMS = 3
 HABIT = 0.6         # how often the teacher adds 8 for a 9
 SLIP = 0.005        # how often a digit of the teacher is any digit
 
@@ -22,6 +20,8 @@ def tell(terms):
 class Sums:
     """A response plays it: `python train.py --config recipes/turns.yaml`."""
 
+    turns = 4
+    terms_per_turn = 3
     characters = "0123456789+=,. "       # of the tiny MoE, one token each
     template = False                     # the next terms stand as they are
 
@@ -30,14 +30,14 @@ class Sums:
         self.turn = 0
         self.total = 0
 
-    @staticmethod
-    def rows():
+    @classmethod
+    def rows(cls):
         """The data: --dataset_name is not needed."""
         rng = random.Random(0)
         rows = []
         for _ in range(8192):
-            terms = [[9 if rng.random() < 0.4 else rng.randint(1, 8) for _ in range(TERMS)]
-                     for _ in range(TURNS)]
+            terms = [[9 if rng.random() < 0.4 else rng.randint(1, 8)
+                      for _ in range(cls.terms_per_turn)] for _ in range(cls.turns)]
             rows.append({"prompt": tell(terms[0]), "terms": terms})
         return rows
 
@@ -62,6 +62,6 @@ class Sums:
             totals.append(str(self.total))
         self.turn += 1
         right = text == ",".join(totals)
-        if self.turn == TURNS:
-            return "", right / TURNS, True
-        return tell(self.terms[self.turn]), right / TURNS, False
+        if self.turn == self.turns:
+            return "", right / self.turns, True
+        return tell(self.terms[self.turn]), right / self.turns, False
