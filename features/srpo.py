@@ -146,9 +146,9 @@ def join(first, second):
     """Join two tasks into one task with two sources.
 
     The components of the rewards are joined by their position, because a response is right if its
-    first component is 1, whatever its name: a generator's own score and a file's `exact` are both
-    the first. A source that has fewer components has NaN for the others. Held-out problems of the
-    two sources alternate, so that an evaluation of the first few has both.
+    first component is 1, whatever its name. A source that has fewer components has NaN for the
+    others. Held-out problems of the two sources alternate, so that an evaluation of the first few
+    has both.
     """
     if first.chat != second.chat:
         raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "

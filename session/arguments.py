@@ -132,8 +132,7 @@ class Core:
                                            "warm-up", above=0, **OF_TINY)
 
     dataset_name: str | None = flag(
-        None, "problems: a hub id, a .jsonl, .json, .csv or .parquet file, or "
-              "reasoning_gym:NAME?option=value&…,NAME…",
+        None, "problems: a hub id, or a .jsonl, .json, .csv or .parquet file",
         unset="running sums", section="the task",
         needs={"model_name_or_path|environment": "the built-in tiny MoE knows only the characters "
                                                  "of its own task"},
@@ -148,7 +147,7 @@ class Core:
                               needs=OWN_DATA, evaluation="problems", text=True)
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several functions are added",
-                               unset="math; for reasoning_gym its own score",
+                               unset="math",
                                needs=OWN_DATA, evaluation="kept",
                                also="reward reward_fn reward_func reward_funcs reward_function "
                                     "reward_model")

@@ -115,7 +115,6 @@ def check_combinations(settings):
     minibatches = settings.steps_per_generation
     takes = f"gives every token its own advantage, and {settings.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
-    own_data = bool(settings.dataset_name)
     sampler = settings.old_logp == "sampler"
     engines = ["vllm"] * hasattr(settings, "vllm_gpu_memory_utilization")    # features/vllm.py
     bits = not settings.optim.startswith("adamw_torch")          # bitsandbytes'
@@ -150,9 +149,6 @@ def check_combinations(settings):
          "template"),
         ("columns", len(settings.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
-        ("columns",
-         settings.columns and own_data and settings.dataset_name.startswith("reasoning_gym:"),
-         "has no effect on reasoning_gym, whose problems have no columns to choose"),
         ("advantage", per_token and not objective.per_token,
          f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
         ("old_logp", sampler and settings.router_shift,

@@ -1,4 +1,4 @@
-"""Data files: a file, a hub dataset or a problem generator -> a list of checked Problems.
+"""Data files: a file or a hub dataset -> a list of checked Problems.
 
 All rows are checked before training begins. Every error is one line that names the file and the
 line or row. Unicode and control characters are kept. This file does not depend on tasks, models or
@@ -6,13 +6,10 @@ losses.
 """
 
 import csv
-import dataclasses
-import difflib
 import io
 import itertools
 import json
 import math
-import re
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -33,15 +30,14 @@ class Problem:
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
 
 
-def load_problems(name, test_name=None, prompt_column=None, answer_column=None, generated=None,
+def load_problems(name, test_name=None, prompt_column=None, answer_column=None, rows=None,
                   environment=False):
     """(train, test, notes) from a data file or a hub id: two lists of Problem, and messages for the
-    user. generated: rows to use instead of these, as read_rows returns them.
+    user. rows: rows to use instead of these, as read_rows returns them.
 
     Columns: prompt, question or problem; answer or solution; or the columns named by the arguments,
     where `a.b` is the entry b of the object in column a. Numbers become text. A row that repeats an
-    earlier one is left out (of a generator, one that repeats a prompt). Rows with the same
-    prompt and other columns are problems of their own.
+    earlier one is left out. Rows with the same prompt and other columns are problems of their own.
 
     Test split: test_name, or else the hub's own (test or validation); its prompts are removed from
     the train split. Without either, the test split is the tenth of the prompts with the smallest
@@ -52,7 +48,7 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
 
     Raises ValueError or FileNotFoundError that names the file and the line.
     """
-    rows, test_rows = read_file_or_hub(name) if generated is None else (generated, [])
+    rows, test_rows = read_file_or_hub(name) if rows is None else (rows, [])
     if test_name:
         first, second = read_file_or_hub(test_name)
         test_rows = second or first
@@ -60,9 +56,8 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
     train = to_problems(rows, name, *columns)
     test = to_problems(test_rows, test_name or name, *columns) if test_rows or test_name else []
     total = len(train) + len(test)
-    same_row = row_key if environment or generated is None else prompt_key
-    train = list({same_row(p): p for p in reversed(train)}.values())[::-1]     # the first of each
-    test = list({same_row(p): p for p in reversed(test)}.values())[::-1]
+    train = list({row_key(p): p for p in reversed(train)}.values())[::-1]     # the first of each
+    test = list({row_key(p): p for p in reversed(test)}.values())[::-1]
     same = row_key if environment else prompt_key
     held_out = set(map(same, test))
     train = [p for p in train if same(p) not in held_out]
@@ -208,60 +203,6 @@ def read_hub(name):
     return tuple([(f"{name} {split} row {i}", row)
                   for i, row in enumerate(splits[split] if split else [], 1)]
                  for split in (train, test))
-
-
-def parse_generators(text, size, seed):
-    """reasoning_gym:NAME?option=value&option=value,NAME… -> a list of (name, options), one pair for
-    each generator. `size` and `seed` are added to the options. A value is JSON (2, true, [1, 2]) or
-    a word.
-
-    Raises ValueError for an unknown generator or option and suggests the nearest names.
-    """
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise ValueError(f"dataset {text}: the package is not installed: pip install reasoning-gym")
-    known = reasoning_gym.factory.DATASETS
-    generators = []
-    for part in re.split(r",(?![^\[]*\])", text.partition(":")[2]):      # no comma inside [ ]
-        name, _, words = part.strip().removeprefix("reasoning_gym:").partition("?")
-        if name not in known:
-            raise ValueError(f"dataset {text}: there is no generator {name!r}; the nearest are "
-                             f"{', '.join(difflib.get_close_matches(name, known, 3, cutoff=0))}")
-        names = [f.name for f in dataclasses.fields(known[name][1]) if f.name != "seed"]
-        options = {"seed": seed, "size": size}
-        for pair in filter(None, words.split("&")):
-            option, equals, value = pair.partition("=")
-            if option not in names or not equals:
-                why = "the seed is --seed" if option == "seed" else f"it has {', '.join(names)}"
-                raise ValueError(f"dataset {text}: {name} has no option {pair!r}; {why}")
-            try:
-                options[option] = json.loads(value)
-            except ValueError:
-                options[option] = value
-        generators.append((name, options))
-    return generators
-
-
-def generate_rows(generators):
-    """The problems of reasoning_gym's generators in the form of read_rows, alternating between the
-    generators. The reward function finds a problem by its `generator` and `row` numbers. Raises
-    ValueError if a generator fails."""
-    import reasoning_gym
-    sources = []
-    for number, (name, options) in enumerate(generators):
-        try:
-            data = reasoning_gym.create_dataset(name, **options)
-            problems = [data[i] for i in range(len(data))]
-        except Exception as error:
-            reason = f"the generator fails: {first_line(error)}"
-            raise ValueError(f"dataset reasoning_gym:{name}: {reason}")
-        sources.append([
-            (f"reasoning_gym:{name} row {i + 1}",
-             {"prompt": row["question"], "answer": str(row["answer"] or "any that fits"), "row": i,
-              "generator": number}) for i, row in enumerate(problems)])
-    rounds = itertools.zip_longest(*sources)
-    return [row for one_of_each in rounds for row in one_of_each if row is not None]
 
 
 def first_line(error):

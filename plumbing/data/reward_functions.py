@@ -38,10 +38,9 @@ class RewardFunction:
     r"""r(x, y) of one kind, called with (response, answer) -> float, the sum of its components.
 
     kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact"
-    (equal except for white space at the ends), "reasoning_gym:GENERATORS" (that package's own
-    score; GENERATORS is the JSON of datafiles.parse_generators), or "file.py:function": a user's
-    function of (response, answer), which returns a number or a dict of named numbers, with the same
-    names every time. If it has a parameter `problem`, it gets the data row. A function with verl's
+    (equal except for white space at the ends), or "file.py:function": a user's function of
+    (response, answer), which returns a number or a dict of named numbers, with the same names every
+    time. If it has a parameter `problem`, it gets the data row. A function with verl's
     parameters `solution_str` and `ground_truth` is called as verl calls its compute_score.
 
     `exact` compares with the answer as it stands; the others get what final_answer leaves of it.
@@ -56,8 +55,8 @@ class RewardFunction:
 
     def __init__(self, kind, time_limit=3.0):
         path, _, function = kind.rpartition(":")
-        if kind in ("exact", "math") or kind.startswith("reasoning_gym:"):
-            self.name = kind.split(":")[0]
+        if kind in ("exact", "math"):
+            self.name = kind
             self.names = [self.name]                         # of the components of the reward
         elif not (path.endswith(".py") and function.isidentifier()):
             raise ValueError(f"--verifier {kind!r} is not known: use math, exact or "
@@ -210,14 +209,6 @@ def load_function(kind):
     """The function of (response, answer[, …]) behind a kind of reward function."""
     if kind == "math":
         return load_math_verify()
-    if kind.startswith("reasoning_gym:"):
-        import reasoning_gym
-        data = [reasoning_gym.create_dataset(name, **options)
-                for name, options in json.loads(kind.partition(":")[2])]
-        entry = functools.lru_cache(lambda generator, row: data[generator][row])
-        extract = reasoning_gym.utils.extract_answer
-        return lambda response, answer, problem: data[problem["generator"]].score_answer(
-            extract(response) or response, entry(problem["generator"], problem["row"]))
     path, _, function = kind.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -311,8 +302,9 @@ def guard_rail(event, arguments):
     """Audit hook: raises PermissionError if a library's function writes files, starts programs or
     opens sockets. It is not a sandbox.
 
-    sympy's parser uses eval. math-verify passes only digits and operators to it, but some of
-    reasoning_gym's checkers pass the whole response: `__import__('os').system('…')` would run.
+    sympy's parser uses eval. math-verify passes only digits and operators to it, but other
+    libraries pass the whole response (recipes/reasoning.py): `__import__('os').system('…')` would
+    run.
     """
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
     writes = event == "open" and arguments[2] & writing

@@ -1,20 +1,19 @@
-"""How a task is made: the built-in task, or one from a data file, a hub id or a problem generator.
+"""How a task is made: the built-in task, or one from a data file or a hub id.
 
     built-in    running_sum.py: last digits of a running sum
-    your data   load_task("rows.jsonl"), load_task("openai/gsm8k"), load_task("reasoning_gym:NAME")
+    your data   load_task("rows.jsonl"), load_task("openai/gsm8k")
 
 datafiles.py reads and checks rows, reward_functions.py and batch_rewards.py score responses,
 stream.py decides the order of the prompts. This file does not depend on models or losses.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from plumbing.data.batch_rewards import make_reward_function
-from plumbing.data.datafiles import generate_rows, load_problems, parse_generators
+from plumbing.data.datafiles import load_problems
 from plumbing.data.reward_functions import in_parallel
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
@@ -26,27 +25,22 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 # ---------------------------------------------------------------------------------------- your data
 
 def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_column=None,
-              verifier=(), time_limit=None, stop=(), chat=True, size=1024, seed=0,
-              reward_weights=(), system_prompt=None, prompt_template="{prompt}",
-              chat_template_kwargs=None, environment=False, rows=None):
-    """A task from a data file, a hub id, or `reasoning_gym:NAME`; see datafiles.load_problems.
+              verifier=(), time_limit=None, stop=(), chat=True, reward_weights=(),
+              system_prompt=None, prompt_template="{prompt}", chat_template_kwargs=None,
+              environment=False, rows=None):
+    """A task from a data file or a hub id; see datafiles.load_problems.
 
     verifier: a kind of reward function or a list of kinds, see reward_functions.py and
-    batch_rewards.py; without one: math. For reasoning_gym `size` problems of each generator are
-    made with `seed`, and its own score is always the first. time_limit: seconds per response, None:
-    3; a function of a whole batch has none. environment: an environment plays the rows, which then
+    batch_rewards.py; without one: math. time_limit: seconds per response, None: 3; a function of a
+    whole batch has none. environment: an environment plays the rows, which then
     need no answer; without a reward function nothing else gives rewards. rows: dicts
     to use instead of the rows of a data set, which dataset_name then only names. The task's `notes`
     list the rows that were left out. Raises ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
-    generated = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
-    if dataset_name.startswith("reasoning_gym:"):
-        generators = parse_generators(dataset_name, size, seed)
-        kinds = [f"reasoning_gym:{json.dumps(generators)}", *kinds]
-        generated = generate_rows(generators)
+    rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     train, test, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
-                                       answer_column, generated, environment)
+                                       answer_column, rows, environment)
     kinds = kinds or ["math"] * (not environment)
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     functions = tuple(make_reward_function(kind, time_limit or ANSWER_LIMIT, columns, environment)
@@ -164,7 +158,7 @@ def make_task(settings):
     load = partial(load_task, prompt_column=prompt, answer_column=answer,
                    verifier=settings.verifier, time_limit=settings.verifier_timeout,
                    stop=settings.stop, chat=settings.chat_template,
-                   seed=settings.seed, reward_weights=settings.reward_weights,
+                   reward_weights=settings.reward_weights,
                    system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
                    chat_template_kwargs=settings.chat_template_kwargs,
                    environment=bool(getattr(settings, "environment", None)))

@@ -3,8 +3,6 @@ and the data position. python -m pytest tests/data/test_tasks.py"""
 
 import json
 import random
-import re
-import sys
 from dataclasses import FrozenInstanceError, asdict, replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +19,7 @@ from plumbing.data.task import Task
 from plumbing.data.tasks import load_task, make_task, prepare_task
 from plumbing.model import cold_start as cold
 from session.arguments import parse
-from tiny_run import flags, jsonl, metrics, write
+from tiny_run import flags, jsonl, metrics, python, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -289,49 +287,19 @@ def test_a_hub_that_cannot_be_reached_is_one_clear_line(hub):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_generators_options_hold_and_several_generators_are_one_task(tmp_path):
-    """The reference: the package's own data sets, and its scores."""
+def test_the_recipe_of_reasoning_gym_keeps_the_packages_own_score(workplace):
     gym = pytest.importorskip("reasoning_gym")
-    write(tmp_path / "mine.py",
-        "def short(response, answer):\n    return float(len(response) < 4)\n")
-    name = ('reasoning_gym:basic_arithmetic?operators=["+","-"]&max_digits=1&size=60,'
-            "reasoning_gym:letter_counting?max_words=5&size=30")
-    task = load_task(name, seed=3, verifier=f"{tmp_path}/mine.py:short", reward_weights=[1, 0.5])
-    theirs = [gym.create_dataset("basic_arithmetic", seed=3, size=60, operators=["+", "-"],
-                                 max_digits=1),
-              gym.create_dataset("letter_counting", seed=3, size=30, max_words=5)]
-    assert pairs(task) == {item["question"]: item["answer"] for one in theirs for item in one}
-    letters = [p for p in task.train if "letter" in p.prompt]
-    sums = [p for p in task.train if p not in letters]
-    assert {"letter" in p.prompt for p in task.train[:6]} == {True, False}   # one of each in turn
-    assert task.component_names == ["reasoning_gym", "short"]     # both rewards count
-    for problem in (sums[0], letters[0]):
+    recipe = ROOT / "recipes/reasoning.py"
+    python(recipe, "basic_arithmetic", 'operators=["+","-"]', "max_digits=1", "size=60", "seed=3")
+    task = load_task("data/basic_arithmetic.jsonl", verifier=f"{recipe}:reward")
+    theirs = gym.create_dataset("basic_arithmetic", seed=3, size=60, operators=["+", "-"],
+                                max_digits=1)
+    assert pairs(task) == {entry["question"]: entry["answer"] for entry in theirs}
+    for problem in task.train[:2]:
         said = f"I think <answer>{problem.answer}</answer>"
-        parts = task.reward_components([problem.answer, said], [problem] * 2)
-        assert parts.tolist() == [[1, 1], [1, 0]]
+        assert [task.verify(text, problem) for text in (problem.answer, said)] == [1, 1]
         assert task.verify("nonsense", problem) < 0.1
-    for function in task.reward_functions:
-        function.close()
-
-
-@pytest.mark.parametrize("name, words", [
-    ("chain_sum?max_term=2", "chain_sum has no option 'max_term=2'; it has min_terms, max_terms"),
-    ("chain_sum?max_terms", "no option 'max_terms'"),
-    ("chain_sum?seed=3", "the seed is --seed"),
-    ("chain_sum,chian_sum", "no generator 'chian_sum'; the nearest are chain_sum"),
-    ("basic_aritmetic", "no generator 'basic_aritmetic'; the nearest are basic_arithmetic"),
-    ("chain_sum?min_terms=5&max_terms=2", "the generator fails"),
-    ("chain_sum?max_terms=many", "the generator fails")])
-def test_an_option_or_generator_that_there_is_not_is_named(name, words):
-    pytest.importorskip("reasoning_gym")
-    with pytest.raises(ValueError, match=re.escape(words)):
-        load_task(f"reasoning_gym:{name}")
-
-
-def test_reasoning_gym_that_is_not_installed_is_one_clear_line(monkeypatch):
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ValueError, match="pip install reasoning-gym"):
-        load_task("reasoning_gym:countdown")
+    task.reward_functions[0].close()
 
 
 # --------------------------------------------------------------------------------- data position

@@ -137,8 +137,6 @@ REFUSED = {
     "--test_dataset_name rows.jsonl": "--test_dataset_name rows.jsonl … --dataset_name",
     f"{DATA} --columns ask": "--columns … two",
     "--columns a b": f"--columns a b {OWN_DATA}",
-    f"{MODEL} --dataset_name reasoning_gym:chain_sum --columns a b":
-        "--columns a b has no effect on reasoning_gym, whose problems have no columns to choose",
     "--verifier exact": f"--verifier exact {OWN_DATA}",
     f"{DATA} --verifier nowhere.py:judge": "nowhere.py",
     f"{DATA} --verifier guess": "guess … exact",
