@@ -178,8 +178,6 @@ def join(first, second):
                     merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
         return merged
 
-    def try_functions(tokenizer):
-        return [*first.try_functions(tokenizer), *second.try_functions(tokenizer)]
     alternating = itertools.zip_longest(first.test, second.test)
     test = [problem for pair in alternating for problem in pair if problem is not None]
     both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
@@ -188,7 +186,7 @@ def join(first, second):
                 notes=list(dict.fromkeys(first.notes + second.notes)), components=components,
                 names=names, reward_functions=first.reward_functions + second.reward_functions,
                 reward_weights=first.reward_weights,
-                bounded=first.bounded and second.bounded, try_functions=try_functions,
+                bounded=first.bounded and second.bounded,
                 system_prompt=first.system_prompt, prompt_template=first.prompt_template,
                 chat_template_kwargs=first.chat_template_kwargs)
     return both

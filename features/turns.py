@@ -25,7 +25,7 @@ import torch
 
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, refuse
-from plumbing.data.batch_rewards import load_in_this_process
+from plumbing.data.reward_functions import load_function
 from plumbing.engines.wrapper import Wrapper
 
 SLOW = 10            # seconds of a step from which on the first one is named
@@ -115,7 +115,7 @@ class Environment:
         if path.suffix != ".py" or not path.is_file():
             self.fail("FILE.py:CLASS is needed, and the file must exist")
         try:
-            self.kind = load_in_this_process(name)
+            self.kind = load_function(name)
             self.seeded = "seed" in inspect.signature(self.kind).parameters
             inspect.signature(self.kind).bind({}, **{"seed": 0} if self.seeded else {})
             inspect.signature(self.kind.step).bind(None, "text")

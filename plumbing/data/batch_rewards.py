@@ -14,13 +14,11 @@ that score one response at a time, in a separate process, are in reward_function
 import asyncio
 import inspect
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Set
-from pathlib import Path
 
 from plumbing.data.datafiles import as_messages
-from plumbing.data.reward_functions import RewardFunction, load_function
+from plumbing.data.reward_functions import RewardFunction, describe, is_number, load_function
 
 BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
@@ -36,17 +34,6 @@ def make_reward_function(kind, time_limit, columns, played=False):
     return BatchRewardFunction(kind, columns, played)
 
 
-def load_in_this_process(kind):
-    """The function behind "file.py:function", loaded in this process. The file's folder goes to the
-    end of sys.path: a file in it that is called like a package must not replace the package."""
-    before = list(sys.path)
-    try:
-        return load_function(kind)
-    finally:
-        folder = str(Path(kind.rpartition(":")[0]).resolve().parent)
-        sys.path[:] = before if folder in before else [*before, folder]
-
-
 class BatchRewardFunction:
     """A reward function "file.py:function" of a whole batch, with one of BATCH_PARAMETERS.
 
@@ -54,7 +41,7 @@ class BatchRewardFunction:
     prompt that is a text, a text; of a conversation, a list with one message), completion_ids (the
     sampled token ids, the end-of-sequence token included) and each column of the data by its name.
     Without **kwargs it gets only those that it names. It may be async. It returns one component of
-    the reward: B numbers, with None (or NaN) for a response that does not have it.
+    the reward: B numbers, with None for a response that does not have it.
 
     rewards() raises ValueError, which ends the run, if the function raises or returns anything
     else.
@@ -75,10 +62,10 @@ class BatchRewardFunction:
         self.columns = [name for name in columns
                         if name not in (*NOT_COLUMNS, "prompt", "completion")]
         try:
-            self.function = load_in_this_process(kind)
+            self.function = load_function(kind)
             parameters = inspect.signature(self.function).parameters.values()
         except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"--verifier {kind!r} does not load: {describe(error)}")
+            raise ValueError(f"--verifier {kind!r} does not load: raised {describe(error)}")
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self.parameters = {p.name for p in parameters}
         variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -115,71 +102,27 @@ class BatchRewardFunction:
             if inspect.isawaitable(rewards):
                 rewards = asyncio.run(wait_for(rewards))
         except Exception as error:                           # whatever the user's function raises
-            raise ValueError(f"--verifier {self.kind} {describe(error)}") from error
+            raise ValueError(f"--verifier {self.kind} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))
 
     def check_rewards(self, rewards, n):
-        try:
-            if isinstance(rewards, (Mapping, Set)):          # which number is of which completion?
-                raise TypeError
-            rewards = list(rewards)
+        try:                                                 # which of a dict is of which text?
+            values = [] if isinstance(rewards, (Mapping, Set)) else list(rewards)
         except TypeError:
+            values = []
+        if len(values) != n:
             raise ValueError(f"--verifier {self.kind} returned {rewards!r:.80}: a list of {n} "
                              "numbers is needed, one per completion in their order")
-        if len(rewards) != n:
-            raise ValueError(f"--verifier {self.kind} returned {len(rewards)} rewards for {n} "
-                             "completions")
-        return [self.check_number(value) for value in rewards]
-
-    def check_number(self, value):
-        if value is None:
-            return math.nan
-        try:
-            number = math.inf if isinstance(value, (str, bytes)) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.inf
-        if math.isinf(number):
-            raise ValueError(f"--verifier {self.kind} returned {value!r:.80} for a completion: a "
-                             "finite number or None is needed")
-        return number
-
-    def try_references(self, problems, tokenizer):
-        """Call the function once with the reference answers as completions, before training.
-        Returns the error, or ""."""
-        answers = [p.answer for p in problems]
-        ids = None
-        if self.takes_all or "completion_ids" in self.parameters:
-            ids = [encode_answer(tokenizer, problem) for problem in problems]
-        try:
-            self.rewards(answers, problems, ids)
-        except ValueError as error:
-            return str(error).removeprefix("--verifier ")
-        return ""
-
-    def warn(self):
-        """Print once, on stderr, that some responses got no reward."""
-        if self.first_error and not self.warned:
-            self.warned = True
-            sys.stderr.write(f"train.py: warning: {self.first_error}\n")
+        values = [math.nan if value is None else value for value in values]
+        for value in values:
+            if value is not math.nan and not is_number(value):
+                raise ValueError(f"--verifier {self.kind} returned {value!r:.80} for a completion: "
+                                 "a finite number or None is needed")
+        return [float(value) for value in values]
 
     def close(self):
         pass
 
 
-def encode_answer(tokenizer, problem):
-    """The token ids of a reference answer with the end-of-sequence token. Raises ValueError if the
-    tokenizer does not know a character of it."""
-    try:
-        ids = tokenizer(problem.answer, add_special_tokens=False)["input_ids"]
-    except Exception as error:                               # tokenizers raises bare Exceptions
-        raise ValueError(f"{problem.where}: the answer cannot be tokenized: {error}")
-    return [*ids, tokenizer.eos_token_id]
-
-
 async def wait_for(awaitable):
     return await awaitable
-
-
-def describe(error):
-    """The error that a user's function raised, in one line."""
-    return f"raised {type(error).__name__}: {error}".splitlines()[0][:200]

@@ -83,7 +83,10 @@ class RewardFunction:
         response. row: the row of the data, for functions that ask for it."""
         if self.kind == "exact":
             return {"exact": float(response.strip() == answer.strip())}
-        worker = self.take_worker()
+        try:
+            worker = self.idle.pop()
+        except IndexError:
+            worker = self.start()
         began = time.monotonic()
         row = row if NEED_ROW.intersection(self.parameters) else None
         line = self.ask(worker, [response, final_answer(answer), row], self.time_limit)
@@ -107,17 +110,18 @@ class RewardFunction:
         return dict.fromkeys(self.names or [self.name], 0.0)
 
     def try_references(self, problems):
-        """Score the reference answers of some problems before training, so that the names of the
-        components are known. Returns the error if a user's function failed on all of them, else
-        ""."""
-        if not self.from_file:
-            return ""
+        """Score the reference answers of some problems before training -> the names of the
+        components. Raises ValueError if the function fails on all of them: every reward would be
+        0."""
         for p in problems:
             self.components(p.answer, p.answer, p.row)
-        failed = self.first_error if self.errors.total() == len(problems) else ""
+        if self.errors.total() == len(problems):
+            raise ValueError(f"--verifier {self.first_error}: it fails on each of the first "
+                             f"{len(problems)} reference answers; return 0 for an answer that it "
+                             "cannot read; is --verifier_timeout long enough?")
         self.errors.clear()
         self.first_error = None
-        return failed
+        return self.names
 
     def find_unreadable(self, problems):
         """(the problems whose reference answer math-verify cannot read, how many different ones it
@@ -133,22 +137,6 @@ class RewardFunction:
         self.errors.clear()
         self.first_error = None
         return [distinct[i] for i in sorted(tried) if not tried[i]], len(tried)
-
-    def warn(self):
-        """Print the first error of a user's function, once, on stderr."""
-        if self.first_error and self.from_file and not self.warned:
-            self.warned = True
-            sys.stderr.write(f"train.py: warning: --verifier {self.first_error}: the reward is 0, "
-                             "and verifier_errors counts such responses\n")
-
-    def take_worker(self):
-        worker = None
-        while worker is None or worker.poll() is not None:   # an idle worker may have been killed
-            try:
-                worker = self.idle.pop()
-            except IndexError:
-                worker = self.start()
-        return worker
 
     def start(self):
         worker = subprocess.Popen(
@@ -213,8 +201,11 @@ def load_function(kind):
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                          # dataclasses look their module up
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    folder = str(Path(path).resolve().parent)
+    sys.path.insert(0, folder)
     spec.loader.exec_module(module)
+    # last from now on: a file in it that is called like a package must not replace the package
+    sys.path[:] = [*filter(folder.__ne__, sys.path), folder]
     return getattr(module, function)
 
 
@@ -259,16 +250,9 @@ def normalize_numbers(text):
                   lambda sign: sign[1] + sign[2].strip("+"), text)
 
 
-def parameter_names(function):
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):                          # written in C
-        return []
-
-
-def bind_row(function):
-    """A user's function as a function of (response, answer, row)."""
-    names = parameter_names(function)
+def bind_row(function, names):
+    """A user's function, whose parameters have these names, as a function of (response, answer,
+    row)."""
     if {"solution_str", "ground_truth"} <= set(names):       # verl's compute_score
         def call(response, answer, row):
             words = {"solution_str": response, "ground_truth": answer} | {
@@ -286,16 +270,25 @@ def check_reward(reward):
     invalid."""
     components = reward if isinstance(reward, dict) else {"": reward}
     for name, value in components.items():
-        try:
-            valid = math.isfinite(float(value)) and not isinstance(value, (str, bytes))
-        except (TypeError, ValueError, OverflowError):
-            valid = False
-        if not valid:
+        if not is_number(value):
             return f"returned {value!r:.80}{f' for {name}' if name else ''}, not a finite number"
     if components is reward:
         numbers = {str(name): float(value) for name, value in components.items()}
         return numbers or "returned an empty dict"
     return float(reward)
+
+
+def is_number(value):
+    """Whether a value is a finite number, and not a text that reads like one."""
+    try:
+        return math.isfinite(float(value)) and not isinstance(value, (str, bytes))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def describe(error):
+    """An error that a user's code raised, in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 def guard_rail(event, arguments):
@@ -326,11 +319,9 @@ def run_worker(kind, time_limit):
         replies.write(json.dumps(value) + "\n")
         replies.flush()
 
-    def describe(error):
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
     try:
         function = load_function(kind)
+        names = list(inspect.signature(function).parameters)
     except BaseException as error:                           # a user's file may call sys.exit()
         return reply(describe(error))
     if not kind.rpartition(":")[0].endswith(".py"):
@@ -339,8 +330,8 @@ def run_worker(kind, time_limit):
             import resource
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     questions.readline()                                     # the first message, without a question
-    reply(parameter_names(function))
-    function = bind_row(function)
+    reply(names)
+    function = bind_row(function, names)
     alarm = getattr(signal, "alarm", lambda seconds: None)   # Windows has none
     for line in questions:
         response, answer, row = json.loads(line)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Callable
@@ -15,6 +16,7 @@ import torch
 
 from advantages import as_decimals, with_group_mean
 from plumbing.data.datafiles import as_messages
+from plumbing.parallel import processes
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
@@ -46,7 +48,6 @@ class Task:
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
     reported: int = 0            # number of errors already returned by new_errors()
-    try_functions: Callable | None = None    # tokenizer -> notes; tries reward functions, may raise
     system_prompt: str | None = None     # a message before every prompt without one of its own
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
     chat_template_kwargs: dict = field(default_factory=dict)     # variables of the chat template
@@ -146,11 +147,14 @@ class Task:
             first = next(f for f in self.reward_functions if f.batched)
             first.errors["none"] += len(missing)
             first.first_error = (
-                f"--verifier {' '.join(f.kind for f in self.reward_functions)} gave no reward for "
-                f"{texts[missing[0]][:40]!r}: such responses get the mean of their group, and "
-                "verifier_errors counts them")
-        for function in self.reward_functions:
-            function.warn()
+                f"{' '.join(f.kind for f in self.reward_functions)} gave no reward for "
+                f"{texts[missing[0]][:40]!r}")
+        for f in self.reward_functions:
+            if f.from_file and f.first_error and not f.warned:
+                f.warned = True
+                reward = "the mean of the group" if f.batched else 0
+                sys.stderr.write(f"train.py: warning: --verifier {f.first_error}: the reward is "
+                                 f"{reward}, and verifier_errors counts such responses\n")
         return components
 
     def encode(self, tokenizer, problems, chat, max_prompt_length):
@@ -167,10 +171,9 @@ class Task:
         return [self.ids[problem] for problem in problems]
 
     def filter_prompts(self, tokenizer, chat, max_prompt_length):
-        """Tokenize every prompt and remove those that encode_prompt refuses; then try the reward
-        functions of whole batches, which may ask for tokens. Returns a text that shows the first
-        prompt as the policy reads it, and notes; "" for the built-in task. Raises ValueError if no
-        prompt of a train source, or of the test split, is left, or if a reward function fails."""
+        """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
+        shows the first prompt as the policy reads it, and notes; "" for the built-in task. Raises
+        ValueError if no prompt of a train source, or of the test split, is left."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
             return ""
@@ -195,7 +198,9 @@ class Task:
         self.train = sum(sources, [])
         self.sizes = tuple(map(len, sources))
         notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
-        notes += self.try_functions(tokenizer) if self.try_functions else []
+        for function in self.reward_functions:
+            if function.kind == "math":
+                notes += describe_unreadable(function, self.train + self.test)
         if chat and tokenizer.chat_template:
             notes += describe_template(tokenizer, self.chat_template_kwargs, lambda variables: (
                 encode_prompt(tokenizer, self.train[0], chat, max_prompt_length,
@@ -205,6 +210,18 @@ class Task:
                          "template")
         first, = self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
         return "\n".join([*notes, describe_prompt(tokenizer, first)])
+
+
+def describe_unreadable(function, problems):
+    """[a note] about the reference answers that math-verify cannot read, if there are any."""
+    unreadable, tried = processes.on_first(lambda: function.find_unreadable(problems))
+    if not unreadable:
+        return []
+    examples = ", ".join(f"{p.answer[-40:]!r} ({p.where})" for p in unreadable[:3])
+    return [f"note: math-verify cannot read {len(unreadable)} of {tried} different reference "
+            f"answers that were tried, such as {examples}: at most the same text in \\boxed{{}} "
+            "gets a reward; write them as numbers or LaTeX, leave these rows out, or use "
+            "--verifier exact"]
 
 
 def describe_prompt(tokenizer, ids):

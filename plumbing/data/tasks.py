@@ -46,35 +46,29 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     functions = tuple(make_reward_function(kind, time_limit or ANSWER_LIMIT, columns, environment)
                       for kind in kinds)
     single, batched = [[f for f in functions if f.batched == kind] for kind in (False, True)]
-    examples = train[:8]
 
     def score(response, problem):
         components = [f.components(response, problem.answer, problem.row) for f in single]
         return {name: value for part in components for name, value in part.items()}
 
     def components(texts, problems, ids, games=None):
-        scores = in_parallel(score, texts, problems) if single else [{} for _ in texts]
+        scores = in_parallel(score, texts, problems)
         for f in batched:
             for one, value in zip(scores, f.rewards(texts, problems, ids, games)):
                 one[f.name] = value
         return scores
-
-    def try_functions(tokenizer):
-        for f in batched:
-            merge_trials(f, examples, f.try_references(examples, tokenizer))
-        return [note for f in single if f.kind == "math"
-                if (note := describe_unreadable(f, [*train, *test]))]
 
     def verify(response, problem):
         return task.total(task.reward_components([response], [problem])).item()
 
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
                 notes=notes, reward_functions=functions, components=components,
-                reward_weights=tuple(reward_weights or ()), try_functions=try_functions,
+                reward_weights=tuple(reward_weights or ()),
                 bounded=not any(f.from_file for f in functions), system_prompt=system_prompt,
                 prompt_template=prompt_template, chat_template_kwargs=chat_template_kwargs or {})
     for f in single:
-        merge_trials(f, examples, f.try_references(examples))
+        if f.from_file:          # in one process: another may answer in another order
+            f.names = processes.on_first(lambda: f.try_references(train[:8]))
     notes += [f.note for f in batched]
     if system_prompt is not None:
         notes += describe_system_messages([*train, *test])
@@ -82,31 +76,6 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
         raise ValueError(f"--verifier {' '.join(kinds)}: two components of the reward have the "
                          f"same name: {', '.join(task.component_names)}")
     return task
-
-
-def merge_trials(function, problems, error):
-    """Combine what every process found when it tried a reward function on reference answers: all
-    use the first process's names for the components. error: what try_references returned. Raises
-    ValueError, in all processes, if the function fails on every reference answer, because every
-    reward would then be 0."""
-    trials = processes.gather((function.names, error))
-    if all(failed for _, failed in trials):
-        raise ValueError(f"--verifier {trials[0][1]}: it fails on each of the first "
-                         f"{len(problems)} reference answers; return 0 for an answer that it "
-                         "cannot read; is --verifier_timeout long enough?")
-    function.names = next(names for names, failed in trials if not failed)
-
-
-def describe_unreadable(function, problems):
-    """A note about the reference answers that math-verify cannot read, "" if there are none."""
-    unreadable, tried = processes.on_first(lambda: function.find_unreadable(problems))
-    if not unreadable:
-        return ""
-    examples = ", ".join(f"{p.answer[-40:]!r} ({p.where})" for p in unreadable[:3])
-    return (f"note: math-verify cannot read {len(unreadable)} of {tried} different reference "
-            f"answers that were tried, such as {examples}: at most the same text in \\boxed{{}} "
-            "gets a reward; write them as numbers or LaTeX, leave these rows out, or use "
-            "--verifier exact")
 
 
 def describe_system_messages(problems):

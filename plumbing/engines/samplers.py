@@ -4,7 +4,7 @@ the user's own. All have the same `sample` method (rollout.Sampler)."""
 from functools import lru_cache
 from pathlib import Path
 
-from plumbing.data.batch_rewards import load_in_this_process
+from plumbing.data.reward_functions import load_function
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel import processes
 from plumbing.speed.fast import FastSampler
@@ -49,7 +49,7 @@ def load_class(name):
 def load_once(name, path, changed):
     """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
     get the same class, so that they can share an engine."""
-    return load_in_this_process(name)
+    return load_function(name)
 
 
 # --------------------------------------------------------------------------------------- wrappers

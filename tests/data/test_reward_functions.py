@@ -98,15 +98,6 @@ def test_a_function_that_hangs_is_killed_in_time(own, body):
     assert check("right", "right") == 1.0 and check.errors == {"timeout": 1}
 
 
-def test_a_worker_that_somebody_kills_between_answers_is_replaced(own):
-    check = own("def check(response, answer):\n    return 1\n")
-    worker = check.idle[0]
-    worker.kill()
-    while worker.poll() is None:
-        time.sleep(0.01)
-    assert check("", "") == 1.0 and not check.errors
-
-
 def gone(pid):
     """Whether a process has ended; it may be there still, dead, where nobody collects it."""
     try:

@@ -207,8 +207,7 @@ def test_verifier_errors_go_on_over_a_resume_and_count_bad_dicts(judged, run, ki
     assert len(re.findall("warning: --verifier.*returned right, but right form before", err)) == 3
 
 
-BATCH = ("def reward(completions):\n    if len(completions) == 8:\n        return [1] * 8\n"
-         "    return {}\n")                                  # the start's trial of 8 answers passes
+BATCH = "def reward(completions):\n    return {}\n"
 SLEEPS = "import time\ndef reward(response, answer):\n    time.sleep(5)\n    return 1.0\n"
 BEFORE = [                                                   # what mine.py holds, flags, the line
     ("def reward(response, answer):\n    return response.split('<answer>')[1] == answer\n", "",
@@ -217,9 +216,6 @@ BEFORE = [                                                   # what mine.py hold
      "two components of the reward have the same name"),
     ("", "--verifier exact --reward_weights 1 2",
      "^train.py: --reward_weights holds 2 numbers, but the reward has 1 components: exact\n$"),
-    ("def reward(completions):\n    return 1 / 0\n", "",
-     "mine.py:reward raised ZeroDivisionError: division by zero: it fails on each of the first 8 "
-     "reference answers"),
     ("def reward(completions, trainer_state, label):\n    return 0\n", "",
      "asks for label, trainer_state; a reward function gets prompts, completions, completion_ids, "
      "answer, largest"),
@@ -235,7 +231,7 @@ BEGUN = [
      "--algorithm maxrl", r"a reward is -0.5: scale_rewards mean \(MaxRL\)"),
     *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
         "{}['x']": "raised KeyError: 'x'",
-        "[1.0]": "returned 1 rewards for 16 completions",
+        "[1.0]": r"returned \[1.0\]: a list of 16 numbers",
         "3": "returned 3: a list of 16 numbers",
         "dict.fromkeys(range(16), 1.0)": "returned {0: 1.0, 1: 1.0.*a list of 16 numbers",
         "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
@@ -253,13 +249,6 @@ def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(ro
     assert re.search(words, refused(DATA + line, begun=row in BEGUN))
 
 
-def test_an_answer_that_cannot_be_tokenized_is_one_line(model, refused):
-    jsonl("rows.jsonl", [{"prompt": "1+1=", "answer": "two"}])
-    write("mine.py", "def reward(completion_ids):\n"
-                     "    return [1.0] * len(completion_ids)\n")
-    assert "rows.jsonl line 1: the answer cannot be tokenized" in refused(DATA)
-
-
 # ----------------------------------------------------------- functions of a whole batch, as TRL's
 
 def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged, capsys):
@@ -269,8 +258,7 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
         "        file.write(json.dumps([prompts, completions, completion_ids, columns]) + '\\n')\n"
         "    return [float(c[:1] == a) for c, a in zip(completions, columns['answer'])]\n",
         "--steps 2 --verifier mine.py:reward exact")
-    trial, *calls = read_json("calls.jsonl")
-    assert [ids[-1] for ids in trial[2]] == [15] * 8         # answers and <eos>
+    calls = read_json("calls.jsonl")
     for (prompts, completions, ids, columns), record in zip(calls, records, strict=True):
         assert len(prompts) == len(completions) == len(ids) == 16
         assert set(columns) == {"answer", "largest"}
@@ -326,7 +314,7 @@ def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd
     judge.reward_components(["lost"], judge.train[:1])
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "mine.py:reward gave no reward for 'lost'" in err
-    assert "mean of their group" in err
+    assert "mean of the group" in err
 
 
 @pytest.mark.parametrize("world", [1, 2])
