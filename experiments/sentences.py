@@ -66,9 +66,9 @@ off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's
 matters
 """,
 "docs/evidence.md": """
-response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games won
-at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain is
-larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
+per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
+won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain
+is larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
 
 its range by {length: LUSPO ends longer than GSPO with its range} tokens; that GSPO shortens
 responses is undecided ({length: GSPO ends shorter than it began}); pass@1
@@ -77,7 +77,7 @@ Of {members} members, each at its best, `dapo_paper` has the highest mean:
 {league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
 samples; {members near the first} others do
 
-GSPO wide none is shown ahead ({learning: wide against GRPO}).
+GSPO wide is shown ahead ({learning: wide against GRPO}).
 
 GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
 
@@ -86,8 +86,8 @@ tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (4 seeds
 About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
 {chosen deep_edge: GRPO} for 48.
 
-GSPO wide ended {steps: GSPO wide at 0.0008 × 16} above GRPO. That is exploratory: one of 18
-contrasts, p by Holm {p steps: GSPO wide at 0.0008 × 16}.
+GSPO wide ends {steps: GSPO wide at 0.0008 × 16} above GRPO: exploratory, one of 18 contrasts, p by
+Holm {p steps: GSPO wide at 0.0008 × 16}.
 
 GRPO gained {reuse: GRPO gains from μ = 4, equal samples}, GSPO
 {reuse: GSPO gains from μ = 4, equal samples}, GSPO wide
@@ -109,11 +109,10 @@ which loses {mean dose: wide loses less than 0.05 at int4}. Otherwise
 
 no loss was seen ({mean sixteen: the paper's clip range loses in bfloat16}, undecided)
 
-for these questions it cannot be checked: {unrecorded}. Lines
+for these questions it cannot be checked: {unrecorded}. **Your
 
 the paper's range clips {mean counting: the clip of GSPO acts} of the tokens, GSPO wide
-{mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}; the
-quotient of variances times L is {counting: 1/L shrinks the spread of log s}.
+{mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}.
 
 the mean of GSPO wide over six step sizes, {steps: GSPO wide, mean}, rests on one of them; without
 it it is {steps: GSPO wide, mean without 0.0008 × 16}.
@@ -126,7 +125,7 @@ there `dapo_paper` is {league: the first against GRPO} ahead.
 
 it stays at {chosen league_edge: rloo}. PPO
 
-and rate (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
+at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
@@ -136,8 +135,6 @@ largest
 
 at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
-
-flips are {flips: at least half of Var[log w]} of Var[log w].
 """,
 "docs/family.md": """
 this wins {turns: GSPO wide: more games won at the end} more games with a wide clip range, {turns:
