@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import session.learner
 import train
-from plumbing.data.batch_rewards import load_in_this_process
+from plumbing.data.reward_functions import load_function
 from plumbing.data.tasks import make_task
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
@@ -165,7 +165,7 @@ def test_the_calculator(workplace):
 def test_the_judge_that_asks_back(workplace, monkeypatch):
     section("A reward function of a batch: TRL's, or a judge model")                 # its judge.py
     section("An environment")
-    examiner = load_in_this_process("examiner.py:Examiner")({"prompt": "A city of Peru?"})
+    examiner = load_function("examiner.py:Examiner")({"prompt": "A city of Peru?"})
     replies = iter(["Another one?", "RIGHT"])
     monkeypatch.setitem(examiner.step.__globals__, "ask", lambda messages: next(replies))
     assert asyncio.run(examiner.step("Lima")) == ("Another one?", 0, False)
