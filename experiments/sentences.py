@@ -60,7 +60,7 @@ float64. The
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
-errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}: as
+errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}. So
 
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. It also
 matters

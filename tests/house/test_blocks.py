@@ -41,7 +41,6 @@ REASONS = {
     "torchrun": "several processes or GPUs; tests/parallel starts them",
     "python gspo.py": "tests/concepts/test_gspo.py runs it",
     "python experiments/": "minutes to hours; tests/house/test_evidence.py makes a run again",
-    "python benchmarks/": "minutes, or a GPU",
     "python experiments/run.py": "tests/house/test_evidence.py judges from the results",
     "python tests/": "makes the checkpoint and its data, or simulates a GPU",
     "recipes/supervised.py": "tests/run/test_never_right.py runs it",
