@@ -48,6 +48,7 @@ def read_value(text):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     if len(sys.argv) < 2 or "--help" in sys.argv:
         raise SystemExit(__doc__)
     _, name, *options = sys.argv
