@@ -199,6 +199,8 @@ def load_function(kind):
         return load_math_verify()
     path, _, function = kind.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
+    if spec is None:
+        raise ValueError(f"{path!r} is not a file of Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module                          # dataclasses look their module up
     folder = str(Path(path).resolve().parent)

@@ -156,7 +156,7 @@ def test_the_calculator(workplace):
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
     assert task.stop == ("\n", "</tool>")
-    step = parse(argv).loaded_environment.begin({"answer": "948"}, 0).step
+    step = parse(argv).loaded_environment.kind({"answer": "948"}).step
     assert step("3=<tool> 2 + 3+-10 ") == ("-5", 0, False)
     assert step("<tool>__import__('os')") == ("error: only sums of whole numbers", 0, False)
     assert [step(words)[1:] for words in ("948", "9480")] == [(1, True), (0, True)]

@@ -60,6 +60,13 @@ def environment(tmp_path):
     return load
 
 
+def play(sampler, environment, max_turns=None, chat_template=True):
+    """The TurnSampler around a sampler."""
+    return TurnSampler(sampler, SimpleNamespace(
+        loaded_environment=environment, max_turns=max_turns, chat_template=chat_template,
+        chat_template_kwargs={}))
+
+
 def make(seed=0):
     return model_of("tiny_moe", seed=seed, vocab_size=len(LETTERS), initializer_range=0.02,
                     eos_token_id=LETTERS.eos_token_id, pad_token_id=LETTERS.pad_token_id)
@@ -116,7 +123,7 @@ def test_any_game_is_what_the_tokens_say_and_the_same_fast_plain_and_by_ones_own
     rollouts = []
     for sampler in (Sampler, fast.FastSampler, Unlimited):
         ragged.kind.seeds.clear()
-        player = TurnSampler(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns, True)
+        player = play(sampler(model, LETTERS, T, 1.0, STOP), ragged, turns)
         rollouts.append(player.sample(PROMPTS, 6, uniforms=uniforms, rows=[{}, {}]))
     first, *others = rollouts
     seeds = list(ragged.kind.seeds)
@@ -177,7 +184,7 @@ def test_tokens_are_kept_and_read_as_the_template_writes_a_conversation(end, oth
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     Scripted.turns = [ids + encode(end) for ids in own]
     scripted = Scripted(policy, tokenizer, 200, 1.0, ("\n",) if end == "\n" else ())
-    sampler = TurnSampler(scripted, environment(ECHO), None, True)
+    sampler = play(scripted, environment(ECHO))
     rollout = sampler.sample([prompt], 1, uniforms=torch.rand(1, 200), rows=[{}])
     ids, = rollout.token_lists()
     for word in words[:2]:
@@ -208,8 +215,7 @@ def test_sampling_and_scoring_agree_over_the_turns_of_smollm2(environment):
     policy = AutoModelForCausalLM.from_pretrained(SMOLLM2).eval()
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": "Count to three."}],
                                            add_generation_prompt=True)["input_ids"]
-    sampler = TurnSampler(fast.FastSampler(policy, tokenizer, 64, 1.0, ("\n", ".")),
-                          environment(ECHO), None, True)
+    sampler = play(fast.FastSampler(policy, tokenizer, 64, 1.0, ("\n", ".")), environment(ECHO))
     rollout = sampler.sample([prompt, prompt[3:]], 2, rows=[{}, {}],
                              uniforms=torch.rand(4, 64, generator=torch.Generator().manual_seed(3)))
     assert max(len(game.rewards) for game in rollout.games) > 1
@@ -227,11 +233,11 @@ def test_a_template_of_one_turn_is_refused_unless_the_class_does_without(templat
     tokenizer.chat_template = template
     echo = environment(ECHO)
     with pytest.raises(ValueError, match=f"--environment .*Echo: .*{words}.*template = False"):
-        TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True)
-    assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, False).between is None
+        play(Sampler(make(), tokenizer, 8), echo)
+    assert play(Sampler(make(), tokenizer, 8), echo, None, False).between == (None, "", "")
     assert capsys.readouterr().err == ""
     echo.template = False
-    assert TurnSampler(Sampler(make(), tokenizer, 8), echo, None, True).between is None
+    assert play(Sampler(make(), tokenizer, 8), echo).between == (None, "", "")
 
 
 def test_a_template_that_drops_earlier_thinking_is_named_once(environment, capsys):
@@ -242,11 +248,11 @@ def test_a_template_that_drops_earlier_thinking_is_named_once(environment, capsy
     echo = environment(ECHO)
     policy = model_of("qwen3", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     for _ in range(2):
-        TurnSampler(Sampler(policy, tokenizer, 8), echo, None, True)
+        play(Sampler(policy, tokenizer, 8), echo)
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "drops the thinking of earlier turns" in said
     tokenizer.chat_template = tokenizer.chat_template.replace(".split('</think>')[-1]", "")
-    TurnSampler(Sampler(policy, tokenizer, 8), environment(ECHO), None, True)
+    play(Sampler(policy, tokenizer, 8), environment(ECHO))
     assert capsys.readouterr().err == ""
 
 
@@ -264,17 +270,18 @@ BAD = {
     "class Other:\n    pass\n": "has no attribute 'Play'",
     f"class Play:\n{INIT}": "has no attribute 'step'",
     "class Play:\n    def __init__(self):\n        pass\n    def step(self, text):\n        pass\n":
-        "too many positional arguments",
+        "__init__ raised TypeError: .*positional argument.* .for the row",
     f"class Play:\n    role = 'judge'\n{step('pass')}": "role is 'judge'",
     "class Play:\n    def __init__(self, row):\n        row['number']\n    def step(self, text):\n"
-    "        pass\n": "__init__ raised KeyError: 'number', for the row",
-    f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* for the turn '",
+    "        pass\n": "__init__ raised KeyError: 'number' .for the row",
+    f"class Play:\n{step('return 1 // 0')}": "step raised ZeroDivisionError.* .for the turn '",
     f"class Play:\n{step('return None')}": "step returned None for the turn",
     f"class Play:\n{step('return text, 1')}": r"step returned \(.*, 1\) for",
     f"class Play:\n{step('return text, 1e999, True')}": r"step returned \(.*, inf, True\)",
     f"class Play:\n{step('return text, 1, None')}": r"step returned \(.*, 1, None\)",
     f"class Play:\n{step('return str(), 1, False')}": r"step returned \('', 1, False\)",
-    f"class Play:\n{step('return chr(8364), 1, False')}": "'€' cannot be tokenized"}
+    f"class Play:\n{step('return chr(8364), 1, False')}":
+        "tokenizing raised .* .for the observation '€'"}
 
 
 @pytest.mark.parametrize("source", BAD)
@@ -443,8 +450,8 @@ def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, cap
 
 
 @pytest.mark.parametrize("line, words", [
-    ("", "it lacks rows"), ("--dataset_name rows.jsonl", "it lacks characters"),
-    ("--model_name_or_path model", "it lacks rows")])
+    ("", "attribute 'rows'"), ("--dataset_name rows.jsonl", "attribute 'characters'"),
+    ("--model_name_or_path model", "attribute 'rows'")])
 def test_what_a_class_lacks_for_the_tiny_moe_is_named(line, words, workplace, cold_start, refused):
     chance()
     Path("model").symlink_to(cold_start)

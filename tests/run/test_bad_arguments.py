@@ -146,11 +146,11 @@ REFUSED = {
     "--prompt_template {prompt}": "--prompt_template {prompt} … --dataset_name",
     "--stop=": "--stop … must not be empty",
     f"{DATA} --prompt_template Q:": "--prompt_template Q: … must contain {prompt}",
-    "--environment mine.py:Play": "--environment mine.py:Play … the file must exist",
+    "--environment mine.py:Play": "--environment mine.py:Play … FileNotFoundError",
     "--environment mine.py:Play --min_terms 2 --max_terms 3":
         "--min_terms 2 … --environment mine.py:Play",
     "--max_turns 2": "--max_turns 2 … needs --environment",
-    f"{DATA} --environment nowhere.py:Play": "--environment nowhere.py:Play … must exist",
+    f"{DATA} --environment nowhere.py:Play": "--environment nowhere.py:Play … No such file",
     f"{DATA} --environment Play": "--environment Play … FILE.py:CLASS is needed",
     f"{DATA} --environment mine.py:Play --shard": "--environment mine.py:Play … --shard",
     f"{DATA} --environment mine.py:Play --top_p 0.9": "--top_p 0.9 … with --environment",
