@@ -62,8 +62,7 @@ float64. The
 
 errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}. So
 
-off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. It also
-matters
+off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. If answers
 """,
 "docs/evidence.md": """
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
@@ -137,9 +136,6 @@ at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
 """,
 "docs/family.md": """
-this wins {turns: GSPO wide: more games won at the end} more games with a wide clip range, {turns:
-GSPO: more games won at the end} with the paper's (16
-
 minus the verifier's is {distilled: the teacher alone}, both minus the verifier {distilled:
 teacher and verifier}.
 
@@ -162,7 +158,7 @@ as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly move
 Weights
 
 its log-probs stay within {vllm_apart} nats of the policy's while updates move them by
-{vllm_moved}; an update that
+{vllm_moved}. Tokens
 
 against the built-in sampler: {vllm_speed}.
 
