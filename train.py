@@ -40,6 +40,7 @@ if __name__ == "__main__":
     check_flags_first(sys.argv[1:])     # --help and refusals do not wait for the imports below
 
 import math
+import time
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -48,7 +49,7 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
-from plumbing.parallel import processes
+from plumbing.parallel import devices, processes
 from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores
 from routes import Pass, router_shift
@@ -113,16 +114,14 @@ class Batch:
 # --------------------------------------------------------------------------------------- the loop
 
 def train(settings, learner, task, recorder, saver):
-    """Rollout batches until --steps or a stop signal. Returns the number of the last one."""
+    """Rollout batches until --steps or a stop signal."""
     G = settings.num_generations
     hooks = learner.features.hooks
-    step = saver.step
     for step in range(saver.step + 1, settings.steps + 1):
-        recorder.start_timer()
-
+        times = [time.perf_counter()]
         # prompt x ─► π_old samples G responses ─► rewards, in components
         rollout, problems, parts, sampled = collect(settings, learner, task, step)
-        recorder.stop_timer("seconds_rollout")
+        times.append(read_clock(learner.device))
 
         # log π_old(y|x): computed again as the updates will compute it, or as recorded in sampling
         old = Scores(rollout.sampler_logp, None, None)                              # [B, T]
@@ -132,7 +131,7 @@ def train(settings, learner, task, recorder, saver):
                       step=step)
         for after_scoring in hooks["after_scoring"]:
             after_scoring(learner, batch, old)
-        recorder.stop_timer("seconds_logp")
+        times.append(read_clock(learner.device))
 
         # rewards ─► advantages Â
         batch.rewards = task.total(batch.parts, G)                                  # [B]
@@ -147,17 +146,15 @@ def train(settings, learner, task, recorder, saver):
         updates = []
         for mini in mini_batches(settings, task, batch, step):
             updates.append(update(settings, learner, mini))
-            recorder.count_skipped(step, updates[-1])
-        recorder.stop_timer("seconds_update")
+        times.append(read_clock(learner.device))
 
         # what happened: the last mini-batch once more, under the new policy
         new = learner.score(mini.rollout, entropy=True)
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
         held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
-        recorder.log(step, batch, mini, new, updates, held)
+        recorder.log(step, batch, mini, new, updates, times, held)
         if saver.step_done(step):
             break
-    return step
 
 
 def collect(settings, learner, task, step):
@@ -179,8 +176,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
                           settings.max_prompt_length)
     B = len(prompts) * settings.num_generations
     T = task.max_completion_length
-    generator = generator_for(settings.seed, step, attempt + 1)
-    uniforms = torch.rand(B, T, generator=generator)                                # [B, T]
+    uniforms = torch.rand(B, T, generator=generator_for(settings.seed, step, attempt + 1))  # [B, T]
     played = {"rows": [p.row for p in problems]} if task.played else {}
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 
@@ -259,7 +255,9 @@ def optimizer_step(learner, stats, max_grad_norm):
     values = torch.stack([x.to(norm.device, learner.widest) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-    stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
+    # only the scale of the loss left float16's range: the scaler lowers it
+    stats["overflow"] = (stats["skipped"] and scaler.is_enabled() and math.isfinite(stats["loss"])
+                         and scaler.get_scale() > 1)
     stats["empty"] = stats["tokens"] == 0
     if not stats["skipped"] and not stats["empty"]:
         learner.optimizer.step()
@@ -268,9 +266,11 @@ def optimizer_step(learner, stats, max_grad_norm):
     return stats
 
 
-def overflowed(scaler, stats):
-    """Whether a gradient left float16's range only by its scale, which the scaler then lowers."""
-    return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
+def read_clock(device):
+    """The time in seconds, as soon as a GPU has finished its work."""
+    if device.type != "cpu":
+        devices.wait(device)
+    return time.perf_counter()
 
 
 def generator_for(seed, step, attempt=0):

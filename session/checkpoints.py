@@ -10,21 +10,27 @@ is refused, not executed.
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy
 import torch
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 
-from plumbing.model.cold_start import reset_modes
-from plumbing.model.policy import checkpoints_in
 from plumbing.parallel import processes
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some weights
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
+STEP = re.compile(r"step_(0|[1-9][0-9]*)")       # the folder of a checkpoint
 RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per rollout batch
 
 
@@ -93,6 +99,7 @@ class Saver:
     def step_done(self, step):
         """Batch `step` is complete: save, if it is time. Returns whether the run has been asked to
         stop."""
+        self.step = step
         self.take_snapshot(step)
         stopping = self.stop()
         if stopping or step == self.last or self.every and step % self.every == 0:
@@ -113,10 +120,15 @@ class Saver:
                          "features": learner.features.state_dict() if learner.features.all else {}}
 
     def optimizer_state(self):
-        """{"optimizer": its state, "critic": weights by name}. With --shard all processes must call
-        this."""
-        learner = self.learner
-        return processes.gather_state(learner.actor, learner.optimizer, learner.settings.shard)
+        """{"optimizer": its state, "critic": weights by name, {} without a critic}. With --shard
+        the state is gathered from all processes, so every process must call this."""
+        actor = self.learner.actor
+        optimizer = self.learner.optimizer
+        state = (get_optimizer_state_dict(actor, optimizer, options=WHOLE)
+                 if self.learner.settings.shard else optimizer.state_dict())
+        critic = {name: getattr(weight, "full_tensor", lambda: weight)()
+                  for name, weight in actor.state_dict().items() if name.startswith("critic.")}
+        return {"optimizer": state, "critic": critic}
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
@@ -135,7 +147,7 @@ class Saver:
                              f"critic, and --advantage {learner.settings.advantage} needs "
                              f"{'one' if critic else 'none'}; leave it out, or start a new run")
         try:
-            processes.load_state(learner.actor, learner.optimizer, state, learner.settings.shard)
+            load_optimizer(learner, state)
             learner.schedule.load_state_dict(state["schedule"])
             learner.stream.load_state_dict(state["stream"])
             if state.get("scaler"):                          # {} without --fp16
@@ -175,6 +187,21 @@ class Saver:
         save(self.folder, learner.actor.policy, learner.tokenizer, state)
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
               f"{', with the updates that this batch had made' * half}; --resume continues from it")
+
+
+def load_optimizer(learner, state):
+    """The reverse of Saver.optimizer_state."""
+    actor = learner.actor
+    optimizer = learner.optimizer
+    if learner.settings.shard:
+        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=PART)
+        for name, p in actor.named_parameters():             # which torch fills in
+            if name not in state["optimizer"]["state"]:
+                optimizer.state.pop(p, None)
+    else:
+        optimizer.load_state_dict(state["optimizer"])
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(actor, state["critic"], options=options)
 
 
 def apply_optimizer_flags(learner):
@@ -239,7 +266,8 @@ def save(run, policy, tokenizer, state):
             policy.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             torch.save(state, partial / STATE)
-            reset_modes(partial)
+            for file in partial.iterdir():                   # safetensors: for the owner alone
+                shutil.copymode(partial / "config.json", file)
             for path in [*run.glob("*.jsonl"), *partial.iterdir(), partial]:
                 sync(path)                                   # on the disk before the rename
             os.rename(partial, folder)                       # fails if there is one already
@@ -265,8 +293,11 @@ def sync(path):
 
 
 def list_checkpoints(run):
-    """[(step, folder)] of the run's checkpoints, oldest first."""
-    return checkpoints_in(run / "checkpoints")
+    """[(step, folder)] of the run's checkpoints, oldest first. A folder with any other name, for
+    example step_2_backup, is none."""
+    steps = [(STEP.fullmatch(folder.name), folder)
+             for folder in (run / "checkpoints").glob("step_*") if folder.is_dir()]
+    return sorted((int(name[1]), folder) for name, folder in steps if name)
 
 
 def find_newest(run):

@@ -44,16 +44,7 @@ class FirstBatch:
 
     step = 0
 
-    def start_timer(self):
-        pass
-
-    def stop_timer(self, name):
-        pass
-
-    def count_skipped(self, step, stats):
-        pass
-
-    def log(self, step, batch, mini, new, updates, held):
+    def log(self, step, batch, *_):
         self.batch = batch
 
     def step_done(self, step):

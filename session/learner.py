@@ -26,6 +26,7 @@ class Learner:
     """What is trained and what trains it, made once per run."""
 
     settings: object
+    device: torch.device
     actor: torch.nn.Module       # the policy and its critic, if there is one: a Scorer
     tokenizer: object
     sampler: object              # sampler.sample(prompts, G) -> Rollout
@@ -112,7 +113,7 @@ def make_learner(settings, task, policy, tokenizer, device):
     wrapped = processes.wrap(actor, settings.shard)
     optimizer = make_optimizer(settings, actor)
     return Learner(
-        settings, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
+        settings, device, actor, tokenizer, sampler, reward_components, wrapped, optimizer,
         schedule=make_schedule(settings, optimizer, features.head_start),
         stream=run.stream, features=features, world=world,
         needs_old_entropy=features.needs_old_entropy or "entropy" in reads,

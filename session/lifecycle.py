@@ -43,11 +43,11 @@ def run_training(settings, task, device, train, held_out):
             screen.print_once(folders.begin_run(settings, folder, task, saver.step))
             screen.print_once(note)
             recorder = Recorder(folder, task, learner, progress, saver.step)
-            step = train(settings, learner, task, recorder, saver)
-        if step < settings.steps:
-            screen.print_once(f"stopped after batch {step} and saved; python train.py "
+            train(settings, learner, task, recorder, saver)
+        if saver.step < settings.steps:
+            screen.print_once(f"stopped after batch {saver.step} and saved; python train.py "
                               f"{folders.format_resume(settings.explicit_flags, folder)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
-        recorder.held_out(step, after)
+        recorder.held_out(saver.step, after)
         screen.report(settings, folder, task, progress, after, time.perf_counter() - began)

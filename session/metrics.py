@@ -11,10 +11,10 @@ import time
 
 import torch
 
-from advantages import ADVANTAGES, groups_with_signal
+from advantages import groups_with_signal
 from losses import STATISTICS
 from session import checkpoints, screen
-from plumbing.parallel import devices, processes
+from plumbing.parallel import processes
 from ratios import cross_entropy, ratio_stats, sequence_ratio
 from routes import flip_rate, router_shift
 
@@ -169,26 +169,13 @@ class Recorder:
         self.learner = learner
         self.settings = learner.settings
         self.clips_s = learner.settings.row.clips_s
-        self.device = learner.policy.device
         self.progress = progress
         self.start = start
+        self.errors = 0                  # of the reward functions, in the batches before
         self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
         if start == 0:
             self.held_out(0, progress.get("before"))
-
-    def start_timer(self):
-        """A rollout batch begins: measure the seconds of its phases."""
-        self.seconds = {}
-        self.last = time.perf_counter()
-
-    def stop_timer(self, name):
-        """A phase ends, as soon as the GPU has finished its work."""
-        if self.device.type != "cpu":
-            devices.wait(self.device)
-        now = time.perf_counter()
-        self.seconds[name] = now - self.last
-        self.last = now
 
     def report(self, record):
         """Give a record to the features that change it, or send it elsewhere."""
@@ -210,19 +197,22 @@ class Recorder:
         if not best or score > best["score"]:
             self.progress["best"] = {"step": step, "score": score}
 
-    def count_skipped(self, step, stats):
-        """Stop the run after MAX_BAD_STEPS updates in a row that were not finite. stats: what
-        train.update returned."""
-        skipped = stats["skipped"] and not stats["overflow"]
-        bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
-        if bad >= MAX_BAD_STEPS:
-            raise SystemExit(
-                f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
-                f"stopped in batch {step}. The last checkpoint is intact; try a lower "
-                "--learning_rate")
+    def stop_if_bad(self, step, updates):
+        """Stop the run after MAX_BAD_STEPS updates in a row that were not finite."""
+        for stats in updates:
+            skipped = stats["skipped"] and not stats["overflow"]
+            bad = self.progress["bad"] = self.progress["bad"] + 1 if skipped else 0
+            if bad >= MAX_BAD_STEPS:
+                raise SystemExit(
+                    f"train.py: {bad} updates in a row had a loss or gradient that is not finite; "
+                    f"stopped in batch {step}. The last checkpoint is intact; try a lower "
+                    "--learning_rate")
 
-    def log(self, step, batch, mini, new, updates, held=None):
-        """Record a completed rollout batch. held: the result of eval.held_out after it, or None."""
+    def log(self, step, batch, mini, new, updates, times, held=None):
+        """Record a completed rollout batch. updates: what train.update returned for each
+        mini-batch. times: when the batch began, was sampled, scored and used, in seconds. held: the
+        result of eval.held_out after it, or None."""
+        self.stop_if_bad(step, updates)
         settings = self.settings
         progress = self.progress
         hooks = self.learner.features.hooks
@@ -233,13 +223,18 @@ class Recorder:
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
         changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
-        equal = lacks_signal(settings.advantage, record, batch.advantages, changed)
+        equal = (record["reward_std"] == 0 and not changed
+                 or bool((batch.advantages == 0).all()))
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
-        progress["verifier_errors"] += sum(self.learner.gather([self.task.new_errors()]))
+        errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process
+        progress["verifier_errors"] += sum(self.learner.gather([errors - self.errors]))
+        self.errors = errors
+        phases = ("seconds_rollout", "seconds_logp", "seconds_update")
         record |= {
             "lr": self.learner.optimizer.param_groups[0]["lr"],
-            "verifier_errors": progress["verifier_errors"], **self.seconds,
-            "tokens_per_second": int(batch.rollout.mask.sum()) / sum(self.seconds.values())}
+            "verifier_errors": progress["verifier_errors"],
+            **{name: end - start for name, start, end in zip(phases, times, times[1:])},
+            "tokens_per_second": int(batch.rollout.mask.sum()) / (times[-1] - times[0])}
         if held:
             self.update_best(step, held)
             record |= held_out_record(held["sampled"])
@@ -295,15 +290,6 @@ def describe_collapse(record, best_pass_rate):
     if entropy is not None and entropy < 1e-4 and record["pass_rate"] < 0.5:
         return "no entropy left"
     return ""
-
-
-def lacks_signal(name, record, advantages, changed=False):
-    """Whether a rollout batch has nothing to learn from: all advantages are 0, or all rewards that
-    the advantages are computed from are equal. name: of their row; changed: features add
-    something else to them."""
-    reads = {"rewards", "token_rewards"} & {*ADVANTAGES[name].reads}
-    equal = record["reward_std"] == 0 and bool(reads) and not changed
-    return equal or bool((advantages == 0).all())
 
 
 def explain_equal_rewards(first, record):

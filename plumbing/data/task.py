@@ -8,7 +8,6 @@ import json
 import math
 import re
 import sys
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Callable
 
@@ -47,25 +46,12 @@ class Task:
     bounded: bool = False        # every component of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
-    reported: int = 0            # number of errors already returned by new_errors()
     system_prompt: str | None = None     # a message before every prompt without one of its own
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
     chat_template_kwargs: dict = field(default_factory=dict)     # variables of the chat template
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     played: bool = False         # with an environment: the first component is the return
-
-    @property
-    def verifier_errors(self):
-        """How often reward functions have timed out or crashed so far, as a Counter with the keys
-        "timeout" and "crash"."""
-        return sum((function.errors for function in self.reward_functions), Counter())
-
-    def new_errors(self):
-        """The number of such errors since the last call, in this process."""
-        before = self.reported
-        self.reported = sum(self.verifier_errors.values())
-        return self.reported - before
 
     def digest_prompts(self):
         """SHA-256 of the training prompts, by which --resume notices that they, or their order,

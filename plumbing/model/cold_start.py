@@ -93,18 +93,12 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
     tokenizer.save_pretrained(partial)
     (partial / "recipe.json").write_text(json.dumps(recipe | {"pass_at_1": passed}, indent=1),
                                          encoding="utf-8")
-    reset_modes(partial)
+    for file in partial.iterdir():       # safetensors makes files that only their owner can read
+        shutil.copymode(partial / "config.json", file)
     try:
         os.rename(partial, folder)
     except OSError:  # another run has written the same model meanwhile
         shutil.rmtree(partial)
-
-
-def reset_modes(folder):
-    """Give all files of a checkpoint the permissions of a newly created file: safetensors gives its
-    own to their owner alone."""
-    for file in folder.iterdir():
-        shutil.copymode(folder / "config.json", file)
 
 
 def residual_scale(config):

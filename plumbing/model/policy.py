@@ -18,7 +18,6 @@ from plumbing.speed.fast import MIN_PREFIX, fast_response_logp, fast_sample
 from rollout import response_logp, sample
 from routes import find_routers, record_routes
 
-STEP = re.compile(r"step_(0|[1-9][0-9]*)")                  # the folder of a run's checkpoint
 SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in docs/
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
@@ -77,8 +76,9 @@ def load_with_adapters(settings, task, device, name, transform, base_only):
 def read_checkpoint(name):
     """(policy, tokenizer) from a folder or the hub, in float32. Raises ValueError if that is not
     possible or a weight, the tokenizer or the config is missing."""
-    if steps := checkpoints_in(Path(name) / "checkpoints") or checkpoints_in(Path(name)):
-        raise ValueError(f"it is the folder of a run; its checkpoint is {steps[-1][1]}")
+    if steps := [*Path(name).glob("checkpoints/step_*"), *Path(name).glob("step_*")]:
+        found = ", ".join(sorted(map(str, steps)))
+        raise ValueError(f"it is the folder of a run; its checkpoints: {found}")
     if message := explain_missing(name):
         raise ValueError(message)
     if Path(name).exists():
@@ -151,13 +151,6 @@ def take_text_part(model):
     policy.set_output_embeddings(model.get_output_embeddings())
     policy.generation_config = model.generation_config
     return policy
-
-
-def checkpoints_in(folder):
-    """[(N, step_N)] of the checkpoints in the folder checkpoints/ of a run, in the order of N. A
-    folder with any other name, for example step_2_backup, is none."""
-    steps = [(STEP.fullmatch(step.name), step) for step in folder.glob("step_*") if step.is_dir()]
-    return sorted((int(name[1]), step) for name, step in steps if name)
 
 
 def explain_missing(name):

@@ -14,19 +14,13 @@ import io
 import os
 import warnings
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from plumbing.parallel import devices
-
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some weights
 
 
 def start(settings):
@@ -148,28 +142,6 @@ def gathered(actor):
     yield actor.shell[0]
     for whole, shard in pairs:
         whole.data = whole.data.new_empty(0)
-
-
-def gather_state(actor, optimizer, shard):
-    """(state of the optimizer, weights of the critic by name, {} without a critic). With --shard
-    the state is gathered from all processes, so every process must call this."""
-    state = get_optimizer_state_dict(actor, optimizer, options=WHOLE) if shard else None
-    critic = {name: getattr(weight, "full_tensor", lambda: weight)()
-              for name, weight in actor.state_dict().items() if name.startswith("critic.")}
-    return {"optimizer": state or optimizer.state_dict(), "critic": critic}
-
-
-def load_state(actor, optimizer, state, shard):
-    """The reverse of gather_state."""
-    if shard:
-        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=PART)
-        for name, p in actor.named_parameters():             # which torch fills in
-            if name not in state["optimizer"]["state"]:
-                optimizer.state.pop(p, None)
-    else:
-        optimizer.load_state_dict(state["optimizer"])
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(actor, state["critic"], options=options)
 
 
 def lost_peer(error):

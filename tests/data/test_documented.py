@@ -45,7 +45,7 @@ def section(heading, **places):
 def judged(task, texts, problems):
     """The rewards of the texts; the task's workers are closed."""
     rewards = task.reward_components(texts, problems).squeeze(-1).tolist()
-    assert not task.verifier_errors
+    assert not any(function.errors for function in task.reward_functions)
     for function in task.reward_functions:
         function.close()
     return rewards

@@ -98,14 +98,13 @@ def test_a_bad_dict_is_one_line_reward_0_and_counted(bad, words, task, capfd):
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and words in err
     assert "mine.py:reward" in err and "the reward is 0" in err
-    assert judge.verifier_errors == {"crash": 3}
-    assert judge.new_errors() == 3 and judge.new_errors() == 0
+    assert judge.reward_functions[0].errors == {"crash": 3}
 
 
 def test_a_function_that_fails_on_some_reference_answers_is_kept_and_they_are_not_counted(task):
     judge = task("def reward(response, answer):\n"
                  "    return {'right': 1 / (answer != '2'), 'a': 0}\n")
-    assert judge.component_names == ["right", "a"] and not judge.verifier_errors
+    assert judge.component_names == ["right", "a"] and not judge.reward_functions[0].errors
 
 
 # two processes: functions that fail on some texts, change the order of parts, leave one out; seeds
@@ -310,7 +309,7 @@ def test_an_answer_without_any_reward_has_advantage_0_and_is_counted(task, capfd
     mixed, equal, none = group_advantages(rewards, 4).view(3, 4)
     assert mixed[1].abs() < 1e-6 and (mixed[[0, 2, 3]].abs() > 0.5).all()
     assert (equal == 0).all() and (none == 0).all()          # equal but for the lost one: exactly
-    assert judge.new_errors() == 6
+    assert judge.reward_functions[0].errors.total() == 6
     judge.reward_components(["lost"], judge.train[:1])
     err = capfd.readouterr().err
     assert err.count("\n") == 1 and "mine.py:reward gave no reward for 'lost'" in err
@@ -342,7 +341,7 @@ def test_a_function_of_a_batch_has_no_time_limit_and_one_of_a_response_has(task,
                  "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
                  "    return 1.0\n", "reward", "one", time_limit=None)
     assert judge.reward_components(["x"], judge.train[:1]).tolist() == [[1, 0]]
-    assert judge.verifier_errors == {"timeout": 1}
+    assert [f.errors for f in judge.reward_functions] == [{}, {"timeout": 1}]
 
 
 @pytest.mark.parametrize("source, batched", [

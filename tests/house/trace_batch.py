@@ -1,8 +1,8 @@
 """One rollout batch of train.py, traced: how many files it passes through, and how many
 distinct calls from one file into another. python tests/house/trace_batch.py [-v]
 
-Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts, which
-writes no checkpoint, once the plain way (rollout.py) and once the fast one.
+Counted with sys.setprofile while train.train() runs one batch of a tiny mixture of experts and
+writes its checkpoint, once the plain way (rollout.py) and once the fast one.
 tests/house/test_lesson.py compares with docs/lesson.md.
 """
 
@@ -39,12 +39,9 @@ def trace(flags, wanted=()):
         place = (here, frame.f_code.co_name)
         if event == "return" and inside and place in wanted and result is not None:
             returned.setdefault(place, result)
-        if place == ("train.py", "train") and event == "call":
-            inside = True
-            files.add(here)
-        elif place == ("session/checkpoints.py", "step_done") and event == "return":
-            inside = False                                   # the second batch, which is saved
-        elif inside and here is not None and event == "call":
+        if place == ("train.py", "train") and event in ("call", "return"):
+            inside = event == "call"
+        if inside and here is not None and event == "call":
             count(frame, here)
 
     def count(frame, here):
@@ -58,8 +55,8 @@ def trace(flags, wanted=()):
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         sys.setprofile(hook)
         try:
-            train.main([*TINY, "--steps", "2", "--save_steps", "0", "--output_dir",
-                        os.path.join(folder, "run"), *flags])
+            train.main([*TINY, "--steps", "1", "--output_dir", os.path.join(folder, "run"),
+                        *flags])
         finally:
             sys.setprofile(None)
     from_train = {edge[2:] for edge in edges if edge[0] == "train.py"}

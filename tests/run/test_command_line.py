@@ -97,7 +97,7 @@ def test_the_folder_of_a_run_is_no_checkpoint_but_has_one(run):
     new = "--dataset_name rows.jsonl --verifier exact --output_dir next"
     for folder in ("runs/gspo", "runs/gspo/checkpoints"):
         for main, words in ((train.main, new), (eval.main, "passk --device cpu")):
-            assert ("it is the folder of a run; its checkpoint is runs/gspo/checkpoints/step_1"
+            assert ("it is the folder of a run; its checkpoints: runs/gspo/checkpoints/step_1"
                     ) in run.refused(f"{words} --model_name_or_path {folder}", main=main)
 
 
