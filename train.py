@@ -54,7 +54,7 @@ from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores
 from routes import Pass, router_shift
 from session.errors import errors_in_one_line
-from session.learner import forced
+from session.learner import forced, overflowed
 from session.lifecycle import run_training
 
 
@@ -255,9 +255,7 @@ def optimizer_step(learner, stats, max_grad_norm):
     values = torch.stack([x.to(norm.device, learner.widest) for x in stats.values()])
     stats = dict(zip(stats, values.tolist()))    # the only synchronization with the GPU
     stats["skipped"] = not math.isfinite(stats["grad_norm"] + stats["loss"])
-    # only the scale of the loss left float16's range: the scaler lowers it
-    stats["overflow"] = (stats["skipped"] and scaler.is_enabled() and math.isfinite(stats["loss"])
-                         and scaler.get_scale() > 1)
+    stats["overflow"] = stats["skipped"] and overflowed(scaler, stats)
     stats["empty"] = stats["tokens"] == 0
     if not stats["skipped"] and not stats["empty"]:
         learner.optimizer.step()

@@ -159,6 +159,11 @@ def make_schedule(settings, optimizer, head_start=0):
     return torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
+def overflowed(scaler, stats):
+    """Whether a gradient left float16's range only by its scale, which the scaler then lowers."""
+    return scaler.is_enabled() and math.isfinite(stats["loss"]) and scaler.get_scale() > 1
+
+
 def forced(policy, rollout):
     """`with forced(policy, rollout):` the routers take the experts that the rollout carries
     (features/routing_replay.py); if it carries none, they choose by themselves."""

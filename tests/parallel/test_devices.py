@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe
-import train
 from features.sampler_format import find_sampler_format
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
@@ -128,7 +127,7 @@ def test_a_gradient_beyond_float16_lowers_the_scale_and_is_no_bad_batch(more, ru
 def test_what_no_scale_cures_is_a_bad_batch(scale, loss, cured):
     scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     scaler.scale(torch.zeros(()))                            # makes its scale when first used
-    assert train.overflowed(scaler, {"loss": loss}) == cured
+    assert learner.overflowed(scaler, {"loss": loss}) == cured
 
 
 def test_a_sampler_that_overflows_says_so(run, cold_start):

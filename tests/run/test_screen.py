@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import eval
+import train
 from session import metrics as records_of
 from tiny_run import read_json, write
 
@@ -110,7 +111,9 @@ def test_the_seconds_that_are_left_are_those_of_the_batches_of_this_run(run, mon
     run()
     capsys.readouterr()
     ticks = itertools.count()
-    monkeypatch.setattr(records_of, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(records_of, "time", clock)
+    monkeypatch.setattr(train, "time", clock)
     run("--resume --steps 4")
     left = re.findall(r"(\d+) s left", capsys.readouterr().out)
     assert left == [str(5 * 2), str(10 // 2), "0"]
