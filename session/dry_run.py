@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 
 from plumbing.data.task import describe_prompt
-from session import memory, screen
+from rollout import Rollout
+from session import screen
 from session.metrics import NEVER_RIGHT, rollout_metrics
 
 EVALUATED = 64      # held-out prompts, at most
@@ -33,7 +34,7 @@ def print_estimate(settings, learner, task, train, held_out, began):
     if scores:
         screen.print_once(f"{few.eval_prompts} held-out prompts before training: "
                           f"{screen.format_scores(scores)}")
-    screen.print_once(peak_memory(learner, task))
+    screen.print_once(peak_memory(learner, task, first.batch.rollout))
     screen.print_once(duration(settings, loaded - began, trained - evaluated,
                                (evaluated - loaded) * evaluated_by_run / few.eval_prompts))
     screen.print_once("dry run: no folder is left; leave out --dry_run to train")
@@ -75,15 +76,16 @@ def transcript(batch, tokenizer, task, advantage):
     return "\n".join(lines)
 
 
-def peak_memory(learner, task):
-    """The line about the memory that the longest update took, in GiB. On a GPU it has been tried
-    before; Windows does not tell what a process took at most."""
+def peak_memory(learner, task, rollout):
+    """The line about the memory that the longest update took, in GiB. Windows does not tell what a
+    process took at most."""
     rows = learner.rows_per_pass()
-    longest = f"{rows} responses of {task.max_completion_length} tokens in a pass"
-    if learner.policy.device.type == "cuda":
+    T = task.max_completion_length
+    pass_with_longest_responses(learner, rollout.rows(0, rows), T)
+    longest = f"{rows} responses of {T} tokens in a pass"
+    if learner.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2 ** 30
         return f"peak memory of the longest update, {longest}: {peak:.1f} GiB allocated"
-    memory.try_longest(learner, task)
     try:
         import resource
     except ImportError:
@@ -91,6 +93,20 @@ def peak_memory(learner, task):
     unit = 1 if sys.platform == "darwin" else 1024           # of ru_maxrss, in bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2 ** 30
     return f"peak memory of the longest update, {longest}: {peak:.1f} GiB resident"
+
+
+def pass_with_longest_responses(learner, rollout, T):
+    """Forward and backward of T random tokens after the prompts of a rollout, beside the gradients
+    and moments of the update before."""
+    ids = torch.randint(learner.policy.config.vocab_size, (len(rollout.mask), T),
+                        device=learner.device)                                      # [b, T]
+    mask = torch.ones_like(ids, dtype=torch.bool)                                   # [b, T]
+    longest = Rollout(rollout.prompt_ids, rollout.prompt_mask, ids, mask, mask.float(),
+                      rollout.truncated, rollout.texts, rollout.group_size)
+    new = learner.response_logp(longest, temperature=learner.settings.temperature,
+                                **learner.update_options)
+    outputs = (new.logp, new.entropy, getattr(new, "values", None))                 # [b, T] each
+    sum(x.sum() for x in outputs if x is not None and x.requires_grad).backward()
 
 
 def duration(settings, start, batch, evaluation):

@@ -3,12 +3,13 @@
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import fields
 
 import torch
 
 from plumbing.parallel import processes
 from session.arguments import parse
-from session.memory import out_of_memory
+from session.checks import is_met
 
 
 @contextmanager
@@ -33,6 +34,22 @@ def errors_in_one_line(argv):
     except KeyboardInterrupt as error:
         sys.stderr.write("\n")  # below the terminal's ^C
         exit_with(130, str(error) or "stopped before the run began; nothing was saved")
+
+
+def out_of_memory(settings):
+    """The message after an out-of-memory error, which names the flags to change. Flags that save
+    or take memory have `saves_memory` or `takes_memory` in their metadata."""
+    more = [f"--{f.name}" for f in fields(settings)
+            if f.metadata.get("saves_memory") and not getattr(settings, f.name)]
+    more += ["--optim adamw_8bit"] if settings.optim.startswith("adamw_torch") else []
+    taking = [f"--{f.name}, " for f in fields(settings)
+              if is_met(settings, f.metadata.get("takes_memory", ""))]
+    return ("out of GPU memory: lower --micro_batch_size (now "
+            f"{settings.micro_batch_size or 'the whole mini-batch'}), --max_completion_length, "
+            f"{''.join(taking)}--prompts_per_step (now {settings.prompts_per_step}) or "
+            f"--eval_prompts (now {settings.eval_prompts})"
+            + (f", or add {' or '.join(more)}" if more else "")
+            + "; --dry_run tries the longest responses")
 
 
 def exit_with(code, message):

@@ -6,7 +6,7 @@ from plumbing.data import tasks
 from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
-from session import checkpoints, dry_run, folder as folders, memory, screen
+from session import checkpoints, dry_run, folder as folders, screen
 from session.learner import make_learner
 from session.metrics import Recorder
 
@@ -30,8 +30,6 @@ def run_training(settings, task, device, train, held_out):
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
         screen.print_once(checkpoints.describe_plan(learner))
-        if device.type == "cuda":
-            memory.try_longest(learner, task)
         if settings.dry_run:
             return dry_run.print_estimate(settings, learner, task, train, held_out, began)
         if not saved:

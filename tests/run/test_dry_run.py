@@ -6,10 +6,14 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+import torch
 
 import train
-from session import dry_run
-from tiny_run import SUMS, flags, jsonl, read_json, write
+from plumbing.model.actor import Actor
+from session import dry_run, errors
+from session.arguments import Settings
+from tiny_run import SUMS, flags, jsonl, read_json, slow, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +49,31 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
     assert 0.1 < float(memory[1]) < 8
     assert re.search(r"about [\d.]+ min: [\d.]+ s to start, 3 batches of [\d.]+ s, 4 evaluations ",
                      said)
+
+
+@pytest.mark.parametrize("line, rows", [
+    ("", 8), ("--micro_batch_size 2", 2),
+    slow("--algorithm ppo --bf16 true", 8), slow("--algorithm rspo --entropy_coef 0.01", 8)])
+def test_the_longest_responses_are_tried_at_the_end(line, rows, run, capsys, calls):
+    run()                                                    # the supervised warm-up is cached
+    passes = calls(Actor, "forward")
+    dry(capsys, *flags("--steps", "3", *line.split()))
+    (_, rollout), _, _ = passes[-1]
+    assert rollout.response_ids.shape == (rows, 5) and rollout.mask.all()
+
+
+def test_what_does_not_fit_names_the_flags_to_change_and_leaves_no_folder(run, monkeypatch):
+    pytest.importorskip("peft")
+
+    def full(learner, rollout, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    monkeypatch.setattr(Actor, "forward", full)
+    assert run.refused("--steps 1 --use_peft --output_dir run") == (
+        "train.py: out of GPU memory: lower --micro_batch_size (now the whole mini-batch), "
+        "--max_completion_length, --prompts_per_step (now 4) or --eval_prompts (now 256), or add "
+        "--gradient_checkpointing or --load_in_4bit or --optim adamw_8bit; --dry_run tries the "
+        "longest responses\n")
+    assert ", --vllm_gpu_memory_utilization, " in errors.out_of_memory(Settings(sampler="vllm"))
 
 
 def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
