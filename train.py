@@ -225,7 +225,7 @@ def update(settings, learner, mini):
         terms = {name: term.detach() for name, term in terms.items()}
         done.append(stats | terms | {"loss": loss.detach()})
     stats = combine_stats(learner.gather(done))
-    stats = stats if rest is None else zero_variance_groups.with_rest(learner, stats, rest)
+    stats = stats if rest is None else zero_variance_groups.with_rest(stats, rest)
     for before_step in learner.features.hooks["before_step"]:
         before_step(learner, mini)
     return optimizer_step(learner, stats, settings.max_grad_norm)

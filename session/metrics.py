@@ -72,18 +72,6 @@ def update_metrics(updates):
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
-def use_metrics(updates, uses):
-    """With --num_iterations: clip shares and spreads of the log-ratios, averaged over the updates
-    of the first and of the last use of the mini-batches; {} if each is used once."""
-    if uses == 1:
-        return {}
-    size = len(updates) // uses
-    parts = {"first": updates[:size], "last": updates[-size:]}
-    return {f"{name}_{which}_use": over_updates(name, part)
-            for name in ("clip_low", "clip_high", "log_w_var", "log_s_var")
-            for which, part in parts.items()}
-
-
 def over_updates(name, updates):
     """One statistic of a rollout batch, as update_metrics says."""
     how = STATISTICS.get(name)
@@ -150,7 +138,6 @@ def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
     return {"step": step, **rollout_metrics(batch, task, settings.advantage),
             **update_metrics(updates),
-            **use_metrics(updates, settings.num_iterations),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": masked_mean(new.entropy, mini.rollout.mask),
             "mismatch_kl": mismatch, **more,

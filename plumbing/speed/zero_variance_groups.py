@@ -7,9 +7,8 @@ from dataclasses import replace
 import torch
 
 from advantages import ADVANTAGES
-from losses import combine_stats, has_pull
+from losses import has_pull
 from plumbing.speed.rollouts import FastRollout
-from ratios import ratio_stats
 
 
 def can_be_skipped(settings, features, world):
@@ -45,16 +44,9 @@ def split(learner, mini):
     return mini.groups(torch.tensor(live)), rest
 
 
-def with_rest(learner, stats, rest):
+def with_rest(stats, rest):
     """The statistics of a whole mini-batch, from those of its live groups and the groups that were
-    left out. Nothing is clipped where A = 0. The log-ratios of the rest are computed, without a
-    gradient, only if mini-batches are used several times, because only then they are recorded for
-    every update (session/metrics.py: use_metrics)."""
+    left out: nothing is clipped where A = 0."""
     mask = rest.rollout.mask                                                        # [B, T]
     share = stats["tokens"] / (stats["tokens"] + mask.sum()).clamp(min=1)
-    stats = stats | {name: stats[name] * share for name in ("clip_low", "clip_high")}
-    if learner.settings.num_iterations == 1:
-        return stats
-    logp = learner.score(rest.rollout).logp                                         # [B, T]
-    ratios = ratio_stats(logp, rest.old_logp, mask)
-    return stats | combine_stats([{name: stats[name] for name in ratios}, ratios])
+    return stats | {name: stats[name] * share for name in ("clip_low", "clip_high")}

@@ -26,8 +26,6 @@ EQUAL = {
     "log_w_mean": 0, "log_w_var": 0, "log_s_mean": 0, "log_s_var": 0, "ratio_max": 1,
     "variance_factor": None, "equivalence_error": 0,
     "delta_h": lambda record, args: None if record["perplexity_old"] is None else 0,
-    **{f"{name}_{use}_use": 0 for name in ("clip_low", "clip_high", "log_w_var", "log_s_var")
-       for use in ("first", "last")},
     "log_s_noise": lambda record, args: record["log_s_noise"] if args.half else 0,
     "perplexity_new": lambda record, args: record["perplexity_old"],
     "clip_low": 0, "clip_high": 0, "clip_signal": 0,
