@@ -23,7 +23,7 @@ def run_training(settings, task, device, train, held_out):
         screen.print_once(screen.plan(settings, folder, task, device))
         policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
-        screen.print_once(screen.describe_unused_flags(settings, task, tokenizer))
+        screen.print_once(screen.describe_updates(settings))
         screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
                                               settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached

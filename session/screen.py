@@ -11,7 +11,7 @@ from features import FEATURES
 from session import checkpoints
 from session.arguments import find_code, format_flags
 from plumbing.model.adapters import find_base_model, is_adapter
-from plumbing.parallel.processes import rank, world
+from plumbing.parallel.processes import rank
 
 
 def print_once(text):
@@ -43,9 +43,9 @@ def plan(settings, folder, task, device):
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
-def describe_unused_flags(settings, task, tokenizer):
-    """Notes on flags that have no effect here, which a recipe may carry to another model or
-    machine, and on updates that nothing corrects; "" if there are none."""
+def describe_updates(settings):
+    """Notes on updates in which nothing can be clipped, or that nothing corrects; "" if there are
+    none."""
     notes = []
     clips = [name for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
              if name in settings.explicit_flags]
@@ -57,11 +57,6 @@ def describe_unused_flags(settings, task, tokenizer):
         notes.append(f"note: {settings.algorithm} has no importance ratio: nothing corrects the "
                      f"{settings.updates_per_batch} updates per rollout batch for the policy that "
                      "changes after the first")
-    if not settings.chat_template and not (task.chat and tokenizer.chat_template):
-        notes.append("note: --no_chat_template changes nothing: these prompts have no chat "
-                     "template")
-    if settings.shard and world() == 1:
-        notes.append("note: --shard changes nothing in one process; torchrun starts several")
     return "\n".join(notes)
 
 

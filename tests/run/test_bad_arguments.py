@@ -230,17 +230,6 @@ def test_defaults_presets_and_what_has_an_effect_are_accepted():
             pytest.fail(f"{given}: {error}")
 
 
-@pytest.mark.parametrize("flag, note", [
-    ("--no_chat_template",
-     "note: --no_chat_template changes nothing: these prompts have no chat template"),
-    ("--shard", "note: --shard changes nothing in one process; torchrun starts several")])
-def test_what_a_recipe_may_carry_is_noted(flag, note, run, cold_start, capsys):
-    model = f"--model_name_or_path {cold_start}"
-    for name, policy in (("own", model), ("built-in", "")):
-        run(f"{policy} {flag}", folder=name)
-        assert capsys.readouterr().out.splitlines().count(note) == 1
-
-
 ONE_UPDATE = "--algorithm grpo --steps_per_generation 1 --num_iterations 1"
 
 
