@@ -223,16 +223,6 @@ def apply_optimizer_flags(learner):
     return note
 
 
-def describe_plan(learner):
-    """A line for the screen: how often the run saves, and how much. The size is that of the trained
-    weights and AdamW's two moments of each, in float32."""
-    size = 12 * sum(p.numel() for p in learner.actor.parameters() if p.requires_grad)
-    each = f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.2g} MB"
-    every = learner.settings.save_steps
-    return (f"checkpoints of about {each}: after "
-            f"{f'every {every} rollout batches and after ' if every else ''}the last batch")
-
-
 def stop_on_signals(learner):
     """After Ctrl-C or SIGTERM the run completes its rollout batch and saves; a second signal stops
     it immediately. Returns a function: whether any process of the run has received a signal."""

@@ -29,7 +29,6 @@ def run_training(settings, task, device, train, held_out):
         checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached
         progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
-        screen.print_once(checkpoints.describe_plan(learner))
         if settings.dry_run:
             return dry_run.print_estimate(settings, learner, task, train, held_out, began)
         if not saved:
