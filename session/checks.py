@@ -140,9 +140,6 @@ def check_combinations(settings):
         ("scale_rewards", "scale_rewards" in settings.explicit_flags and "scale" not in reads,
          f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
          "out"),
-        ("reward_weights", rescales(settings, reads),
-         "multiplies every reward by the same number, and "
-         f"--scale_rewards {settings.scale_rewards} divides by it again: leave it out"),
         ("stop", "" in settings.stop, "must not be empty: give the text that ends a response"),
         ("chat_template_kwargs", RESERVED & settings.chat_template_kwargs.keys(),
          "names an argument of apply_chat_template that train.py sets; give variables of the "
@@ -197,16 +194,6 @@ def is_user_file(name):
     """Whether FILE.py:NAME names a file that exists."""
     path = name.rpartition(":")[0]
     return path.endswith(".py") and Path(path).is_file()
-
-
-def rescales(settings, reads):
-    """Whether --reward_weights only multiplies all rewards by one number, which the advantages
-    divide by again."""
-    weights = settings.reward_weights
-    shaped = any(getattr(settings, name, 0) for name in ("overlong_cache", "use_kl_in_reward"))
-    divided = "scale" in reads and settings.scale_rewards != "none"
-    return weights and min(weights) == max(weights) != 1 and min(weights) > 0 and (
-        divided and not shaped)
 
 
 def describe_error(error):

@@ -112,8 +112,6 @@ REFUSED = {
     "--algorithm dapo --scale_rewards mean": "--overlong_cache 0.2 … --scale_rewards group",
     f"{DATA} --algorithm maxrl --reward_weights -1":
         "--reward_weights … below 0 … --scale_rewards mean",
-    f"{DATA} --reward_weights 2": f"--reward_weights 2.0 {SAME}",
-    f"{DATA} --verifier exact mine.py:f --reward_weights 2 2": f"--reward_weights 2.0 2.0 {SAME}",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
     "--algorithm ppo --old_logp sampler": "--old_logp sampler … gae",
