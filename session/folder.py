@@ -17,7 +17,6 @@ import transformers
 from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import find_base_model, is_adapter
-from plumbing.model.cold_start import CACHE
 from plumbing.model.policy import explain_missing
 from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
 from session.arguments import (CALL_FLAGS, find_code, flags, format_flags, format_value,
@@ -125,22 +124,17 @@ def check_replaceable(settings, folder, is_run):
 
 
 def list_paths_read(settings):
-    """(name of a flag, its text, path) of all that a run with these flags reads: checkpoints
-    and their bases, the warm-up, data, FILE.py:NAME, @FILE. Flags whose text never names a
-    file (`text`, `choices`) are left out."""
-    if not settings.model_name_or_path:
-        yield "model_name_or_path", "(none: the built-in policy)", CACHE
+    """(name of a flag, its text, path) of all that a run with these flags may read: checkpoints
+    and their bases, data, FILE.py:NAME, @FILE. Flags whose text never names a file (`text`,
+    `choices`) are left out."""
     for f in flags():
         value = getattr(settings, f.name)
-        texts = value if isinstance(value, list) else [value]
-        for text in () if f.metadata.keys() & {"text", "choices"} else texts:
-            if not isinstance(text, str):
-                continue
-            for path in (text, text.removeprefix("@"), text.rpartition(":")[0]):
-                if path and os.path.exists(path):
-                    yield f.name, text, Path(path)
-            if is_adapter(text):
-                yield f.name, text, Path(find_base_model(text))
+        texts = [] if f.metadata.keys() & {"text", "choices"} else value
+        for text in texts if isinstance(texts, list) else [texts]:
+            if isinstance(text, str):
+                yield f.name, text, Path(text.removeprefix("@"))
+                if is_adapter(text):
+                    yield f.name, text, Path(find_base_model(text))
 
 
 def list_files(folder):
