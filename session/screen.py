@@ -10,7 +10,6 @@ import shlex
 from features import FEATURES
 from session import checkpoints
 from session.arguments import find_code, format_flags
-from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.parallel.processes import rank
 
 
@@ -163,12 +162,8 @@ def format_example(one):
 
 
 def format_next_command(settings, folder, task):
-    """The last line of a run: how to ask the checkpoint, or to load adapters elsewhere."""
+    """The last line of a run: how to ask the checkpoint."""
     checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
-    if settings.model_name_or_path and is_adapter(checkpoint):
-        base = find_base_model(checkpoint)
-        return (f"load: base = AutoModelForCausalLM.from_pretrained({base!r}); "
-                f"model = PeftModel.from_pretrained(base, {checkpoint!r})")
     code = format_flags(find_code(settings.explicit_flags))
     lines = task.test[0].prompt.strip().splitlines()
     prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"

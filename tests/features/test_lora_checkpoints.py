@@ -121,14 +121,6 @@ def test_the_lines_of_the_page_make_a_plain_checkpoint(name, ends):
     assert not Path("runs/notes/merged/adapter_config.json").exists()
 
 
-def test_the_last_line_of_a_run_loads_its_adapters(ends, capsys):
-    _, final = ends("untied", "run")
-    line = capsys.readouterr().out.splitlines()[-1]
-    there = dict(AutoModelForCausalLM=AutoModelForCausalLM, PeftModel=peft.PeftModel)
-    exec(line.removeprefix("load: "), there)
-    close(there["model"](input_ids=IDS).logits, final)
-
-
 @pytest.mark.parametrize("modules", ["lm_head", "embed_tokens", "lm_head embed_tokens"])
 def test_an_adapter_of_a_tied_matrix_changes_one_of_its_two_uses(modules):
     args = parse(flags("--model_name_or_path", "tied", *LORA.split(), "--lora_target_modules",
