@@ -132,8 +132,8 @@ class Saver:
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
-        that --resume may change hold from now on. Returns a note about the learning rate, or "".
-        Raises ValueError if the state does not belong to this run."""
+        that --resume may change hold from now on. Raises ValueError if the state does not belong to this
+        run."""
         learner = self.learner
         state = load_state_file(folder)
         if state["step"] > learner.settings.steps:
@@ -158,10 +158,9 @@ class Saver:
                              "start a new run") from None
         self.step = state["step"]
         self.progress.update(state["progress"])
-        note = apply_optimizer_flags(learner)
+        apply_optimizer_flags(learner)
         set_rng_state(state["random"])
         self.take_snapshot(self.step)
-        return note
 
     def __enter__(self):
         return self
@@ -206,21 +205,15 @@ def load_optimizer(learner, state):
 
 def apply_optimizer_flags(learner):
     """After the optimizer and its schedule are restored, with the rates of the run so far: set
-    those of the flags, as in a run that had these flags from the beginning. Returns a note if the
-    learning rate of the next update is another one."""
+    those of the flags, as in a run that had these flags from the beginning."""
     settings = learner.settings
     optimizer = learner.optimizer
     schedule = learner.schedule
     schedule.base_lrs = [settings.learning_rate] * len(optimizer.param_groups)
-    note = ""
     for group, share in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
-        before = group["lr"]
         group["initial_lr"] = settings.learning_rate
         group["lr"] = settings.learning_rate * share(schedule.last_epoch)
         group["weight_decay"] = settings.weight_decay
-        if group["lr"] != before:
-            note = f"learning rate of the next update: {group['lr']:.2e}, was {before:.2e}"
-    return note
 
 
 def stop_on_signals(learner):

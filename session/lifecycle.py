@@ -35,10 +35,12 @@ def run_training(settings, task, device, train, held_out):
             progress["before"] = held_out(settings, learner.actor, tokenizer, task)
         # saves the last complete batch if an error ends the next
         with checkpoints.Saver(folder, learner, progress, task) as saver:
-            note = saver.restore(saved) if saved else screen.format_first_scores(
-                progress["before"], time.perf_counter() - began)
+            if saved:
+                saver.restore(saved)
             screen.print_once(folders.begin_run(settings, folder, task, saver.step))
-            screen.print_once(note)
+            if not saved:
+                screen.print_once(screen.format_first_scores(progress["before"],
+                                                             time.perf_counter() - began))
             recorder = Recorder(folder, task, learner, progress, saver.step)
             train(settings, learner, task, recorder, saver)
         if saver.step < settings.steps:
