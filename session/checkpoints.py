@@ -141,11 +141,6 @@ class Saver:
         if state.get("prompts", self.prompts) != self.prompts:
             raise ValueError(f"--resume: the training prompts are not those of {folder}: put them "
                              "back, or start a new run")
-        critic = {name for name in learner.actor.state_dict() if name.startswith("critic.")}
-        if critic != state["critic"].keys():
-            raise ValueError(f"--resume: {folder} was trained {'without' if critic else 'with'} a "
-                             f"critic, and --advantage {learner.settings.advantage} needs "
-                             f"{'one' if critic else 'none'}; leave it out, or start a new run")
         try:
             load_optimizer(learner, state)
             learner.schedule.load_state_dict(state["schedule"])
@@ -153,7 +148,7 @@ class Saver:
             if state.get("scaler"):                          # {} without --fp16
                 learner.scaler.load_state_dict(state["scaler"])
             learner.features.load_state_dict(state.get("features", {}))
-        except (KeyError, RuntimeError) as error:
+        except (KeyError, RuntimeError, ValueError) as error:     # a critic more or less
             raise ValueError(f"--resume: the state of {folder} does not fit these flags ({error}); "
                              "start a new run") from None
         self.step = state["step"]

@@ -218,7 +218,7 @@ def test_what_the_saved_state_depends_on_is_refused(run):
             "--steps_per_generation 1": "steps_per_generation", "--use_peft": "use_peft was false",
             "--num_iterations 2": "num_iterations", "--model_name_or_path x": "model_name_or_path",
             "--min_terms 2": "the training prompts are not those of run/checkpoints/step_2",
-            "--algorithm ppo": "was trained without a critic, and --advantage gae needs one",
+            "--algorithm ppo": "the state of run/checkpoints/step_2 does not fit these flags (",
             "--steps 1": "--steps 1: run/checkpoints/step_2 has more"}.items():
         assert words in run.refused(f"--output_dir run --resume {line}")
 
