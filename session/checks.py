@@ -243,16 +243,10 @@ def check_loss(settings):
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
     try:
-        loss, stats = policy_loss(
+        _, stats = policy_loss(
             settings.row, logp, -one, torch.tensor([1.0, -1.0]), one.bool(), weights=one,
             epsilon=settings.epsilon, epsilon_high=settings.epsilon_high,
             router_shift=one if settings.router_shift else None)
         combine_stats([stats])
     except Exception as error:                               # whatever an own row or clip raises
         raise ValueError(f"--algorithm {settings.algorithm}: {describe_error(error)}") from error
-    if not loss.requires_grad:
-        raise ValueError(f"--algorithm {settings.algorithm}: its loss has no gradient: fix its "
-                         "ratio or its clip in losses.py")
-    if not loss.isfinite():
-        raise ValueError(f"--algorithm {settings.algorithm}: its loss of two responses is not "
-                         "finite: fix its row or its clip in losses.py")
