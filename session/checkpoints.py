@@ -132,8 +132,8 @@ class Saver:
 
     def restore(self, folder):
         """Restore the state of a checkpoint, from which the policy itself was loaded before. Flags
-        that --resume may change hold from now on. Raises ValueError if the state does not belong to this
-        run."""
+        that --resume may change hold from now on. Raises ValueError if the state does not belong to
+        this run."""
         learner = self.learner
         state = load_state_file(folder)
         if state["step"] > learner.settings.steps:

@@ -6,7 +6,6 @@
 
 import itertools
 import json
-import os
 import platform
 import shutil
 from contextlib import contextmanager, suppress

@@ -60,8 +60,6 @@ OWN_DATA = ("needs --dataset_name or --environment: the built-in task has its ow
 OWN_MODEL = ("cannot be combined with --model_name_or_path m: a checkpoint has its own shape and "
              "no supervised warm-up")
 OWN_SUMS = "cannot be combined with --dataset_name rows.jsonl: it describes the built-in sums"
-SAME = ("multiplies every reward by the same number, and --scale_rewards group divides by it "
-        "again: leave it out")
 BOUNDS = "--mismatch_mask_bounds … two numbers"
 # flags: what the line says, with … where something is left out
 REFUSED = {
