@@ -18,7 +18,6 @@ from advantages import ADVANTAGES, INPUTS, check_row, estimate_advantages
 from features import FEATURES
 from features.feature import Feature, refuse
 from losses import OBJECTIVES, validate_choice, combine_stats, policy_loss
-from plumbing.data.task import RESERVED
 from plumbing.parallel.devices import find_device_type
 
 
@@ -141,9 +140,6 @@ def check_combinations(settings):
          f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
          "out"),
         ("stop", "" in settings.stop, "must not be empty: give the text that ends a response"),
-        ("chat_template_kwargs", RESERVED & settings.chat_template_kwargs.keys(),
-         "names an argument of apply_chat_template that train.py sets; give variables of the "
-         "template"),
         ("columns", len(settings.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
         ("advantage", per_token and not objective.per_token,

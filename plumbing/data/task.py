@@ -19,12 +19,6 @@ from plumbing.parallel import processes
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
 
-# Arguments of transformers' apply_chat_template, which are not variables of a template.
-RESERVED = {"conversation", "messages", "chat_template", "add_generation_prompt", "tokenize",
-            "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
-            "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
-
-
 @dataclass
 class Task:
     name: str

@@ -481,9 +481,8 @@ def test_rows_as_verl_has_them(conversations, run, capsys, calls):
                "--trust_run_code"])
     texts = {conversations.decode(ids) for _, _, ids in prompts}
     assert any("1,2+1=+7" in text for text in texts) and any("2=1+2=+7" in text for text in texts)
-    for value, words in (("[1]", "is not a JSON object like"), ("no", "is not a JSON object like"),
-                         ('{"tokenize": false}', "names an argument of apply_chat_template")):
-        assert words in run.refused(TALK + "--chat_template_kwargs", value)
+    for value in ("[1]", "no"):
+        assert "is not a JSON object like" in run.refused(TALK + "--chat_template_kwargs", value)
 
 
 trl_rewards = importlib.import_module("trl.rewards") if importlib.util.find_spec("trl") else None
