@@ -62,7 +62,7 @@ def cut_records(path, step):
 
 
 @contextmanager
-def name_file_in_errors(path, more=""):
+def name_file_in_errors(path):
     """Turn an error while writing (disk full, no permission) into one OSError that names the file
     and the free space: of a full disk torch.save says only "unexpected pos"."""
     try:
@@ -71,7 +71,7 @@ def name_file_in_errors(path, more=""):
         there = next(folder for folder in path.parents if folder.exists())
         free = f"{shutil.disk_usage(there).free / 1e6:,.0f} MB are free there"
         reason = " ".join(str(error).split())
-        raise OSError(f"{path}{more} could not be written: {reason} ({free})") from error
+        raise OSError(f"{path} could not be written: {reason} ({free})") from error
 
 
 # ---------------------------------------------------------------------------------- checkpoints
@@ -236,9 +236,8 @@ def save(run, policy, tokenizer, state):
     state["step"] is N."""
     folder = run / "checkpoints" / f"step_{state['step']}"
     partial = folder.with_name(f".partial-{folder.name}")
-    last = next((path.name for _, path in list_checkpoints(run)[::-1]), "none")
     try:
-        with name_file_in_errors(folder, f" (the last complete checkpoint is {last})"):
+        with name_file_in_errors(folder):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             policy.save_pretrained(partial)

@@ -94,14 +94,10 @@ def check_folder(settings):
     if settings.output_dir is None:
         return find_free_name(settings.algorithm)
     folder = Path(settings.output_dir)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--output_dir {folder} is a file: give the name of a folder")
     is_run = bool(read_run_config(folder))
     if settings.resume and not is_run:
-        saved = list_checkpoints(folder)
-        start = f"start from {saved[-1][1]} (--model_name_or_path) " if saved else ""
-        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
-                         f"{start}or leave out --resume to start a run in another --output_dir")
+        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, or "
+                         "start from one of its checkpoints (--model_name_or_path)")
     if list_files(folder) and not settings.resume:
         check_replaceable(settings, folder, is_run)
     return folder

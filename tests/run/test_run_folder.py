@@ -134,7 +134,7 @@ def test_code_that_is_typed_again_or_trusted_is_run(own, run, first, capsys):
 def test_a_damaged_config_sends_nobody_in_a_circle(text, finished, run):
     config = Path("run/config.json")
     config.unlink() if text is None else write(config, text)
-    assert f"put it back, start from {NEWEST} (--model_name_or_path)" in run.refused(RESUME)
+    assert "put it back, or start from one of its checkpoints" in run.refused(RESUME)
     assert "--resume" not in run.refused("--output_dir run")
 
 
