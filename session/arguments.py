@@ -561,8 +561,6 @@ def format_value(value):
     if isinstance(value, dict):
         return shlex.quote(json.dumps(value))
     text = str(value).lower() if isinstance(value, bool) else str(value)
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        text = f"{value:g}"
     return shlex.quote(text.replace("\n", "\\n"))           # a line break, as it was typed
 
 
