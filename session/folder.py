@@ -96,8 +96,8 @@ def check_folder(settings):
     folder = Path(settings.output_dir)
     is_run = bool(read_run_config(folder))
     if settings.resume and not is_run:
-        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, or "
-                         "start from one of its checkpoints (--model_name_or_path)")
+        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
+                         "or start from one of its checkpoints (--model_name_or_path)")
     if list_files(folder) and not settings.resume:
         check_replaceable(settings, folder, is_run)
     return folder
