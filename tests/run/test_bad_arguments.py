@@ -177,7 +177,7 @@ REFUSED = {
         "--resume … --overwrite_output_dir",
     "--resume --output_dir gone": "gone has no readable config.json",
     "--resume --output_dir empty": "empty has no readable config.json",
-    "--output_dir file": "--output_dir file is a file",
+    "--output_dir file": "File exists",
     "--output_dir file/below": "file/below",
     "--output_dir work": "--output_dir work is not empty",
     "--output_dir work --overwrite_output_dir": "nothing in it is replaced",
