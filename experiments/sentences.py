@@ -49,7 +49,7 @@ turn gets {lesson game last turn}.
 
 In a default run {lesson flipped share} of the tokens have a flip in some layer. They move {lesson
 flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
-moved elsewhere}), in all
+moved elsewhere}); only
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
@@ -69,7 +69,7 @@ per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {tur
 won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain
 is larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
 
-its range by {length: LUSPO ends longer than GSPO with its range} tokens; that GSPO shortens
+clip range, by {length: LUSPO ends longer than GSPO with its range} tokens; that GSPO shortens
 responses is undecided ({length: GSPO ends shorter than it began}); pass@1
 
 Of {members} members, each at its best, `dapo_paper` has the highest mean:
@@ -129,7 +129,7 @@ at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
 
-GSPO is {deep_edge: GSPO is ahead of GRPO} from it, its best rate, {chosen deep_edge: GSPO}, the
+GSPO is {deep_edge: GSPO is ahead of GRPO} from it; its best rate, {chosen deep_edge: GSPO}, is the
 largest
 
 at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
