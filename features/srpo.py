@@ -7,15 +7,13 @@
 """
 
 import itertools
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from advantages import not_all_correct
 from features.feature import Feature, flag, refuse
 from plumbing.data.stream import PromptStream
-from plumbing.data.task import Task
 
 
 @dataclass(frozen=True)
@@ -143,50 +141,19 @@ class Stages(PromptStream):
 
 
 def join(first, second):
-    """Join two tasks into one task with two sources.
-
-    The components of the rewards are joined by their position, because a response is right if its
-    first component is 1, whatever its name. A source that has fewer components has NaN for the
-    others. Held-out problems of the two sources alternate, so that an evaluation of the first few
-    has both.
-    """
-    if first.chat != second.chat:
-        raise ValueError(f"{first.name} and {second.name}: only one of them uses the chat "
-                         "template; both must, or neither")
+    """Join two tasks, made with the same flags, into one task with two sources. The reward
+    functions of the first score both. Held-out problems of the two sources alternate, so that an
+    evaluation of the first few has both."""
     held_out = {(p.prompt, p.earlier) for p in first.test + second.test}
     sources = [[p for p in task.train if (p.prompt, p.earlier) not in held_out]
                for task in (first, second)]
     if not all(sources):
         raise ValueError(f"{first.name} and {second.name}: no train problem of one is left that is "
                          "not in the other's test split")
-    theirs = set(second.train + second.test)
-    pairs = itertools.zip_longest(first.component_names, second.component_names)
-    names = [" or ".join(dict.fromkeys(filter(None, pair))) for pair in pairs]
-
-    def verify(response, problem):
-        return both.total(both.reward_components([response], [problem])).item()
-
-    def components(texts, problems, ids):
-        merged = [None] * len(texts)
-        for task in (first, second):
-            own = [i for i, p in enumerate(problems) if (p in theirs) == (task is second)]
-            if own:
-                some = [texts[i] for i in own], [problems[i] for i in own]
-                scores = task.components(*some, ids and [ids[i] for i in own])
-                for i, score in zip(own, scores):
-                    values = [score.get(name, 0.0) for name in task.component_names]
-                    merged[i] = dict(itertools.zip_longest(names, values, fillvalue=math.nan))
-        return merged
-
+    for function in second.reward_functions:
+        function.close()
     alternating = itertools.zip_longest(first.test, second.test)
-    test = [problem for pair in alternating for problem in pair if problem is not None]
-    both = Task(f"{first.name} + {second.name}", sources[0] + sources[1], test,
-                verify, tuple(dict.fromkeys(first.stop + second.stop)), first.chat,
-                sizes=tuple(map(len, sources)),
-                notes=list(dict.fromkeys(first.notes + second.notes)), components=components,
-                names=names, reward_functions=first.reward_functions + second.reward_functions,
-                reward_weights=first.reward_weights,
-                bounded=first.bounded and second.bounded,
-                system_prompt=first.system_prompt, prompt_template=first.prompt_template,
-                chat_template_kwargs=first.chat_template_kwargs)
-    return both
+    return replace(first, name=f"{first.name} + {second.name}", train=sources[0] + sources[1],
+                   test=[p for pair in alternating for p in pair if p is not None],
+                   sizes=tuple(map(len, sources)),
+                   notes=list(dict.fromkeys(first.notes + second.notes)))

@@ -35,7 +35,6 @@ class Task:
     notes: list = field(default_factory=list)    # messages for the user about loading
     reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
     components: Callable | None = None   # (responses, problems, token ids) -> [{name: number}]
-    names: list = field(default_factory=list)    # of the components; []: those of the functions
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
     bounded: bool = False        # every component of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
@@ -60,7 +59,7 @@ class Task:
         """The names of the K components of the reward. A response is right if the first is 1."""
         names = ["return"] * self.played
         names += [name for f in self.reward_functions for name in f.names or [f.name]]
-        return self.names or list(dict.fromkeys(names)) or ["correct"]
+        return list(dict.fromkeys(names)) or ["correct"]
 
     def weights(self, components):
         """The weights of the columns of components [B, K]. Columns that do not come from a reward

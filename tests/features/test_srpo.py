@@ -110,24 +110,19 @@ def another_start(workplace, monkeypatch):
     return "--cold_start_steps 3 "
 
 
-def test_two_joined_tasks_keep_their_sources_and_their_verifiers(workplace):
+def test_two_joined_tasks_keep_their_sources_and_share_their_reward_functions(workplace):
     write("mine.py", "def long(completions, prompts):\n"
                      "    return [len(p) for p in prompts]\n")
     for name in ("x", "yy"):
         jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
-    first = load_task("x.jsonl", verifier=["exact", "mine.py:long"], stop=("\n",))
-    second = load_task("yy.jsonl", verifier="mine.py:long", stop=("\n", "y"))
-    task = join(first, second)
-    assert task.sizes == (9, 9) and len(task.test) == 2 and task.stop == ("\n", "y")
+    task = join(*(load_task(f"{name}.jsonl", verifier=["exact", "mine.py:long"])
+                  for name in ("x", "yy")))
+    assert task.name == "x.jsonl + yy.jsonl" and task.sizes == (9, 9) and len(task.test) == 2
     assert [p.prompt[0] for p in task.test] == ["x", "y"], "in turns"
     assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
     assert [task.verify("b", p) for p in task.train] == [2] * 9 + [3] * 9
     problems = [task.train[0], task.train[-1], task.train[1]]
-    parts = task.reward_components(["a", "", "b"], problems)
-    assert task.component_names == ["exact or long", "long"]
-    assert parts[:, 0].tolist() == [1, 3, 0] and parts[:, 1].isnan().tolist() == [0, 1, 0]
-    assert [*task.reward_functions] == [*first.reward_functions, *second.reward_functions]
-    second.reward_functions[0].close()
+    assert task.reward_components(["a", "a", "b"], problems).tolist() == [[1, 2], [1, 3], [0, 2]]
 
 
 @pytest.mark.parametrize("begins, said", [("3", True), ("2", False)])
