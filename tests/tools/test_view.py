@@ -457,6 +457,20 @@ def test_the_page_fits_a_phone_and_a_desk_in_light_and_dark(page, browser, width
 
 
 @pytest.mark.slow
+def test_the_reward_of_a_turn_stands_uncut_above_its_last_token(page, show):
+    group = record()
+    group["turn_rewards"] = [[0.25] * len(row) for row in group["mask"]]
+    show([group])
+    labels = page.js("return [...document.querySelectorAll('.earned')].map(e => [e.textContent,"
+                     "e.parentElement.parentElement.id, "
+                     "getComputedStyle(e.parentElement).overflowX])")
+    ends = [f"token0-{i}-{t}" for i, row in enumerate(group["mask"]) for t, mine in enumerate(row)
+            if mine and not (row[t + 1:] or [0])[0]]
+    assert [place for _, place, _ in labels] == ends
+    assert {(text, cut) for text, _, cut in labels} == {("0.25", "visible")}
+
+
+@pytest.mark.slow
 def test_a_response_that_was_cut_off_has_no_s_and_a_token_names_its_kept_set(page, show):
     group = record()
     group["mask"][1] = [0] * len(group["mask"][1])
