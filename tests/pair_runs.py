@@ -21,7 +21,6 @@ import session.learner  # noqa: E402
 import train  # noqa: E402
 from plumbing.data import running_sum
 from plumbing.data import tasks  # noqa: E402
-from plumbing.model import cold_start  # noqa: E402
 from plumbing.parallel import processes  # noqa: E402
 
 made = functools.cache(running_sum.running_sum)
@@ -52,7 +51,7 @@ def run(folder, flags):
         return stats
     with (patch.object(train, "update", watched), patch.object(tasks, "running_sum", sums),
           patch.object(session.learner, "make_optimizer", descent),
-          patch.object(cold_start, "MUST_PASS", 0.0), redirect_stdout(out), redirect_stderr(out)):
+          redirect_stdout(out), redirect_stderr(out)):
         try:
             train.main([*flags, "--output_dir", str(folder)])
         except SystemExit as stop:

@@ -13,7 +13,6 @@ import torch
 from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
 from plumbing.data.tasks import load_task
-from plumbing.model import cold_start as cold
 from session.arguments import parse
 from tiny_run import TINY, jsonl, write
 
@@ -103,9 +102,8 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
 
 
 @pytest.fixture
-def another_start(workplace, monkeypatch):
+def another_start(workplace):
     """No cold start is there yet; three steps are enough for one."""
-    monkeypatch.setattr(cold, "MUST_PASS", 0.0)
     shutil.rmtree("runs/cold_start")
     return "--cold_start_steps 3 "
 

@@ -260,7 +260,6 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
     monkeypatch.setitem(QUESTIONS, "tiny", asked)
     for module in (run, judging, pictures):
         monkeypatch.setattr(module, "ROOT", workplace)
-    monkeypatch.setattr("plumbing.model.cold_start.MUST_PASS", 0.0)
     run.main("tiny --most 3 --folder here".split())
     printed = capsys.readouterr().out
     assert "16 missing (8 of them wait for a choice)" in printed

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 import train
-from plumbing.model import cold_start
 from session import checkpoints
 from tiny_run import TRAIN, differences, jsonl, metrics, python, write
 
@@ -63,7 +62,6 @@ def home(tmp_path_factory):
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        patch.setattr(cold_start, "MUST_PASS", 0.0)
         patch.setattr(train, "update", watching(train.update))
         train.main(words("--steps 1 --output_dir first"))
         shutil.copytree(next((home / "runs/cold_start").iterdir()), home / "model")
@@ -194,8 +192,7 @@ def test_a_cold_start_made_by_two_processes_is_whole(home):
     slow = changed(home, """
         import time
         from moe import TinyMoE
-        from plumbing.model import cold_start
-        cold_start.MUST_PASS, save = 0.0, TinyMoE.save_pretrained
+        save = TinyMoE.save_pretrained
         def saved(*args):
             time.sleep(3 * (os.environ["RANK"] == "0"))
             save(*args)

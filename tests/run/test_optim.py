@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import session.learner
-from plumbing.model import cold_start
 from session import checks
 from session.arguments import parse
 from tiny_run import differences, state
@@ -22,11 +21,9 @@ def dtypes(state):
     return {str(state.dtype)} if isinstance(state, torch.Tensor) else set()
 
 
-def test_a_run_with_moments_in_8_bits_resumes_exactly_and_is_no_other_optimizers(
-        run, monkeypatch):
+def test_a_run_with_moments_in_8_bits_resumes_exactly_and_is_no_other_optimizers(run):
     """Matrices of at least 4,096 numbers have them. torch's: tests/run/test_resume.py."""
     pytest.importorskip("bitsandbytes")
-    monkeypatch.setattr(cold_start, "MUST_PASS", 0.0)
     run(f"{WIDE} --optim adamw_8bit", folder="whole")
     shutil.copytree("whole", "run")
     shutil.rmtree("run/checkpoints/step_3")

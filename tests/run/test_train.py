@@ -15,7 +15,6 @@ import models
 import train
 from losses import OBJECTIVES
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.model import cold_start as warm_up
 from plumbing.model.actor import Actor
 from session.arguments import ALGORITHMS, CALL_FLAGS, flags
 from rollout import sample
@@ -54,8 +53,7 @@ def test_script_from_prompt_to_summary(workplace, capfd):
 # ------------------------------------------------------------------------------- every algorithm
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_takes_two_steps(algorithm, run, cold_start, monkeypatch):
-    monkeypatch.setattr(warm_up, "MUST_PASS", 0.0)
+def test_every_algorithm_takes_two_steps(algorithm, run, cold_start):
     more = "--stage2_step 1 --cold_start_steps 60" if algorithm == "srpo" else ""
     run(f"--algorithm {algorithm} --steps 2 --warmup_steps 1 {more}")
     records = read_json("run/metrics.jsonl")
@@ -130,9 +128,8 @@ def test_samples_are_real_responses(run):
         assert sampled["reward"] == float(sampled["response"] == right)
 
 
-def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(run, monkeypatch):
+def test_the_critic_does_not_depend_on_whether_the_cold_start_was_cached(run):
     """Its random weights are drawn after the policy is there, however it came to be there."""
-    monkeypatch.setattr(warm_up, "MUST_PASS", 0.0)
     for name in ("made", "cached"):
         run("--algorithm ppo --cold_start_steps 1 --seed 3", folder=name)
     assert differences("made", "cached", 1) == []
