@@ -71,8 +71,7 @@ def with_interval(values, limits=None):
     is right). With limits, the (least, most) possible value, equal values therefore get Clopper and
     Pearson's exact interval: at most a share q = 1 - 0.025^(1/n) of all problems differs from c, so
     the mean is between c - q (c - least) and c + q (most - c). n counts problems, not responses.
-    Without limits, the other values could be anything, so there is no interval: low and high are
-    None.
+    Without limits (of a reward or a length) there is no interval: low and high are None.
     """
     mean = sum(values) / len(values)
     if min(values) == max(values):
@@ -92,19 +91,15 @@ def pass_at_1(rewards):
 
 def reward_scores(task, parts):
     """Scores from the reward components, [problems][samples][K]: "reward", (mean, low, high) of
-    their weighted sum; "reward_limits", the (least, most) that it can be, None if a user's reward
-    function does not bound it; "mean_rewards", one per problem; "reward_parts", {component: mean}.
-    The overlong penalty is not included: it is used only in training."""
+    their weighted sum; "mean_rewards", one per problem; "reward_parts", {component: mean}. The
+    overlong penalty is not included: it is used only in training."""
     parts = torch.tensor(parts)                                                    # [n, G, K]
     flat = parts.flatten(0, 1)                                                     # [n·G, K]
     rewards = task.total(flat, parts.shape[1]).view(parts.shape[:2])               # [n, G]
     rewards = rewards.double().mean(-1).tolist()                                   # n
-    weights = task.weights(flat)
-    limits = (sum(w for w in weights if w < 0), sum(w for w in weights if w > 0))
-    limits = limits if task.bounded else None
     means = flat.double().nanmean(0).nan_to_num(nan=0.0).tolist()                  # K
-    return {"reward": with_interval(rewards, limits), "reward_limits": limits,
-            "mean_rewards": rewards, "reward_parts": dict(zip(task.component_names, means))}
+    return {"reward": with_interval(rewards), "mean_rewards": rewards,
+            "reward_parts": dict(zip(task.component_names, means))}
 
 
 def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, progress=None):
@@ -181,19 +176,15 @@ def passk(parsed):
         answers = evaluate(settings, sampler, task, problems, options.n, settings.temperature,
                            settings.seed, progress=str(name))
         rows = score_problems(answers, options.k)
-        limits = {"reward": answers["reward_limits"],
-                  "mean_length": (0, task.max_completion_length)}
         results.append(dict(zip(problems, rows)))
-        scores = add_intervals(rows, limits)
+        scores = add_intervals(rows)
         report["checkpoints"].append({"model": str(name), "problems": len(problems), **scores,
                                       "reward_parts": answers["reward_parts"]})
         print_scores(name or "built-in model after its supervised warm-up", scores)
     if len(results) == 2:
         before, after = results                              # the second may have fewer problems
         gains = [{key: after[p][key] - before[p][key] for key in after[p]} for p in after]
-        widths = {key: pair and (pair[0] - pair[1], pair[1] - pair[0])
-                  for key, pair in limits.items()}
-        report["difference"] = add_intervals(gains, widths, shares=(-1.0, 1.0))
+        report["difference"] = add_intervals(gains, (-1.0, 1.0))
         print_scores("after minus before, problem by problem", report["difference"], "+")
     Path(options.output).parent.mkdir(parents=True, exist_ok=True)
     Path(options.output).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -258,10 +249,11 @@ def score_problems(answers, ks):
     return rows
 
 
-def add_intervals(rows, limits, shares=(0.0, 1.0)):
-    """{score: (mean, low, high)} of rows, {score: number} each. limits: {score: the (least, most)
-    that it can be, or None}; other scores are shares within `shares`."""
-    return {key: with_interval([row[key] for row in rows], limits.get(key, shares))
+def add_intervals(rows, limits=(0.0, 1.0)):
+    """{score: (mean, low, high)} of rows, {score: number} each. limits: of the scores that are
+    shares."""
+    return {key: with_interval([row[key] for row in rows],
+                               None if key in ("reward", "mean_length") else limits)
             for key in rows[0]}
 
 

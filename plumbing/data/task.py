@@ -36,7 +36,6 @@ class Task:
     reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
     components: Callable | None = None   # (responses, problems, token ids) -> [{name: number}]
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
-    bounded: bool = False        # every component of the reward is known to be between 0 and 1
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
     system_prompt: str | None = None     # a message before every prompt without one of its own

@@ -63,9 +63,8 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
 
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
                 notes=notes, reward_functions=functions, components=components,
-                reward_weights=tuple(reward_weights or ()),
-                bounded=not environment and not any(f.from_file for f in functions),
-                played=environment, system_prompt=system_prompt, prompt_template=prompt_template,
+                reward_weights=tuple(reward_weights or ()), played=environment,
+                system_prompt=system_prompt, prompt_template=prompt_template,
                 chat_template_kwargs=chat_template_kwargs or {})
     for f in single:
         if f.from_file:          # in one process: another may answer in another order
