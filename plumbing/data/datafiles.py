@@ -7,11 +7,9 @@ losses.
 
 import csv
 import io
-import itertools
 import json
 import math
 import zlib
-from collections import Counter
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -36,8 +34,8 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
     user. rows: rows to use instead of these, as read_rows returns them.
 
     Columns: prompt, question or problem; answer or solution; or the columns named by the arguments,
-    where `a.b` is the entry b of the object in column a. Numbers become text. A row that repeats an
-    earlier one is left out. Rows with the same prompt and other columns are problems of their own.
+    where `a.b` is the entry b of the object in column a. Numbers become text. Every row is a
+    problem of its own.
 
     Test split: test_name, or else the hub's own (test or validation); its prompts are removed from
     the train split. Without either, the test split is the tenth of the prompts with the smallest
@@ -55,32 +53,25 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
     columns = prompt_column, answer_column, not environment
     train = to_problems(rows, name, *columns)
     test = to_problems(test_rows, test_name or name, *columns) if test_rows or test_name else []
-    total = len(train) + len(test)
-    train = list({row_key(p): p for p in reversed(train)}.values())[::-1]     # the first of each
-    test = list({row_key(p): p for p in reversed(test)}.values())[::-1]
-    same = row_key if environment else prompt_key
-    held_out = set(map(same, test))
-    train = [p for p in train if same(p) not in held_out]
+    key = row_key if environment else prompt_key
+    held_out = set(map(key, test))
+    total = len(train)
+    train = [p for p in train if key(p) not in held_out]
     notes = []
-    if len(train) + len(test) < total:
-        left_out = total - len(train) - len(test)
-        notes.append(f"{left_out} of {total} rows left out: they repeat an earlier row, or their "
-                     "prompt is in the test split")
     if not train:
         raise ValueError(f"{name}: nothing to train on: every prompt is in the test split too")
-    repeated = sum(n - 1 for n in Counter(map(prompt_key, train)).values())
-    if repeated and not environment:
-        notes.append(f"{repeated} rows have the prompt of another row but differ in other columns: "
-                     "each is a problem of its own")
-    keys = sorted(set(map(same, train)), key=lambda key: (zlib.crc32(key.encode()), key))
+    if len(train) < total:
+        notes.append(f"{total - len(train)} of {total} rows left out: their prompt is in the test "
+                     "split")
+    keys = sorted(set(map(key, train)), key=lambda text: (zlib.crc32(text.encode()), text))
     if not test and len(keys) == 1:
         test = train
         notes.append("there is only one prompt, so it is in the test split too: the score says "
                      "nothing about other prompts")
     elif not test:
         held_out = set(keys[:min(512, max(1, len(keys) // 10))])
-        test = [p for p in train if same(p) in held_out]
-        train = [p for p in train if same(p) not in held_out]
+        test = [p for p in train if key(p) in held_out]
+        train = [p for p in train if key(p) not in held_out]
         notes.append(f"no test split: held out {len(test)} problem(s), those whose "
                      f"{'rows' if environment else 'prompts'} have the smallest CRC-32")
     return train, test, notes
@@ -121,9 +112,6 @@ def read_rows(path):
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    if not path.is_file():
-        reason = "is a folder, not a data file" if path.is_dir() else "there is no such data file"
-        raise FileNotFoundError(f"{path}: {reason}")
     if suffix not in DATA_FILES:
         raise ValueError(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
     if suffix == ".parquet":
@@ -135,48 +123,34 @@ def read_rows(path):
     if suffix == ".csv":
         return parse_csv(path, text)
     number = 1
-    is_list = text.lstrip().startswith("[")
     rows = []
     try:
-        if is_list:                                          # one JSON list of objects
-            values = json.loads(text, object_pairs_hook=unique_names)
-            return [(f"{path} row {i}", row) for i, row in enumerate(values, 1)]
+        if text.lstrip().startswith("["):                    # one JSON list of objects
+            return [(f"{path} row {i}", row) for i, row in enumerate(json.loads(text), 1)]
         for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
-                row = json.loads(line, object_pairs_hook=unique_names)
-                rows.append((f"{path} line {number}", row))
+                rows.append((f"{path} line {number}", json.loads(line)))
     except (ValueError, RecursionError) as error:
-        number = getattr(error, "lineno", 1) if is_list else number
+        number = getattr(error, "lineno", 1) if number == 1 else number
         reason = f"{getattr(error, 'msg', error)} (one object per line, or one list of objects)"
         raise ValueError(f"{path} line {number}: broken {suffix[1:].upper()}: {reason}")
     return rows
 
 
-def unique_names(pairs):
-    """The (name, value) pairs of a row as a dict. Raises ValueError for a name that occurs twice,
-    of which a dict would keep the last value."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        names = Counter(name for name, _ in pairs)
-        raise ValueError(f"the name {names.most_common(1)[0][0]!r} occurs twice")
-    return row
-
-
 def parse_csv(path, text):
     csv.field_size_limit(2 ** 31 - 1)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     rows = []
     try:
-        header = next(reader, [])
-        unique_names([(name, None) for name in header])
-        for cells in reader:
-            if len(cells) > len(header):
+        names = reader.fieldnames or []
+        if len({*names}) < len(names):
+            raise ValueError(f"a name occurs twice: {', '.join(names)}")
+        for row in reader:
+            if None in row:
                 raise ValueError("more cells than the header has names")
-            if cells:                                        # not an empty line
-                row = dict(itertools.zip_longest(header, cells))
-                rows.append((f"{path} line {reader.line_num}", row))
+            rows.append((f"{path} line {reader.line_num}", row))
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} line {reader.line_num}: broken CSV: {error}")
+        raise ValueError(f"{path} line {reader.reader.line_num}: broken CSV: {error}")
     return rows
 
 
@@ -272,9 +246,7 @@ def find_cell(row, column):
 
 def check_messages(where, messages, column):
     """A conversation as (role, text) pairs. Raises ValueError for anything else."""
-    if not messages:
-        raise ValueError(f"{where}: {column} is a list without messages")
-    for message in messages:
+    for message in messages or [None]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"{where}: {column} holds {message!r:.40}, which is not a message "
                              'like {"role": "user", "content": "text"}')
@@ -286,17 +258,9 @@ def to_text(where, value, column):
     """A cell as text; a number is written as a decimal, 0.00001 and not 1e-05. Raises ValueError if
     the cell is empty or neither text nor a finite number."""
     number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
-    if number and not math.isfinite(value):
-        raise ValueError(f"{where}: {column} is {value}: text or a number is needed")
-    if value is None:
-        raise ValueError(f"{where}: {column} is null: text or a number is needed")
-    if not number and not isinstance(value, str):
-        raise ValueError(f"{where}: {column} holds a {type(value).__name__}: text or a number is "
-                         "needed")
-    if number:
+    if number and math.isfinite(value):
         return format(Decimal(str(value)), "f")
-    if not value.strip():
-        raise ValueError(f"{where}: {column} is empty")
-    if any("\ud800" <= c <= "\udfff" for c in value):
-        raise ValueError(f"{where}: {column} holds half a surrogate pair: no tokenizer accepts it")
+    surrogates = isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value)
+    if not isinstance(value, str) or not value.strip() or surrogates:    # half a pair: no character
+        raise ValueError(f"{where}: {column} is {value!r:.40}: text or a finite number is needed")
     return value

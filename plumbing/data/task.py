@@ -9,6 +9,8 @@ import math
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Callable
 
 import torch
@@ -168,11 +170,10 @@ class Task:
             if problems and not left:
                 raise ValueError(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
             return left
-        ends = [sum(self.sizes[:i + 1]) for i in range(len(self.sizes))]
-        sources = [fitting(self.train[end - size:end], "train")
-                   for size, end in zip(self.sizes, ends)]
+        train = iter(self.train)
         total = len(self.train) + len(self.test)
-        self.test = self.train if self.test is self.train else fitting(self.test, "test")
+        sources = [fitting([*islice(train, size)], "train") for size in self.sizes]
+        self.test = fitting(self.test, "test")
         self.train = sum(sources, [])
         self.sizes = tuple(map(len, sources))
         notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
@@ -205,12 +206,8 @@ def describe_unreadable(function, problems):
 def describe_prompt(tokenizer, ids):
     """The first prompt as the policy reads it, special tokens included, for the screen."""
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    inside = ""
-    if text.rstrip().endswith("<think>"):
-        inside = ("\nthe chat template opens <think>: this is part of the prompt, and a response, "
-                  "as a reward function reads it, begins inside")
     text = text if len(text) <= 1200 else f"{text[:800]} … {text[-300:]}"
-    return f"first prompt, {len(ids)} tokens: {text!r}{inside}"
+    return f"first prompt, {len(ids)} tokens: {text!r}"
 
 
 def describe_template(tokenizer, variables, encode):
@@ -241,20 +238,17 @@ def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, temp
     tokenized.
     """
     where = problem.where or repr(problem.prompt[:40])
-    characters = len(problem.prompt) + sum(len(text) for _, text in problem.earlier or ())
-    if characters > 100 * max_prompt_length:                 # do not tokenize a very long text
-        raise ValueError(f"{where}: the prompt has {characters} characters, far too many for "
-                         f"{max_prompt_length} tokens")
+    text = template.replace("{prompt}", problem.prompt)
     try:
-        text = template.replace("{prompt}", problem.prompt)
         if chat and tokenizer.chat_template:
             messages = as_messages(replace(problem, prompt=text, earlier=problem.earlier or ()))
-            variables = chat_template_kwargs or {}
+            render = partial(tokenizer.apply_chat_template, **(chat_template_kwargs or {}))
             if system is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})
-                check_system(tokenizer, messages, variables)
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True,
-                                                **variables)["input_ids"]
+                if system.strip() not in render(messages, tokenize=False):
+                    raise ValueError("the chat template drops the system message: use "
+                                     "--prompt_template instead of --system_prompt")
+            ids = render(messages, add_generation_prompt=True)["input_ids"]
         elif problem.earlier is not None:
             raise ValueError("it is a list of messages, which needs a chat template: give texts")
         else:
@@ -271,20 +265,7 @@ def encode_text(tokenizer, text):
     """The token ids of a text with the special tokens that the tokenizer puts before it (BOS), but
     without those that some put after it: a response would begin after the end of the sequence."""
     ids = tokenizer(text)["input_ids"]
-    if not ids or ids[-1] not in tokenizer.all_special_ids:
-        return ids
     plain = tokenizer(text, add_special_tokens=False)["input_ids"]
-    ends = range(len(plain), len(ids) + 1)
-    return next((ids[:end] for end in ends if ids[end - len(plain):end] == plain), ids)
-
-
-def check_system(tokenizer, messages, variables):
-    """Raise ValueError if the chat template refuses or drops the system message; not every template
-    supports one."""
-    advice = "use --prompt_template instead of --system_prompt"
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **variables)
-    except Exception as error:                               # a template may raise anything
-        raise ValueError(f"the chat template takes no system message ({error}): {advice}")
-    if messages[0]["content"].strip() not in text:
-        raise ValueError(f"the chat template drops the system message: {advice}")
+    while ids and ids[-1:] != plain[-1:]:
+        ids.pop()
+    return ids
