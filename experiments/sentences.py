@@ -65,6 +65,13 @@ errs more than w_t in {s worse with a baseline} of the draws, without it in {s w
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. If answers
 """,
 "docs/evidence.md": """
+median |log s| is {clipped_who: GSPO: |log s| is larger} with GSPO and {clipped_who: GSPO wide:
+|log s| is larger} with GSPO wide times
+
+median |log w| with GRPO {clipped_who: GRPO: |log w| is larger}, undecided. Tokens of such groups
+are clipped {clipped_who: GRPO: clipped more often} times as often with GRPO, {clipped_who: GSPO:
+clipped more often} with GSPO; with
+
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
 won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain
 is larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
