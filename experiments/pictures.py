@@ -21,9 +21,9 @@ from judging import split_terms                                                 
 from losses import policy_loss                                                       # noqa: E402
 from tools import style                                                              # noqa: E402
 
-SHOWN = ("curves", "steps", "depth", "reuse", "variance", "clipped_who", "league")   # of the pages
+SHOWN = ("curves", "guess", "steps", "depth", "reuse", "variance", "clipped_who", "league")
 VARIANTS = {"GRPO": (style.ORANGE, "-"), "GSPO": (style.BLUE, "--"),
-            "GSPO wide": (style.GREEN, "-.")}
+            "GSPO wide": (style.GREEN, "-."), "GSPO-token, turns": (style.SKY, "-")}
 MARKS = {HELD: ("filled circle: supported", "o", True),
          REFUTED: ("filled square: contradicted or equal", "s", True)}
 OLD = 0.3                        # old probability of the token; only clips of π - μ depend on it
@@ -108,7 +108,7 @@ def reuse(question, verdict, curves):
     return save(figure, "reuse")
 
 
-def learning_curves(question, runs):
+def learning_curves(name, question, runs):
     """Pass rate of each rollout batch: a thin line per seed, a thick one for their mean."""
     figure, axes = style.panels(1, 1, width=7, height=3.6)
     names = {"GSPO": "GSPO, the paper's clip range", "GSPO wide": "GSPO, 0.03 / 0.04"}
@@ -118,9 +118,10 @@ def learning_curves(question, runs):
             style.plot_seeds(axes, range(1, len(rows[0]) + 1), rows, names.get(variant, variant),
                              colour, line=line)
     style.label(axes, "", "rollout batch", "share of right responses in the batch")
-    axes.legend(loc="lower right", title="thick: mean; thin: a seed", title_fontsize=8)
+    thin = "thick: mean; thin: a seed" if len(question.seeds) > 1 else "one run"
+    axes.legend(loc="lower right", title=thin, title_fontsize=8)
     figure.suptitle(question.asks, x=.01, ha="left", fontsize=10)
-    return save(figure, "curves")
+    return save(figure, name)
 
 
 def variance(question, verdict, points):

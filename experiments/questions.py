@@ -797,6 +797,15 @@ TURN_NUMBER = Question(
         advantages are the same, so that the gain is 0. The wide range decides, as its clip rarely
         acts. 8 turns do not divide twelve sums. Written before the first run; one run of four
         batches each with 2 and 12 turns (seed 880) showed that the game can be played.""")
+GUESS = Question(
+    claim="SmolLM2 learns to find a number between 1 and 16 in five turns",
+    asks="Does a chat model learn the guessing game?",
+    regime="SmolLM2-135M-Instruct, 60 rollout batches of 4 x 8 games",
+    flags="--config recipes/guess.yaml", variants={"GSPO-token, turns": ""}, seeds=range(1),
+    seconds=1600, before=(CHECKPOINT,),
+    rules=each("{0}", "GSPO-token, turns@default:{0}", ("before", "after", "reward_before",
+               "reward", "greedy"), rule=Reported, form="{:.3f}"),
+    notes="""One run.""")
 CURVES = Question(
     claim="Three default runs each of GRPO and of GSPO with two clip ranges",
     asks="How does the pass rate rise?", regime=f"{TINY}, 50 rollout batches", flags=EVAL,
@@ -812,7 +821,7 @@ QUESTIONS = {
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO, "turns": TURNS,
-    "turn_number": TURN_NUMBER, "curves": CURVES}
+    "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES}
 
 # The rules that README's recommendations rest on. Each of them is a difference; p, by Holm over
 # them, is that of "it is not 0". README recommends what survives.

@@ -264,8 +264,8 @@ def draw(name, question, runs):
         return pictures.reuse(question, verdict, curves(question, runs))
     if name == "variance":
         return pictures.variance(question, verdict, factors())
-    if name == "curves":
-        return pictures.learning_curves(question, runs)
+    if name in ("curves", "guess"):
+        return pictures.learning_curves(name, question, runs)
     if name == "clipped_who":
         return pictures.by_pass_rate(question, verdict, runs)
     if name == "league":

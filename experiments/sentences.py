@@ -51,6 +51,9 @@ In a default run {lesson flipped share} of the tokens have a flip in some layer.
 flips move} times as far as the others (mean |log w| {lesson moved where flipped} against {lesson
 moved elsewhere}); only
 """,
+"docs/data.md": """
+on one core, held-out games won rose from {mean guess: before} to {mean guess: after}. In one
+""",
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
 responses
