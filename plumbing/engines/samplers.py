@@ -17,7 +17,8 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     built-in one, as the features wrap it."""
     kind = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
-        kind = load_class(settings.sampler)
+        file = Path(settings.sampler.rpartition(":")[0]).resolve()
+        kind = load_class(settings.sampler, file, file.stat().st_mtime_ns)
     try:
         sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature,
                        task.stop)
@@ -30,26 +31,18 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
     return sampler
 
 
-def load_class(name):
-    """The class named by FILE.py:CLASS. Raises ValueError if there is none with a method
-    `sample`."""
-    path, _, attribute = name.rpartition(":")
+@lru_cache
+def load_class(name, file, changed):
+    """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
+    get the same class, so that they can share an engine. Raises ValueError if it does not load or
+    has no method `sample`."""
     try:
-        kind = load_once(name, Path(path).resolve(), Path(path).stat().st_mtime_ns)
-    except AttributeError:
-        kind = None
+        kind = load_function(name)
     except Exception as error:                               # whatever the user's file raises
         raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
     if not hasattr(kind, "sample"):
-        raise ValueError(f"--sampler {name}: {path} has no class {attribute} with a method sample")
+        raise ValueError(f"--sampler {name}: {kind!r} has no method sample")
     return kind
-
-
-@lru_cache
-def load_once(name, path, changed):
-    """The class FILE.py:CLASS, loaded once per version of the file: sampling and every evaluation
-    get the same class, so that they can share an engine."""
-    return load_function(name)
 
 
 # --------------------------------------------------------------------------------------- wrappers

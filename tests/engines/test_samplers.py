@@ -14,7 +14,7 @@ import eval
 from models import check_ends, for_chats, gap, make, saved
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.responses import as_rollout
-from plumbing.engines.samplers import load_class
+from plumbing.data.reward_functions import load_function
 from tiny_run import jsonl, read_json, write
 
 ROOT = Path(__file__).parents[2]
@@ -57,18 +57,18 @@ def test_the_documented_sampler_ends_at_every_end_token_and_trains_on_no_padding
     if ends:
         made(ends).save_pretrained("model")
     policy = Qwen3ForCausalLM.from_pretrained("model")
-    sampler = load_class(GENERATE)(policy, TOKENIZER, 12, 0.7, stop)
+    sampler = load_function(GENERATE)(policy, TOKENIZER, 12, 0.7, stop)
     rollout = sampler.sample([[1, 10, 2, 11]] * 4, 16)
     assert gap(policy, rollout, 0.7) < 2e-5
     check_ends(rollout, TOKENIZER, 12, ends, stop)
     assert (~rollout.truncated).sum() > 16
-    greedy = load_class(GENERATE)(policy, TOKENIZER, 12, 0.7)
+    greedy = load_function(GENERATE)(policy, TOKENIZER, 12, 0.7)
     assert len({*greedy.sample([[1, 10, 2, 11]], 4, temperature=0).texts}) == 1
 
 
 @pytest.mark.parametrize("line, words", [
     ("nowhere.py:Sampler", "the file must exist"),
-    ("generate.py:Nothing", "has no class Nothing with a method sample"),
+    ("generate.py:Nothing", "has no attribute 'Nothing'"),
     ("broken.py:Sampler", "does not load: ZeroDivisionError"),
     ("generate", "must be vllm or FILE.py:CLASS"),
     ("mine.py:Bare", "--sampler mine.py:Bare: Bare.__init__() takes 2 positional arguments but 6"),
