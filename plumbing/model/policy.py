@@ -81,13 +81,9 @@ def read_checkpoint(name):
         raise ValueError(f"it is the folder of a run; its checkpoints: {found}")
     if message := explain_missing(name):
         raise ValueError(message)
-    if Path(name).exists():
-        if not (Path(name) / "config.json").is_file():
-            raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or "
-                             "a hub id")
-        if not any(Path(name).glob("*.safetensors")):
-            raise ValueError("no .safetensors weights there; pickled weights are not read (they "
-                             "can run code), convert them")
+    if Path(name).exists() and not (Path(name) / "config.json").is_file():
+        raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or a "
+                         "hub id")
     policy, problems = read_or_describe(read_model, name)
     if problems["missing_keys"]:
         lacking = ", ".join(sorted(problems["missing_keys"]))
