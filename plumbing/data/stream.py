@@ -8,12 +8,10 @@ class PromptStream:
     """An endless shuffled sequence of problem numbers, epoch by epoch. state_dict() returns the
     current position.
 
-    sizes: the number of problems of each source (Task.sizes). Raises ValueError for invalid sizes.
+    sizes: the number of problems of each source (Task.sizes), at least 1.
     """
 
     def __init__(self, sizes, seed=0):
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"sizes {sizes}: every source needs at least one problem")
         self.sizes = list(sizes)
         self.seed = seed
         self.epoch = 0
@@ -46,8 +44,7 @@ class PromptStream:
         return numbers
 
     def state_dict(self):
-        return {"sizes": self.sizes, "seed": self.seed, "epoch": self.epoch,
-                "position": self.position}
+        return {"epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state):
         self.epoch = state["epoch"]
