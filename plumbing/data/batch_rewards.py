@@ -75,13 +75,6 @@ class BatchRewardFunction:
             raise ValueError(f"--verifier {kind!r} asks for {', '.join(missing)}; a reward "
                              f"function gets {', '.join([*NOT_COLUMNS, *self.columns])}")
 
-    @property
-    def note(self):
-        """A line for the start of the run: what differs from a function of one response."""
-        return (f"--verifier {self.kind} takes whole batches, as TRL's reward functions do (it has "
-                "a parameter completions or completion_ids): it runs in this process, with no time "
-                "limit, and an error in it ends the run")
-
     def rewards(self, texts, problems, ids=None, games=None):
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
         ids: the token ids of the texts, B lists. games: what was played with an environment;

@@ -72,8 +72,7 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
         held_out = set(keys[:min(512, max(1, len(keys) // 10))])
         test = [p for p in train if key(p) in held_out]
         train = [p for p in train if key(p) not in held_out]
-        notes.append(f"no test split: held out {len(test)} problem(s), those whose "
-                     f"{'rows' if environment else 'prompts'} have the smallest CRC-32")
+        notes.append(f"no test split: held out {len(test)} problem(s)")
     return train, test, notes
 
 

@@ -71,9 +71,6 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     task = Task(name, train, test, verify, first_error=first_error, teacher=teacher,
                 sizes=(len(train),), one_width=True)
     task.max_completion_length = longest_answer(task)
-    if len(train) < train_size or len(test) < test_size:
-        task.notes.append(f"there are only {len(train)} train and {len(test)} test prompts of "
-                          f"{lengths} terms")
     return task
 
 

@@ -17,6 +17,7 @@ import torch
 
 from advantages import as_decimals, with_group_mean
 from plumbing.data.datafiles import as_messages
+from plumbing.data.reward_functions import in_parallel
 from plumbing.parallel import processes
 
 CHARACTERS = "0123456789+=,. "   # the vocabulary of the built-in task, one token per character
@@ -36,7 +37,6 @@ class Task:
     sizes: tuple = ()            # train problems per source, in the order of `train`
     notes: list = field(default_factory=list)    # messages for the user about loading
     reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
-    components: Callable | None = None   # (responses, problems, token ids) -> [{name: number}]
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
@@ -114,19 +114,27 @@ class Task:
         """
         G = len(texts) // len(problems)
         repeated = [problem for problem in problems for _ in range(G)]              # B
-        if self.components is None:
+        if not self.reward_functions and not self.played:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, repeated)]
             return torch.tensor(rewards).view(-1, 1)
-        scores = self.components(texts, repeated, ids, *[games] * bool(games))
+        single, batched = [[f for f in self.reward_functions if f.batched == kind]
+                           for kind in (False, True)]
+
+        def score(text, problem):
+            components = [f.components(text, problem.answer, problem.row) for f in single]
+            return {name: value for part in components for name, value in part.items()}
+        scores = in_parallel(score, texts, repeated)
+        for f in batched:
+            for one, value in zip(scores, f.rewards(texts, repeated, ids, games)):
+                one[f.name] = value
         for score, game in zip(scores, games or []):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
         components = torch.tensor([[score.get(name, 0.0) for name in self.component_names]
                                    for score in scores])                            # [B, K]
         missing = components.isnan().all(1).nonzero().flatten().tolist()
         if missing:
-            first = next(f for f in self.reward_functions if f.batched)
-            first.errors["none"] += len(missing)
-            first.first_error = (
+            batched[0].errors["none"] += len(missing)
+            batched[0].first_error = (
                 f"{' '.join(f.kind for f in self.reward_functions)} gave no reward for "
                 f"{texts[missing[0]][:40]!r}")
         for f in self.reward_functions:

@@ -14,7 +14,6 @@ import torch
 
 from plumbing.data.batch_rewards import make_reward_function
 from plumbing.data.datafiles import load_problems
-from plumbing.data.reward_functions import in_parallel
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
 from plumbing.parallel import processes
@@ -45,31 +44,17 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     functions = tuple(make_reward_function(kind, time_limit or ANSWER_LIMIT, columns, environment)
                       for kind in kinds)
-    single, batched = [[f for f in functions if f.batched == kind] for kind in (False, True)]
-
-    def score(response, problem):
-        components = [f.components(response, problem.answer, problem.row) for f in single]
-        return {name: value for part in components for name, value in part.items()}
-
-    def components(texts, problems, ids, games=None):
-        scores = in_parallel(score, texts, problems)
-        for f in batched:
-            for one, value in zip(scores, f.rewards(texts, problems, ids, games)):
-                one[f.name] = value
-        return scores
-
     def verify(response, problem):
         return task.total(task.reward_components([response], [problem])).item()
 
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
-                notes=notes, reward_functions=functions, components=components,
-                reward_weights=tuple(reward_weights or ()), played=environment,
+                notes=notes, reward_functions=functions, played=environment,
+                reward_weights=tuple(reward_weights or ()),
                 system_prompt=system_prompt, prompt_template=prompt_template,
                 chat_template_kwargs=chat_template_kwargs or {})
-    for f in single:
-        if f.from_file:          # in one process: another may answer in another order
+    for f in functions:
+        if f.from_file and not f.batched:    # by one process: all must use the same names
             f.names = processes.on_first(lambda: f.try_references(train[:8]))
-    notes += [f.note for f in batched]
     if system_prompt is not None:
         notes += describe_system_messages([*train, *test])
     if len(task.component_names) < sum(len(f.names or [f.name]) for f in functions):

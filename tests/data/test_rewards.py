@@ -250,7 +250,7 @@ def test_a_reward_that_cannot_work_is_refused_and_one_that_fails_ends_the_run(ro
 
 # ----------------------------------------------------------- functions of a whole batch, as TRL's
 
-def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged, capsys):
+def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judged):
     records = judged(
         "import json\ndef reward(prompts, completions, completion_ids=None, **columns):\n"
         "    with open('calls.jsonl', 'a') as file:\n"
@@ -268,8 +268,6 @@ def test_a_run_hands_over_whole_groups_of_plain_strings_and_logs_the_parts(judge
         assert record["reward_parts"]["reward"] == record["pass_rate"] == right
         assert record["verifier_errors"] == 0
         assert set(record["reward_parts"]) == {"reward", "exact"}
-    said = r"(?m)^--verifier mine.py:reward.* takes whole batch.*no time limit.*ends the run"
-    assert len(re.findall(said, capsys.readouterr().out)) == 1
 
 
 def test_the_metrics_mean_is_over_the_answers_that_have_the_part(judged):

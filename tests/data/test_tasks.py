@@ -137,11 +137,10 @@ def test_train_and_test_never_share_a_prompt_and_seeds_repeat():
     assert len({p.prompt for p in first.train}) == 2000 and first.sizes == (2000,)
 
 
-def test_few_terms_give_every_query_there_is_and_a_note():
+def test_few_terms_give_every_query_there_is():
     task = running_sum(3, 3)
     prompts = [p.prompt for p in task.train + task.test]
     assert sorted(prompts) == [f"{a}+{b}+{c}=" for a, b, c in product(range(1, 10), repeat=3)]
-    assert "only" in task.notes[0]
 
 
 def test_the_teacher_has_the_habit_and_the_slips_it_is_said_to_have():
