@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from plumbing.data.task import describe_prompt
 from rollout import Rollout
 from session import screen
 from session.metrics import NEVER_RIGHT, rollout_metrics
@@ -30,7 +29,7 @@ def print_estimate(settings, learner, task, train, held_out, began):
     first = FirstBatch()
     train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)
     trained = time.perf_counter()
-    screen.print_once(transcript(first.batch, learner.tokenizer, task, settings.advantage))
+    screen.print_once(transcript(first.batch, task, settings.advantage))
     if scores:
         screen.print_once(f"{few.eval_prompts} held-out prompts before training: "
                           f"{screen.format_scores(scores)}")
@@ -52,19 +51,16 @@ class FirstBatch:
         return False
 
 
-def transcript(batch, tokenizer, task, advantage):
-    """A prompt of the batch as the policy reads it, the first response with its reward, and the
-    pass rate of the batch."""
+def transcript(batch, task, advantage):
+    """The first prompt and response of the batch with its reward, and the pass rate of the batch.
+    The start of the run has shown a prompt as the policy reads it."""
     rollout = batch.rollout
     problem = batch.problems[0]
-    ids = rollout.prompt_ids[0][rollout.prompt_mask[0]].tolist()
     parts = dict(zip(task.component_names, batch.parts[0].tolist()))
     named = ", ".join(f"{name} {value:g}" for name, value in parts.items())
     record = rollout_metrics(batch, task, advantage)
-    length = int(rollout.mask[0].sum())
-    cut = ", cut off at --max_completion_length" if rollout.truncated[0] else ""
-    lines = [describe_prompt(tokenizer, ids).replace("first prompt", "prompt", 1),
-             f"response, {length} tokens{cut}: {rollout.texts[0]!r}",
+    lines = [f"prompt: {problem.prompt!r}",
+             f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
              *screen.turns(rollout.games and rollout.games[0]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
              + (f" ({named})" if len(parts) > 1 else ""),

@@ -37,7 +37,7 @@ def test_a_dry_run_shows_the_first_batch_of_the_run(run, capsys):
     assert not Path("runs/gspo").exists() and "metrics are written to runs/gspo/" in said
     first, *_ = run("--steps 3 --eval_samples 2 --eval_prompts 3 --eval_steps 1")
     sample, _ = read_json("run/samples.jsonl")[0]["samples"]
-    assert f"prompt, 4 tokens: {sample['prompt']!r}\n" in said
+    assert f"prompt: {sample['prompt']!r}\n" in said
     assert f" tokens: {sample['response']!r}\n" in said
     assert f"reward {sample['reward']:g}\n" in said
     assert (f"first batch: pass rate {first['pass_rate']:.3f}, zero-variance groups "
@@ -86,7 +86,8 @@ def test_a_config_gives_the_prompt_with_its_template_and_the_parts_of_a_reward(
         "prompt_template: '0+{prompt}'\nmax_completion_length: 3\nprompts_per_step: 2\n"
         "num_generations: 2\ndevice: cpu\neval_samples: 0\nsteps: 1000\n")
     said = dry(capsys, "--config", "a.yaml", "--verifier", "mine.py:reward")
-    assert re.search(r"\nprompt, 6 tokens: '0\+\d\+\d='\nresponse, \d tokens", said)
+    assert re.search(r"\nfirst prompt, 6 tokens: '0\+\d\+\d='\n", said)
+    assert re.search(r"\nprompt: '\d\+\d='\nresponse, \d tokens", said)
     assert re.search(r"; reward 0.25 \(right 0, any 0.25\)\n", said)
     assert "pass rate 0.000" in said and "note: No response is right; what helps:" in said
     assert "0 evaluations of" in said and "held-out prompts before training" not in said
