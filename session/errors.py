@@ -31,9 +31,10 @@ def errors_in_one_line(argv):
             raise
         exit_with(1, f"process {processes.rank()} stops because another process of this job has "
                   "died; --resume continues from the last checkpoint")
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         sys.stderr.write("\n")  # below the terminal's ^C
-        exit_with(130, str(error) or "stopped before the run began; nothing was saved")
+        exit_with(130, "stopped immediately; --resume continues from the last checkpoint, if there "
+                       "is one")
 
 
 def out_of_memory(settings):

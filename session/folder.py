@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
-from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
+from session.checkpoints import RECORDS, cut_records, write_text
 from session.arguments import (CALL_FLAGS, find_code, flags, format_flags, format_value,
                                read_run_config)
 from plumbing.parallel import processes
@@ -38,8 +38,6 @@ def run_folder(settings):
     try:
         processes.on_first(lambda: locks.append(lock(folder)))
         yield folder
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(describe_interrupt(settings.explicit_flags, folder)) from None
     finally:
         begun = {file.name for file in list_files(folder)} - {"config.json"}
         if locks and not begun and not settings.resume:          # only the first process has a lock
@@ -55,14 +53,6 @@ def format_resume(explicit_flags, folder):
     """The flags that continue the run in a folder; a FILE.py:NAME must be typed again."""
     call = {"output_dir": str(folder), "resume": True}
     return format_flags(call | find_code(explicit_flags))
-
-
-def describe_interrupt(explicit_flags, folder):
-    """The message of a run that was stopped immediately: what is saved."""
-    if saved := list_checkpoints(folder):
-        command = format_resume(explicit_flags, folder)
-        return f"stopped immediately; {command} continues from {saved[-1][1]}"
-    return "stopped immediately, before there was a checkpoint; nothing can be resumed"
 
 
 def open_run(settings):
