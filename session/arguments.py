@@ -12,7 +12,6 @@ the same name.
 import argparse
 import json
 import os
-import re
 import shlex
 import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
@@ -410,7 +409,7 @@ def parse(argv, run_settings=None):
 
 def parse_flags(argv):
     """{flag: value} of what stands on the command line."""
-    texts, unknown = make_parser().parse_known_args(to_underscores(argv))
+    texts, unknown = make_parser().parse_known_args(argv)
     for word in unknown:
         raise ValueError(f"unknown argument {word}{suggest_flag(word)}")
     return convert_layer(vars(texts))
@@ -437,7 +436,6 @@ def read_run_layer(values, typed, folder):
 def convert_file(values, where):
     """convert_layer of a file, which its errors name."""
     try:
-        values = {name.replace("-", "_"): value for name, value in values.items()}
         for name in values:
             if name in CALL_FLAGS - {"output_dir"}:
                 raise ValueError(f"{name} can only be typed: leave it out")
@@ -568,12 +566,6 @@ def format_flags(values):
     """{flag: value} as typed on a command line."""
     return " ".join(f"--{name}" if value is True else f"--{name} {format_value(value)}"
                     for name, value in values.items())
-
-
-def to_underscores(argv):
-    """The command line with underscores in flag names: --learning-rate becomes --learning_rate."""
-    return [re.sub("^--[^=]*", lambda name: name[0].replace("-", "_").replace("__", "--", 1), word)
-            for word in argv]
 
 
 def suggest_flag(word):

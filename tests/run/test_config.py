@@ -63,7 +63,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_preset(workpl
     ("system_prompt: no", "system_prompt", "no"), ("system_prompt: '~'", "system_prompt", "~"),
     ("seed: 010", "seed", 10), ("chat_template: no", "chat_template", False),
     ("reward_weights: [1, 1e-1]", "reward_weights", [1, 0.1]), ("stop: '\\n'", "stop", ["\n"]),
-    ("learning-rate: 1e-6", "learning_rate", 1e-6), ("verifier: math", "verifier", ["math"])])
+    ("verifier: math", "verifier", ["math"])])
 def test_a_value_is_text_that_is_read_as_on_the_command_line(text, flag, value, workplace):
     write("a.yaml", text)
     words = "--model_name_or_path x --dataset_name rows.jsonl --verifier exact math".split()
