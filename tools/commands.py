@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from session.arguments import (Parser, Settings, flags, format_flags, parse, parse_flags,
-                               read_run_config, read_run_layer, to_underscores)
+                               read_run_config, read_run_layer)
 from session.checks import check_conditions
 
 COMMANDS = {
@@ -98,7 +98,7 @@ def parse_ask(argv):
                         "an environment, which you play, none)")
     parser.add_argument("--answer", help="the right answer: the run's reward function then "
                         "scores the responses")
-    options, rest = parser.parse_known_args(to_underscores(argv))
+    options, rest = parser.parse_known_args(argv)
     if options.n is not None and options.n < 1:
         raise ValueError(f"ask: --n {options.n}: it must be at least 1")
     options.model_name_or_path = [options.checkpoint]
@@ -122,7 +122,7 @@ def parse_passk(argv):
                         help="largest number of held-out problems (default: 256)")
     parser.add_argument("--output", default="runs/passk.json",
                         help="file for the numbers (default: runs/passk.json)")
-    options, rest = parser.parse_known_args(to_underscores(argv))
+    options, rest = parser.parse_known_args(argv)
     options.k = options.k or [k for k in (1, 4, 16) if k <= options.n]
     if options.n < 1 or options.problems < 1:
         raise ValueError(f"--n {options.n}, --problems {options.problems}: they must be at least 1")
