@@ -573,7 +573,7 @@ def suggest_flag(word):
     (`also`), else one with nearly the same spelling."""
     if not word.startswith("-"):
         return ", which belongs to no flag; train.py --help lists all flags"
-    name = word.split("=")[0].lstrip("-").lower()
+    name = word.split("=")[0].lstrip("-").lower().replace("-", "_")
     if name in INSTEAD:
         return f": {INSTEAD[name]}"
     meant = suggest(f"--{name}", [f"--{f.name}" for f in flags()])

@@ -55,7 +55,8 @@ def test_train_py_imports_transformers_without_its_trainer():
 
 
 @pytest.mark.parametrize("flag, meant", {
-    "lr": "learning_rate", "epochs": "steps", "batch-size": "prompts_per_step",
+    "lr": "learning_rate", "learning-rate": "learning_rate",
+    "epochs": "steps", "batch-size": "prompts_per_step",
     "kl_coef=0.1": "beta", "max_new_tokens": "max_completion_length",
     "learning_rat": "learning_rate", "lora_rank": "lora_r", "entropy_coeff": "entropy_coef",
     "mu": "num_iterations", "ppo_epochs": "num_iterations", "use_vllm": "sampler vllm",
@@ -64,7 +65,7 @@ def test_train_py_imports_transformers_without_its_trainer():
 }.items())
 def test_a_near_miss_is_known_by_its_meaning(flag, meant):
     """TRL's words, too."""
-    known = f"unknown argument --{flag.replace('-', '_')}, did you mean --{meant}( \\(|\\?)"
+    known = f"unknown argument --{flag}, did you mean --{meant}( \\(|\\?)"
     with pytest.raises(ValueError, match=known):
         parse([f"--{flag}", "1"])
 
@@ -86,7 +87,7 @@ def test_a_name_of_other_programs_means_one_flag():
 def test_passk_takes_train_pys_names_for_its_numbers():
     own, args = parse_passk("--num_generations 4 --eval_prompts 9 --temperature 0.5".split())
     assert (own.n, own.problems, own.k, args.temperature) == (4, 9, [1, 4], .5)
-    own, _ = parse_passk(["--eval-samples", "2"])
+    own, _ = parse_passk(["--eval_samples", "2"])
     assert own.k == [1] and own.n == 2
     assert parse_passk([])[0].k == [1, 4, 16]
 

@@ -168,14 +168,14 @@ def test_finished_run_resumed_only_reports_again(run, capsys):
 
 CHANGED = {                                                  # flags: what is printed
     "--learning_rate 1e-4": "learning_rate 0.0004 -> 0.0001",
-    "--weight_decay 50": "weight_decay 0 -> 50",
-    "--max_grad_norm 0.001": "max_grad_norm 1 -> 0.001",
+    "--weight_decay 50": "weight_decay 0.0 -> 50.0",
+    "--max_grad_norm 0.001": "max_grad_norm 1.0 -> 0.001",
     "--epsilon 0.9": "epsilon 0.0003 -> 0.9",
     "--lr_scheduler_type linear": "lr_scheduler_type cosine -> linear",
     "--num_generations 2": "num_generations 4 -> 2",
     "--algorithm grpo": "algorithm gspo -> grpo",
     "--fp16": "fp16 false -> true",
-    "--beta 0.1": "beta 0 -> 0.1"}
+    "--beta 0.1": "beta 0.0 -> 0.1"}
 
 
 @pytest.mark.parametrize("line", CHANGED)
