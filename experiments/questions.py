@@ -250,8 +250,8 @@ DEPTH = Question(
            "flips": Reported(f"GRPO@{BREAKS}:flips", form="{:.0%}")},
     decided_by=("GSPO against GRPO, 2.8e-4",),
     notes="""A pilot of six seeds chose 2.8e-4, where some runs broke; 32 seeds were fixed
-        beforehand. A seed whose warm-up train.py refuses (pass@1 below 0.3) is skipped in all
-        variants and the next takes its place. 4 layers: the largest rate at which four variants
+        beforehand. A seed whose warm-up train.py refused (pass@1 below 0.3) was skipped in all
+        variants and the next took its place. 4 layers: the largest rate at which four variants
         still end above where they began, which is the same. 16 layers and the dense control are not
         complete.""")
 
@@ -632,7 +632,7 @@ DEEP_EDGE = Question(
     rules=each("{0} is ahead of GRPO", "{0}@best - GRPO@best", DEEP_VARIANTS[1:], nothing=EQUAL),
     decided_by=("GSPO is ahead of GRPO",),
     notes="""The best of most variants was the smallest rate of the old grid, 5e-5. A seed whose
-        warm-up train.py refuses is skipped in all variants and the next takes its place.""")
+        warm-up train.py refused was skipped in all variants; the next took its place.""")
 LEAGUE_EDGE = Question(
     claim="GRPO with its published clip range, at its best rate, ends within 0.03 of the league's"
           " first", reported="no paper compares them", regime=f"{TINY}, 10 rollout batches",

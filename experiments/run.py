@@ -12,10 +12,10 @@
 A run is a command line of train.py and a line of results/NAME.jsonl beside this file: question,
 variant (`arm`), setting (`cell`), seed, command, figures, seconds, machine, versions and commit.
 Delete a line and its run is made again, and, if that is elsewhere than the runs it is compared
-with, these too; the last line counts. A seed whose supervised warm-up train.py refuses has
-`refused` in place of figures; a run whose flags are gone has `not_repeatable` and the last commit
-that had them. An interruption loses only the current run. A process uses one core; warm-ups are
-shared. Figures go to docs/figures/NAME, those of other questions to runs/questions/NAME.
+with, these too; the last line counts. A seed whose supervised warm-up an earlier train.py refused
+has `refused` in place of figures; a run whose flags are gone has `not_repeatable` and the last
+commit that had them. An interruption loses only the current run. A process uses one core; warm-ups
+are shared. Figures go to docs/figures/NAME, those of other questions to runs/questions/NAME.
 """
 
 import argparse
@@ -136,8 +136,8 @@ def describe_code():
 
 
 def make(name, question, variant, setting, seed):
-    """Train once -> the line of the run. Raises ValueError if train.py refuses it for another
-    reason than its warm-up, SystemExit if it was interrupted."""
+    """Train once -> the line of the run. Raises ValueError if train.py refuses it, SystemExit if it
+    was interrupted."""
     words = command(question, variant, setting, seed)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
     began = time.process_time()
@@ -150,8 +150,6 @@ def make(name, question, variant, setting, seed):
     code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder),
                                          "--overwrite_output_dir"])
     spent = dict(seconds=round(time.process_time() - began, 2)) | describe_machine()
-    if code == 2 and re.search("cold start|warm-up", printed):
-        return line | dict(refused=printed.strip().splitlines()[-1]) | spent
     metrics = folder / "metrics.jsonl"
     records = ([json.loads(text) for text in metrics.read_text(encoding="utf-8").splitlines()]
                if metrics.is_file() else [])

@@ -243,7 +243,7 @@ def test_a_misspelled_figure_is_named():
     assert run.judged(asked, index(ALL))[1] == "no run has the figures of B@best:aftr - A@best:aftr"
 
 
-def test_a_refused_seed_is_recorded_and_the_next_takes_its_place():
+def test_the_next_seed_takes_the_place_of_one_that_was_refused():
     settings = {"48 layers 0.1": "", "4 layers 0.1": ""}
     asked = replace(ASKED, parts=(Part("48 layers 0.1", range(5), count=2),), settings=settings)
     refused = [dict(arm="A", cell=setting, seed=seed, refused="cold start", seconds=1.)
