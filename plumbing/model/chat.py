@@ -1,9 +1,9 @@
 """What a chat template writes around the words of a conversation: the text between two of the
 assistant's turns, and the token that ends a turn, which ends a response, too."""
 
-import json
-from pathlib import Path
 from typing import NamedTuple
+
+from transformers import GenerationConfig
 
 from rollout import end_tokens
 
@@ -93,10 +93,8 @@ def find_turn_end(tokenizer):
 def keep_ends(policy, folder):
     """Let the tokens that end a response be those of a checkpoint of the run that goes on, which
     may have begun before add_turn_end."""
-    file = Path(folder) / "generation_config.json"
-    if file.is_file():
-        ends = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        policy.generation_config.eos_token_id = ends
+    saved = GenerationConfig.from_pretrained(folder)
+    policy.generation_config.eos_token_id = saved.eos_token_id
 
 
 def name_ends(policy, tokenizer):
