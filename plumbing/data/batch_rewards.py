@@ -63,17 +63,17 @@ class BatchRewardFunction:
                         if name not in (*NOT_COLUMNS, "prompt", "completion")]
         try:
             self.function = load_function(kind)
-            parameters = inspect.signature(self.function).parameters.values()
+            signature = inspect.signature(self.function)
         except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"--verifier {kind!r} does not load: raised {describe(error)}")
-        self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.parameters = {p.name for p in parameters}
-        variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        needed = {p.name for p in parameters if p.default is p.empty and p.kind not in variadic}
-        missing = sorted(needed - {*NOT_COLUMNS, *self.columns})
-        if missing:
-            raise ValueError(f"--verifier {kind!r} asks for {', '.join(missing)}; a reward "
-                             f"function gets {', '.join([*NOT_COLUMNS, *self.columns])}")
+            raise ValueError(f"--verifier {kind!r} does not load: {describe(error)}")
+        every = [*NOT_COLUMNS, *self.columns]
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        self.inputs = [name for name in every if takes_all or name in signature.parameters]
+        try:
+            signature.bind(**dict.fromkeys(self.inputs))
+        except TypeError as error:
+            raise ValueError(f"--verifier {kind!r}: {error}; a reward function gets "
+                             f"{', '.join(every)}")
 
     def rewards(self, texts, problems, ids=None, games=None):
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
@@ -88,8 +88,7 @@ class BatchRewardFunction:
         if ids is not None:
             inputs["completion_ids"] = ids
         inputs |= {name: [p.row.get(name) for p in problems] for name in self.columns}
-        inputs = {name: x for name, x in inputs.items()
-                  if self.takes_all or name in self.parameters}
+        inputs = {name: x for name, x in inputs.items() if name in self.inputs}
         try:
             rewards = self.function(**inputs)
             if inspect.isawaitable(rewards):

@@ -255,16 +255,17 @@ def normalize_numbers(text):
 def bind_row(function, names):
     """A user's function, whose parameters have these names, as a function of (response, answer,
     row)."""
-    if {"solution_str", "ground_truth"} <= set(names):       # verl's compute_score
-        def call(response, answer, row):
-            words = {"solution_str": response, "ground_truth": answer} | {
-                name: (row or {}).get(name) for name in names if name in NEED_ROW}
-            reward = function(**words)
-            return reward["score"] if isinstance(reward, dict) else reward
-        return call
-    if "problem" in names:
-        return lambda response, answer, row: function(response, answer, problem=row)
-    return lambda response, answer, row: function(response, answer)
+    verl = {"solution_str", "ground_truth"} <= set(names)    # as its compute_score
+
+    def call(response, answer, row):
+        row = row or {}
+        extras = {name: row if name == "problem" else row.get(name)
+                  for name in names if name in NEED_ROW}
+        if not verl:
+            return function(response, answer, **extras)
+        reward = function(solution_str=response, ground_truth=answer, **extras)
+        return reward["score"] if isinstance(reward, dict) else reward
+    return call
 
 
 def check_reward(reward):

@@ -44,13 +44,14 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     functions = tuple(make_reward_function(kind, time_limit or ANSWER_LIMIT, columns, environment)
                       for kind in kinds)
+
     def verify(response, problem):
         return task.total(task.reward_components([response], [problem])).item()
 
     task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
                 notes=notes, reward_functions=functions, played=environment,
-                reward_weights=tuple(reward_weights or ()),
-                system_prompt=system_prompt, prompt_template=prompt_template,
+                reward_weights=tuple(reward_weights or ()), system_prompt=system_prompt,
+                prompt_template=prompt_template,
                 chat_template_kwargs=chat_template_kwargs or {})
     for f in functions:
         if f.from_file and not f.batched:    # by one process: all must use the same names

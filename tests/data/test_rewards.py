@@ -216,8 +216,8 @@ BEFORE = [                                                   # what mine.py hold
     ("", "--verifier exact --reward_weights 1 2",
      "^train.py: --reward_weights holds 2 numbers, but the reward has 1 components: exact\n$"),
     ("def reward(completions, trainer_state, label):\n    return 0\n", "",
-     "asks for label, trainer_state; a reward function gets prompts, completions, completion_ids, "
-     "answer, largest"),
+     "missing a required argument: 'trainer_state'; a reward function gets prompts, completions, "
+     "completion_ids, answer, largest"),
     ("import nowhere_at_all\ndef reward(completions):\n    return 0\n", "",
      "does not load: ModuleNotFoundError"),
     ("def reward(completions):\n    return 0\n", "--verifier_timeout 5",
