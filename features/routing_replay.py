@@ -10,6 +10,7 @@ and their gradient are the current policy's.
 """
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 
 import torch
 import torch.nn.functional as F
@@ -130,8 +131,7 @@ class RecordedRoutes:
 
 @dataclass
 class SampledRoutes:
-    """The routes of the sampler, a row per response, even if it computed several in one row; where
-    it computed none, indices are -1 and the router decides."""
+    """The routes of the sampler, a row per response."""
 
     prompts: Pass                # [L, Q, P, ·] laid out like prompt_ids
     responses: Pass              # [L, B, T-1, ·] without the last token, which predicts nothing
@@ -154,67 +154,28 @@ class SampledRoutes:
     def fit_to_forwards(self, policy, rollout):
         """The Routes, arranged for the forwards that will score this rollout."""
         G = rollout.group_size
-        prefix = getattr(rollout, "prefix", 0)
-        if self.together or G == 1 and not prefix:
+        if self.together or G == 1:
             return Routes([Pass(*(torch.cat([p.repeat_interleave(G, 1), r], 2)
                                   for p, r in zip(self.prompts, self.responses)))])
-        start = rollout.prompt_mask.shape[1] - int(rollout.prompt_mask[0].sum())
-        shared = Pass(*(x[:, :1, start:start + prefix] for x in self.prompts))
-        passes = [shared] if prefix else []
-        passes.append(Pass(*(x[:, :, prefix:] for x in self.prompts)))
-        return Routes(passes + [self.responses] * (rollout.mask.shape[1] > 1))
+        return Routes([self.prompts] + [self.responses] * (rollout.mask.shape[1] > 1))
 
 
 # ------------------------------------------------------------------- recorded while sampling (R3)
 
 class RecordingSampler(Wrapper):
-    """Attaches SampledRoutes to what it samples."""
+    """Attaches SampledRoutes to what it samples, in the plain way: a row per response."""
 
     def __init__(self, sampler, settings):
         super().__init__(sampler)
-        self.shares_rows = not settings.plain        # a FastSampler, which reports who reads what
-        self.together = settings.gradient_checkpointing
+        caches = import_module("plumbing.speed.caches")      # transformers: --help does not wait
+        self.together = (settings.plain or settings.gradient_checkpointing
+                         or not caches.copies_rows(self.policy.config))
 
     def sample(self, *inputs, **options):
-        reads = [] if self.shares_rows else None
-        if self.shares_rows:
-            options["reads"] = reads
         with record_routes(self.policy) as recorded:
             rollout = self.sampler.sample(*inputs, **options)
-        prompts, responses = sampled_routes(rollout, recorded, reads)
-        # a sampler that reads a prompt once per response is plain, or has states that cannot be
-        # copied for other rows, as Mamba's: then the policy reads it so, too
-        each = recorded.passes[0].indices.shape[1] == len(rollout.mask)
-        return attach(rollout, SampledRoutes(prompts, responses, self.together or each))
-
-
-def sampled_routes(rollout, recorded, reads=None):
-    """(routes at the prompts [L, Q, P, ·], routes at the responses [L, B, T-1, ·]), as in
-    SampledRoutes. recorded: the Routes of the sampler's forwards. reads: if responses shared rows,
-    (responses [b], rows that they read [b]) for each token step."""
-    shared = getattr(rollout, "prefix", 0)
-    first = 2 if shared else 1           # forwards over prompts; the later ones are token steps
-    pairs = []
-    for tensors, fill in zip(zip(*recorded.passes), (-1, 0.0)):  # indices, then logits
-        *prefix, prompts = tensors[:first]                          # [L, Q or B, P, n]
-        prompts = prompts[:, ::prompts.shape[1] // len(rollout.prompt_ids)]         # [L, Q, P, n]
-        if prefix:
-            prompts = join_prompts(rollout, prefix[0], prompts, fill)
-        B, T = rollout.mask.shape
-        responses = prompts.new_full((len(prompts), B, T - 1, prompts.shape[-1]), fill)
-        for t, step in enumerate(tensors[first:first + T - 1]):     # [L, rows, 1, n]
-            live, rows = reads[t] if reads else (slice(None), slice(None))
-            responses[:, live, t] = step[:, rows, 0]
-        pairs.append((prompts, responses))
-    return [Pass(*pair) for pair in zip(*pairs)]
-
-
-def join_prompts(rollout, prefix, rest, fill):
-    """Join the shared prefix [L, 1, prefix, n] and the rest of the prompts [L, Q, P-prefix, n],
-    which were computed separately, into one tensor [L, Q, P, n] padded on the left."""
-    mask = rollout.prompt_mask                                                      # [Q, P]
-    whole = rest.new_full((len(rest), *mask.shape, rest.shape[-1]), fill)           # [L, Q, P, n]
-    whole[:, :, rollout.prefix:] = rest
-    shared = mask & (mask.cumsum(-1) <= rollout.prefix)                             # [Q, P]
-    whole[:, shared] = prefix.repeat(1, 1, len(mask), 1)[:, 0]      # [L, Q·prefix, n]
-    return whole
+        passes = recorded.passes[:rollout.mask.shape[1]]     # of the prompts, then of each token
+        prompts = Pass(*(x[:, ::rollout.group_size] for x in passes[0]))            # [L, Q, P, ·]
+        responses = Pass(*(torch.cat([first[:, :, :0], *steps], 2)
+                           for first, *steps in zip(*passes)))                      # [L, B, T-1, ·]
+        return attach(rollout, SampledRoutes(prompts, responses, self.together))

@@ -45,13 +45,12 @@ class FastSampler(Sampler):
 
 @torch.no_grad()
 def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature=1.0,
-                uniforms=None, stop=(), leave=None, limits=None, drop_every=None, reads=None):
+                uniforms=None, stop=(), leave=None, limits=None, drop_every=None):
     """rollout.sample, with equal rows computed once and ended rows dropped.
 
     drop_every   number of tokens between two searches for ended rows. At 1, responses of a group
                  that are equal so far share a row. None: 1 on a CPU; 16 on a GPU, where each search
                  synchronizes
-    reads        a list to which each token step appends (responses [b], rows that they read [b])
     """
     if not copies_rows(model.config):
         rollout = plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
@@ -100,8 +99,6 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
             live = live[keep]                                                       # [b]
             token = token[keep]                                                     # [b]
             rows.drop(keep, token)
-        if reads is not None:
-            reads.append((live, rows.source))
         rows.step(token)
     rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended)
     return FastRollout.extend(rollout, prefix=prefix)

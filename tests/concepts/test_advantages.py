@@ -225,10 +225,10 @@ def test_a_row_returns_what_it_says_and_reads_what_it_says(name):
     want = estimate_advantages(name, **inputs)
     assert want.shape == (mask.shape[:1] if row.per == "response" else mask.shape)
     assert want.ne(0).any()
-    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta", "entropy",
+    halved = {"old_logp", "kl", "values", "teacher_logp", "lam", "beta",
               "turn_rewards"} & inputs.keys()
     changed = {key: inputs[key] * 0.5 for key in halved}
-    changed |= {key: inputs[key].square() for key in ("rewards", "parts")}
+    changed |= {key: inputs[key].square() for key in ("rewards", "parts", "entropy")}
     changed |= dict(part_weights=[2.0, 1.0], group_size=2, scale="none",
                     blamed=~inputs["blamed"], mask=mask & (torch.arange(8) != 1))
     assert changed.keys() == inputs.keys()

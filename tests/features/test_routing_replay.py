@@ -29,8 +29,7 @@ from session.learner import forced
 FAMILIES = ("TinyMoE", "Qwen3-MoE", "OLMoE", "Mixtral")
 SHORT = ["3+8+5=", "9+9+1+4="]
 SHARED = [f"1+2+3+4+5+6+7+8+9+1={tail}" for tail in SHORT]    # 20 tokens that all begin with
-WAYS = {"plain": (Sampler, plain_logp),
-        "fast": (fast.FastSampler, fast.fast_response_logp)}
+WAYS = {"plain": plain_logp, "fast": fast.fast_response_logp}
 
 
 def sampled(model, way="fast", prompts=SHORT, group_size=4, checkpointing=False, **options):
@@ -44,10 +43,9 @@ def otherwise(model):
 
 
 def recording(model, way, width, checkpointing=False):
-    """A sampler of that way that keeps what the model's routers choose."""
-    sampler = WAYS[way][0](model, builtin_tokenizer(), width)
-    return RecordingSampler(sampler, SimpleNamespace(plain=way == "plain",
-                                                     gradient_checkpointing=checkpointing))
+    """A sampler that keeps what the model's routers choose, for scoring in that way."""
+    return RecordingSampler(Sampler(model, builtin_tokenizer(), width), SimpleNamespace(
+        plain=way == "plain", gradient_checkpointing=checkpointing))
 
 
 @torch.no_grad()
@@ -67,7 +65,7 @@ def own(routes, rollout):
 @torch.no_grad()
 def replayed(model, rollout, way="fast"):
     with forced(model, rollout), record_routes(model) as routes:
-        logp = WAYS[way][1](model, rollout).logp                                    # [B, T]
+        logp = WAYS[way](model, rollout).logp                                    # [B, T]
     return logp, own(routes, rollout)
 
 
@@ -87,16 +85,12 @@ def test_the_trainer_takes_exactly_the_samplers_experts(family, way, prompts):
         assert error < 1e-4 if sampler is model else error > 1e-3
 
 
-@pytest.mark.parametrize("prompts", [SHORT, SHARED], ids=["short", "shared prefix"])
-def test_dropped_and_shared_rows_lose_no_route(prompts):
-    """Greedy answers are all equal and share a row; ends at different lengths drop rows."""
+def test_responses_that_end_early_lose_no_route():
     sampler = otherwise(make())
-    for options in (dict(temperature=0), dict(temperature=3.0), dict(drop_every=3)):
-        rollout = sampled(sampler, "fast", prompts, group_size=6, **options)
+    for options in (dict(temperature=0), dict(temperature=3.0)):
+        rollout = sampled(sampler, group_size=6, **options)
         responses = rollout.attached["routes"].responses.indices                    # [L, B, T-1, K]
-        read = rollout.mask[:, 1:]                           # the token before a loss token
-        assert (responses[:, read] >= 0).all()
-        assert responses.shape[2] == rollout.mask.shape[1] - 1
+        assert (responses >= 0).all() and responses.shape[2] == rollout.mask.shape[1] - 1
         assert torch.equal(replayed(make(), rollout)[1], chosen(sampler, rollout))
 
 
@@ -109,7 +103,6 @@ def test_routes_are_cut_and_joined_with_their_rollout():
     for part in parts:
         assert torch.equal(replayed(model, part)[1], chosen(sampler, part))
     joined = concat([sampled(sampler, prompts=p) for p in (SHARED, SHARED[::-1])])
-    assert joined.prefix > 0
     assert torch.equal(replayed(model, joined)[1], chosen(sampler, joined))
 
 
@@ -139,7 +132,7 @@ def recorded(model, part, way, *chunks):
     found = []
     for start, stop in chunks:
         with torch.no_grad(), record_routes(model) as routes:
-            WAYS[way][1](model, replace(part.rows(start, stop), attached={"routes": None}))
+            WAYS[way](model, replace(part.rows(start, stop), attached={"routes": None}))
         found.append(routes)
     return join_routes(found)
 
