@@ -31,10 +31,10 @@ def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_c
 
     verifier: a kind of reward function or a list of kinds, see reward_functions.py and
     batch_rewards.py; without one: math. time_limit: seconds per response, None: 3; a function of a
-    whole batch has none. environment: an environment plays the rows, which then
-    need no answer; without a reward function nothing else gives rewards. rows: dicts
-    to use instead of the rows of a data set, which dataset_name then only names. The task's `notes`
-    list the rows that were left out. Raises ValueError or FileNotFoundError.
+    whole batch has none. environment: an environment plays the rows, which then need no answer;
+    without a reward function nothing else gives rewards. rows: dicts to use instead of the rows of
+    a data set, which dataset_name then only names. The task's `notes` list the rows that were left
+    out. Raises ValueError or FileNotFoundError.
     """
     kinds = [verifier] if isinstance(verifier, str) else list(verifier)
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
