@@ -7,13 +7,13 @@ sentence, change its paragraph.
 
 SENTENCES = {
 "README.md": """
-modulo 10, in {first train} and {first gspo} s on one CPU core
+CPU core in {first train} s (train.py) and {first gspo} s (gspo.py); half
 
 To a held-out {first prompt} the policy answers {first before} before training and {first after}
 after it; pass@1 goes from {mean default: before} to **{mean default: after}** (3 seeds).
 
 scores best, {mean league_edge: dapo_paper is ahead of grpo} over GRPO, but draws {samples of the
-first} times as many samples; {members near the first} others of {members} do
+first} times as many samples; of the {members} compared, {members near the first} others are
 
 it ends {mean learning: wide against the paper's clip range} higher than the paper's range
 
@@ -29,19 +29,18 @@ default run is {versus_trl} times as fast as TRL's
 an advantage per turn: {turns: GSPO wide: more games won at the end} with the range 0.03/0.04,
 {turns: GSPO: more games won at the end} with the paper's
 
-One recorded batch of {lesson responses} responses, after its updates. The standard deviation is
-{lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s} for
-log s. GRPO's
+Another recorded batch, of {lesson responses} responses, after its updates. The standard deviation
+is {lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s}
+for log s. GRPO's
 
 a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. If
 
-end of this batch {lesson tokens beyond 0.2} of the tokens are beyond 0.2 and {lesson responses
-beyond 0.2} of the responses beyond 0.2/√L. For 0.05 and 0.05/√L it is {lesson tokens beyond 0.05}
-of the tokens but {lesson responses beyond 0.05} of the responses: most
+| 0.2 | {lesson tokens beyond 0.2} | {lesson responses beyond 0.2} |
+| 0.05 | {lesson tokens beyond 0.05} | {lesson responses beyond 0.05} |
 
 log w has heavy tails: {lesson small} of the tokens
 
-still move s: in a healthy run here {mean bounded: s leaves the clip range in less than 1 % of
+moved it. In a healthy run {mean bounded: s leaves the clip range in less than 1 % of
 answers} of the responses
 
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong
