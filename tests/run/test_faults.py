@@ -115,7 +115,7 @@ def test_code_in_a_model_folder_is_refused_and_not_run(model, refused):
         torch.save({"model.norm.weight": Payload()}, model / name)
         said = refused("--model_name_or_path ./model --output_dir run")
         assert "--model_name_or_path ./model" in said and not Path("owned").exists()
-        assert "pickled weights are not read" in said or name != "pytorch_model.bin"
+        assert "no file named model.safetensors" in said or name != "pytorch_model.bin"
         (model / name).unlink()
 
 
