@@ -230,12 +230,15 @@ def draw_game(game):
                                                min(1, abs(A) / 1.8) if loss_token else .12))
                 axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
                           family="monospace", color=style.BLACK if loss_token else style.GREY)
-            axes.text(-.4, .45 - row, f"reward {one['reward']:g}", ha="right", va="center",
-                      fontsize=7)
-        axes.set(xlim=(-5, len(game["responses"][0]["tokens"])), ylim=(-2.1, 1.1))
+            for t, text in enumerate(game["prompt"], -len(game["prompt"])):
+                axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
+                          family="monospace", color=style.GREY)
+            axes.text(-.4 - len(game["prompt"]), .45 - row, f"reward {one['reward']:g}", ha="right",
+                      va="center", fontsize=7)
+        axes.set(xlim=(-11, len(game["responses"][0]["tokens"])), ylim=(-2.1, 1.1))
         axes.axis("off")
         axes.set_title(title, fontsize=9)
-    figure.suptitle("Which tokens does an advantage credit? Blue: more likely, red: less; "
+    figure.suptitle("Which tokens does an advantage credit? Blue: more likely, orange: less; "
                     "grey: the environment", fontsize=9, x=.01, ha="left")
     style.save(figure, FIGURES / "lesson_game.png", FIGURES / "lesson_game.svg")
 
