@@ -67,6 +67,11 @@ errs more than w_t in {s worse with a baseline} of the draws, without it in {s w
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. If answers
 """,
 "docs/evidence.md": """
+two mini-batches R2 − R3 is {replay: bfloat16 mb2: R2 is ahead of R3} (bfloat16 sampler) and
+{replay: int4 mb2: R2 is ahead of R3} (int4); with four R3 − R2 is {replay: bfloat16 mb4: R3 is
+ahead of R2} and {replay: int4 mb4: R3 is ahead of R2}, with sixteen {replay: bfloat16 mb16: R3 is
+ahead of R2} and {replay: int4 mb16: R3 is ahead of R2}. All
+
 median |log s| is {clipped_who: GSPO: |log s| is larger} with GSPO and {clipped_who: GSPO wide:
 |log s| is larger} with GSPO wide times
 
