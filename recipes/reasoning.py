@@ -7,6 +7,7 @@
 Options are those of the generator; size is the number of problems (500).
 """
 
+import argparse
 import functools
 import json
 import sys
@@ -49,12 +50,15 @@ def read_value(text):
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    if len(sys.argv) < 2 or "--help" in sys.argv:
-        raise SystemExit(__doc__)
-    _, name, *options = sys.argv
-    file = Path("data") / f"{name}.jsonl"
-    values = {option: read_value(text) for option, _, text in (o.partition("=") for o in options)}
-    made = rows(name, **values)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="a generator of reasoning-gym")
+    parser.add_argument("options", nargs="*", metavar="OPTION=VALUE")
+    given = parser.parse_args()
+    file = Path("data") / f"{given.name}.jsonl"
+    pairs = (option.partition("=") for option in given.options)
+    values = {option: read_value(text) for option, _, text in pairs}
+    made = rows(given.name, **values)
     file.parent.mkdir(exist_ok=True)
     file.write_text("".join(json.dumps(row, default=str) + "\n" for row in made), encoding="utf-8")
     print(file)

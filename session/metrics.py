@@ -127,6 +127,8 @@ def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=
     more = {}
     for metrics in metrics_hooks:
         more |= metrics(batch, mini, new)
+    if tensors := [name for name, x in more.items() if isinstance(x, torch.Tensor)]:
+        raise ValueError(f"metric {tensors[0]} of a feature is a tensor: return its .item()")
     flips = None
     free = free_routes(mini, new)
     if all(free) and mini.rollout.mask.any():

@@ -14,9 +14,8 @@ import train
 from features import critic
 from features.moving import move_towards
 from features.reference_kl import ReferenceKL
-from session.arguments import parse
 from reference import penalized
-from tiny_run import state, write
+from tiny_run import state
 
 # ------------------------------------------------------------------------- the KL in the loss
 
@@ -69,13 +68,6 @@ def test_advantages_and_the_critics_targets_read_rewards_less_the_kl(line, calls
                    for reward, kl, V, m in rows]
         seen = target[2][target[3]].tolist()                 # its groups come in another order
         assert sorted(seen) == pytest.approx(sorted(sum(returns, [])), abs=1e-5)
-
-
-def test_equal_weights_of_rewards_matter_beside_the_kl(refused):
-    write("rows.jsonl", '{"prompt": "2+2=", "answer": "4"}\n' * 3)
-    line = "--model_name_or_path m --dataset_name rows.jsonl --reward_weights 2 --beta 0.1"
-    assert "multiplies every reward" in refused(line)
-    assert parse(f"{line} --use_kl_in_reward".split()).reward_weights == [2.0]
 
 
 # ------------------------------------------------------------------------- a reference that moves

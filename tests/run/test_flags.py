@@ -52,11 +52,6 @@ class Seen:
     folder: Path
 
 
-def state(seen):
-    """What the last checkpoint holds besides the model."""
-    return torch.load(checkpoint(seen) / "state.pt", weights_only=True)
-
-
 def checkpoint(seen):
     return max(seen.folder.glob("checkpoints/step_*"), key=lambda path: int(path.name[5:]))
 
@@ -74,7 +69,6 @@ LOOKS = {                                                    # beside the attrib
     "mismatch": lambda seen: seen.metrics[-1]["mismatch_kl"] > 1e-6,
     "prompts": lambda seen: [s["prompt"] for s in seen.samples],
     "size": lambda seen: len(weights(seen)),
-    "sources": lambda seen: state(seen)["stream"]["sizes"],
     "tfevents": lambda seen: any("tfevents" in file for file in seen.files),
     "trained": lambda seen: [shape for *shape, gradient in seen.forwards if gradient],
     "updates": lambda seen: len(seen.metrics[-1]["minibatches"]),
@@ -116,8 +110,8 @@ entropy_coef           | 0.1 | loss
 dynamic_sampling       | true | discarded_groups
 overlong_cache         | 0.5 | reward
 mask_truncated_completions | true | empty_minibatches | ONE --max_completion_length 1
-stage2_dataset_name    | b.jsonl or c.jsonl | sources | DATA --stage2_step 1
-stage2_step            | 1 | sources | NEW
+stage2_dataset_name    | b.jsonl or c.jsonl | prompts | DATA --stage2_step 1
+stage2_step            | 1 | prompts | NEW
 old_logp               | sampler | mismatch_kl
 sampler                | sampler.py:Greedy | samples
 vllm_gpu_memory_utilization | 0.2 | vllm_share | ONE --sampler vllm

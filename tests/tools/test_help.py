@@ -24,6 +24,8 @@ SCRIPTS = [f"{folder}{file.name}" for folder in FOLDERS
 def test_help_of_a_script_prints_help_and_does_nothing(script, tmp_path, monkeypatch, capsys):
     if script == "experiments/view_gif.py":
         pytest.importorskip("selenium")
+    if script == "recipes/reasoning.py":
+        pytest.importorskip("reasoning_gym")
     if script == "benchmarks/simulate.py":
         pytest.skip("needs a process of its own: it comes before torch; tests/speed/test_gpu.py")
     monkeypatch.chdir(tmp_path)
