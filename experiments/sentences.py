@@ -67,6 +67,11 @@ errs more than w_t in {s worse with a baseline} of the draws, without it in {s w
 off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. If answers
 """,
 "docs/evidence.md": """
+paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
+GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO wide this is
+undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}; gains {mean
+turn_number: GSPO wide: gain at 2 turns} to {mean turn_number: GSPO wide: gain at 12 turns}).
+
 two mini-batches R2 − R3 is {replay: bfloat16 mb2: R2 is ahead of R3} (bfloat16 sampler) and
 {replay: int4 mb2: R2 is ahead of R3} (int4); with four R3 − R2 is {replay: bfloat16 mb4: R3 is
 ahead of R2} and {replay: int4 mb4: R3 is ahead of R2}, with sixteen {replay: bfloat16 mb16: R3 is
