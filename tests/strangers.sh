@@ -69,12 +69,13 @@ path_4() {                                 # a killed run goes on
 path_5() {                                 # an adapter, loaded elsewhere, merged and served
     ln -s "$root/checkpoints" "$root/recipes" .
     python recipes/notes.py
-    must_say "^load:" python "$root/train.py" --config recipes/laptop-notes.yaml --steps 1 \
+    must_say "^next:" python "$root/train.py" --config recipes/laptop-notes.yaml --steps 1 \
         --prompts_per_step 2 --num_generations 4 \
         --eval_samples 1 --eval_prompts 2 --output_dir notes
-    sed -n 's/^load: //p' said >load.py
     printf '%s\n' "from peft import PeftModel" \
-        "from transformers import AutoModelForCausalLM, AutoTokenizer" "$(cat load.py)" \
+        "from transformers import AutoModelForCausalLM, AutoTokenizer" \
+        "base = AutoModelForCausalLM.from_pretrained('checkpoints/SmolLM2-135M-Instruct')" \
+        "model = PeftModel.from_pretrained(base, 'notes/checkpoints/step_1')" \
         "model.merge_and_unload().save_pretrained('merged')" \
         "AutoTokenizer.from_pretrained('notes/checkpoints/step_1').save_pretrained('merged')" >load.py
     python load.py

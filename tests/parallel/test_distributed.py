@@ -34,7 +34,8 @@ RUNS = {
               "--no_chat_template",              # more than fast.MIN_PREFIX equal tokens
     "turns": "--model_name_or_path model --dataset_name prefix.jsonl --no_chat_template "
              "--environment play.py:Play --stop , --algorithm gspo_token "
-             "--advantage turn_returns --eval_samples 2 --eval_prompts 3",
+             "--advantage turn_returns --eval_samples 2 --eval_prompts 3 "
+             "--learning_rate 2e-4",               # at 1e-3 ratios of 8 make much of rounding
 }
 PLAY = """
 import random
