@@ -163,6 +163,8 @@ model cannot: SDPO gains {added: SDPO gains}; SmolLM2 can: 0.50
 "docs/speed.md": """
 rate of matrix products, {speed_limit}.
 
+in four turns of 16 tokens takes {several turns} times as long as
+
 default run then takes {plain} ({plain_range}) times the processor
 
 by more than 0.02: {algorithms}.
