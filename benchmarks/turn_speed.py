@@ -53,6 +53,7 @@ def texts(found):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
     options = command_line(__doc__, "turn_speed.json").parse_args()
     seconds = in_turns({name: timed(work) for name, work in sides().items()}, rounds=3)
     found = {name: spread(values) for name, values in seconds.items()}
