@@ -169,8 +169,6 @@ default run then takes {plain} ({plain_range}) times the processor
 
 by more than 0.02: {algorithms}.
 
-SmolLM2's 4-shot `max` to {mean smollm2: LoRA after} pass@1, in 1,418
-
 for windows of L tokens of {bf16 responses} responses
 
 independent between tokens, about {bf16 arithmetic}/√L. A clip
@@ -178,10 +176,7 @@ independent between tokens, about {bf16 arithmetic}/√L. A clip
 as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16 true}.
 Weights
 
-its log-probs stay within {vllm_apart} nats of the policy's while updates move them by
-{vllm_moved}. Tokens
-
-against the built-in sampler: {vllm_speed}.
+its log-probs stay within {vllm_apart} nats of the policy's.
 
 ratio per token is {quotient of epsilons} times as wide
 """,
