@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from advantages import groups_with_signal
+from advantages import ADVANTAGES, groups_with_signal
 from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import processes
@@ -156,6 +156,8 @@ class Recorder:
         self.learner = learner
         self.settings = learner.settings
         self.clips_s = learner.settings.row.clips_s
+        reads = ADVANTAGES[learner.settings.advantage].reads
+        self.reads_rewards = not {"rewards", "token_rewards"}.isdisjoint(reads)
         self.progress = progress
         self.start = start
         self.errors = 0                  # of the reward functions, in the batches before
@@ -210,7 +212,7 @@ class Recorder:
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
         changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
-        equal = (record["reward_std"] == 0 and not changed
+        equal = (record["reward_std"] == 0 and self.reads_rewards and not changed
                  or bool((batch.advantages == 0).all()))
         progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
         errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process

@@ -273,6 +273,8 @@ def encode_text(tokenizer, text):
     """The token ids of a text with the special tokens that the tokenizer puts before it (BOS), but
     without those that some put after it: a response would begin after the end of the sequence."""
     ids = tokenizer(text)["input_ids"]
+    if not ids or ids[-1] not in tokenizer.all_special_ids:
+        return ids
     plain = tokenizer(text, add_special_tokens=False)["input_ids"]
     while ids and ids[-1:] != plain[-1:]:
         ids.pop()

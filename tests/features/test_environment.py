@@ -385,9 +385,7 @@ def test_a_dry_run_shows_a_game_and_passk_plays(run, own, capsys):
     assert list(report["reward_parts"]) == ["return"] and report["reward_parts"]["return"] > 0
 
 
-def test_dynamic_sampling_keeps_groups_of_which_one_turn_differs(run, own, calls):
-    """All responses earn 1: by their totals no group has a signal, by the returns of turns some."""
-    write("mine.py", """
+ONE = """
 class Play:
     def __init__(self, row):
         self.first = None
@@ -396,12 +394,27 @@ class Play:
             self.first = len(text) % 2
             return "5", float(self.first), False
         return "", 1.0 - self.first, True
-""")
+"""
+
+
+def test_dynamic_sampling_keeps_groups_of_which_one_turn_differs(run, own, calls):
+    """All responses earn 1: by their totals no group has a signal, by the returns of turns some."""
+    write("mine.py", ONE)
     play = f"{own} {PLAY} --dynamic_sampling --algorithm gspo_token "
     record, = run(play + "--advantage turn_returns")
     assert record["zero_variance_groups"] < 1
     record, = run(play, folder="other")
     assert record["zero_variance_groups"] == 1 or record["truncated"] > 0
+
+
+def test_equal_rewards_are_not_reported_where_the_returns_of_turns_differ(run, own, capsys):
+    write("mine.py", ONE)
+    play = f"{own} {PLAY} --steps 3 --algorithm gspo_token --temperature 2"
+    records = run(f"{play} --advantage turn_returns")
+    assert [r["reward_std"] for r in records] == [0, 0, 0] and records[-1]["grad_norm"] > 0
+    assert "note: in the last" not in capsys.readouterr().out
+    run(play, folder="other")
+    assert "note: in the last 3 batches all rewards were equal" in capsys.readouterr().out
 
 
 def test_a_slow_step_is_named_once_and_a_broken_one_leaves_the_last_whole_batch(run, own, capsys,
