@@ -4,13 +4,13 @@
     python benchmarks/gpu.py --cpu               # the same steps on a CPU, with tiny models
     python benchmarks/gpu.py --pretend           # on a simulated GPU (tests/gpu; needs g++)
 
-Nothing of this project has run on a real GPU yet. Each step runs by itself, in a process of its
-own; what fails is reported with its error, what cannot be tried as skipped and why. Without a hub,
-models have random weights in the shapes of the recipes', and prompts are sums: memory and speed do
-not depend on what the weights are.
+Each step runs by itself, in a process of its own; what fails is reported with its error, what
+cannot be tried as skipped and why. Without a hub, models have random weights in the shapes of the
+recipes', and prompts are sums: memory and speed do not depend on what the weights are.
 
     device    the GPU and the versions
-    recipes   two batches of each recipe that fits: peak memory beside the simulated one, tokens/s
+    peaks     peak memory of an update beside the simulated one, models and flags of docs/speed.md
+    recipes   two batches of each recipe: peak memory, tokens/s, seconds
     resume    a run whose last checkpoint is taken away ends in the same weights after --resume
     log_s     error of log s in 16 bits against the length of the response, with this GPU's kernels
     vllm      the 24 GB recipe with --sampler vllm: memory while it samples and while it sleeps
@@ -31,9 +31,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from timing import command_line, write_json  # noqa: E402
+from timing import RESULTS, command_line, publish, table, write_json  # noqa: E402
 
-RECIPES = {"gsm8k-8gb": 8, "gsm8k-24gb": 24, "gsm8k-80gb": 80}       # memory they need, in GB
+RECIPES = {"gsm8k-24gb": 24, "gsm8k-80gb": 80, "gsm8k-8gb": 8, "gsm8k-16gb": 16}  # GB they need
+SIMULATED = json.loads((RESULTS / "simulated.json").read_text(encoding="utf-8"))
 TINY = ("--prompts_per_step 4 --num_generations 4 --steps_per_generation 2 --micro_batch_size 4 "
         "--max_prompt_length 64 --max_completion_length 16 --optim adamw_torch").split()
 TINY_MOE = ("--min_terms 1 --max_terms 2 --num_hidden_layers 1 --num_experts 4 --hidden_size 32 "
@@ -107,11 +108,18 @@ class Bench:
             rows = [{"question": "+".join(map(str, terms)) + "=", "answer": str(sum(terms))}
                     for terms in sums]
             data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            # rewards that differ within a group: the update skips a group without variance
+            (self.folder / "parity.py").write_text(
+                "def reward(response, answer):\n    return sum(map(ord, response)) % 2\n",
+                encoding="utf-8")
         text = (ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8")
         model = self.make_model(text.split("model_name_or_path: ")[1].split()[0])
-        return ["--config", ROOT / f"recipes/{name}.yaml", "--model_name_or_path", model,
-                "--dataset_name", data, "--verifier", "exact", "--eval_prompts", "4",
-                "--eval_samples", "1", "--device", self.device, *(TINY if self.small else [])]
+        file = self.folder / f"{name}.yaml"
+        file.write_text("".join(line for line in text.splitlines(keepends=True)
+                                if not line.startswith("eval_")), encoding="utf-8")
+        return ["--config", file, "--model_name_or_path", model,
+                "--dataset_name", data, "--verifier", self.folder / "parity.py:reward",
+                "--eval_samples", "0", "--device", self.device, *(TINY if self.small else [])]
 
 
 MAKE_MODEL = """
@@ -143,27 +151,67 @@ print(line)
     return text
 
 
+PEAKS = """
+import gc, json, sys
+import torch
+sys.path.insert(0, "%s")
+from session.arguments import parse
+from shapes import ROWS, WAYS, find_shape, random_model, run_updates
+for name in sys.argv[1:]:
+    for way, flags in WAYS.items():
+        settings = parse(f"--model_name_or_path {name} {ROWS} {flags}".split())
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        try:
+            with torch.device("cuda"):
+                policy = random_model(*find_shape(name))
+            run_updates(settings, policy)
+            peak = torch.cuda.max_memory_allocated() - before
+        except torch.OutOfMemoryError:
+            peak = None
+        policy = None
+        print(json.dumps([name, way, peak]), flush=True)
+""" % (ROOT / "benchmarks")
+
+
+def try_peaks(bench):
+    if bench.small:
+        return skip(bench, "peaks", "needs a real GPU")
+    found = {name: {} for name in SIMULATED["peaks"]}
+    for line in bench.run("-c", PEAKS, *found).splitlines():
+        name, way, peak = json.loads(line)
+        found[name][way] = peak
+    shares = [peak / SIMULATED["peaks"][name][way]
+              for name, ways in found.items() for way, peak in ways.items() if peak]
+    bench.report(f"peaks     {len(shares)} of {sum(map(len, found.values()))} fit; measured / "
+                 f"simulated {min(shares):.3f} to {max(shares):.3f}")
+    return found
+
+
 def try_recipes(bench):
     found = {}
     for name, needed in RECIPES.items():
-        flags = bench.recipe(name)
-        records, peak = bench.train(name, *flags, "--steps", "2")
+        try:
+            records, peak = bench.train(name, *bench.recipe(name), "--steps", "2")
+        except Exception as error:                              # the next recipe may run
+            found[name] = failed(bench, "recipes", error)
+            continue
         last = records[-1]
-        simulated = "–"
-        if shutil.which("g++") and not bench.small:
-            printed = bench.run(ROOT / "benchmarks/simulate.py", "--config", flags[1])
-            simulated = printed.splitlines()[-1].split(" at")[0]
-        found[name] = dict(peak=peak, simulated=simulated, **{key: last[key] for key in (
+        found[name] = dict(peak=peak, **{key: last[key] for key in (
             "tokens_per_second", "seconds_rollout", "seconds_logp", "seconds_update")})
-        bench.report(f"recipes   {name}: peak {peak / 1e9:.1f} GB (simulated {simulated}; needs a "
-                     f"card of {needed} GB), {last['tokens_per_second']:.0f} tokens/s, seconds "
+        bench.report(f"recipes   {name}: peak {peak / 1e9:.1f} GB (an update, simulated: "
+                     f"{SIMULATED['recipes'][name] / 1e9:.1f}; needs a card of {needed} GB), "
+                     f"{last['tokens_per_second']:.0f} tokens/s, seconds "
                      f"{last['seconds_rollout']:.1f} + {last['seconds_logp']:.1f} + "
                      f"{last['seconds_update']:.1f}")
     return found
 
 
 def try_resume(bench):
-    flags = [*bench.recipe("gsm8k-8gb"), "--steps", "2", "--save_steps", "1"]
+    flags = [*bench.recipe("gsm8k-8gb"), "--steps", "2", "--save_steps", "1",
+             "--max_completion_length", "16"]
     bench.train("resumed", *flags)
     last = bench.folder / "resumed/checkpoints/step_2"
     before = {f.name: f.read_bytes() for f in last.glob("*.safetensors")}
@@ -217,13 +265,39 @@ def try_learning(bench):
     return summary
 
 
+def texts(found):
+    """The tables and figures of docs/speed.md."""
+    rows = [(f"`{name}`", f"{r['peak'] / 1e9:.1f}", f"{SIMULATED['recipes'][name] / 1e9:.1f}",
+             f"{r['tokens_per_second']:.0f}",
+             " + ".join(f"{r['seconds_' + part]:.1f}" for part in ("rollout", "logp", "update")))
+            for name, r in found["recipes"].items() if "error" not in r]
+    shares = [peak / SIMULATED["peaks"][name][way] for name, ways in found["peaks"].items()
+              for way, peak in ways.items() if peak]
+    peaks = [(name.split("/")[1], *(f"{peak / 1e9:.1f}" if peak else "–" for peak in ways.values()))
+             for name, ways in found["peaks"].items()]
+    after = found["learns"]
+    return {
+        "gpu-peaks": table(("peak GB of an update", *next(iter(found["peaks"].values()))), *peaks),
+        "gpu": table(("recipe", "peak GB", "an update, simulated", "tokens/s",
+                      "s: sampling + log-probs + updates"), *rows),
+        "gpu-share": f"{min(shares):.2f} to {max(shares):.2f}",
+        "gpu-learns": f"{after['pass_at_1_before']:.3f} to {after['pass_at_1_after']:.3f} in "
+                      f"{after['seconds']:.0f} s"}
+
+
 def skip(bench, name, why):
     bench.report(f"{name:9} skipped: {why}")
     return {"skipped": why}
 
 
-STEPS = {"device": find_device, "recipes": try_recipes, "resume": try_resume, "log_s": try_log_s,
-         "vllm": try_vllm, "learns": try_learning}
+def failed(bench, name, error):
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    bench.report(f"{name:9} FAILED: {text}")
+    return {"error": text}
+
+
+STEPS = {"device": find_device, "peaks": try_peaks, "recipes": try_recipes, "resume": try_resume,
+         "log_s": try_log_s, "vllm": try_vllm, "learns": try_learning}
 
 
 def main(argv=None):
@@ -244,11 +318,11 @@ def main(argv=None):
         try:
             found[name] = STEPS[name](bench)
         except Exception as error:           # whatever it was: reported, and on with the next step
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            bench.report(f"{name:9} FAILED: {text}")
-            found[name] = {"error": text}
+            found[name] = failed(bench, name, error)
         found[f"{name} seconds"] = round(time.perf_counter() - began, 1)
         write_json(args.json, found)
+    if not bench.small and {"peaks", "recipes", "learns"} <= set(found):
+        publish(args.json, found, texts)
     shutil.rmtree(bench.folder)
     print("\nPaste this into an issue, whatever it says:\n\n```", *bench.lines, "```", sep="\n")
 

@@ -161,6 +161,10 @@ teacher and verifier}.
 model cannot: SDPO gains {added: SDPO gains}; SmolLM2 can: 0.50
 """,
 "docs/speed.md": """
+It is {gpu-share} times what
+
+The default run went from {gpu-learns}. Not tried
+
 rate of matrix products, {speed_limit}.
 
 in four turns of 16 tokens takes {several turns} times as long as

@@ -29,8 +29,8 @@ class FastRollout(Rollout):
 
     def find_loss_tokens(self):
         """The indices [N] of the loss tokens among the B·T positions, without a GPU
-        synchronization; None if they were not counted before."""
-        if self.tokens is not None:
+        synchronization; None if they were not counted before, or on MPS (torch 2.11 lacks it)."""
+        if self.tokens is not None and self.mask.device.type != "mps":
             return torch.nonzero_static(self.mask.flatten(), size=sum(self.tokens))[:, 0]
 
 

@@ -149,7 +149,7 @@ def test_resumed_or_in_micro_batches_the_plain_way_a_run_is_the_same(name, run, 
     numbers = {key: value for key, value in whole[0].items() if isinstance(value, float)}
     numbers.pop("route_bytes_per_token", None)               # equal rows are recorded once
     other, *_ = run(f"{line} {1 + (name == 'Critic')} --plain --micro_batch_size 2", folder="other")
-    assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=3e-3, abs=2e-5)
+    assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=5e-3, abs=2e-5)
 
 
 def test_the_flags_of_a_feature_stand_in_its_file_alone():
