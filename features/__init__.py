@@ -25,9 +25,9 @@ from features.turns import Turns
 from features.vllm import VLLM
 from features.zero_variance import ZeroVariance
 
-# The order is also that of their loss terms, which are added up from left to right. Turns are
-# played (Turns) by whatever samples (VLLM), and routes recorded (RoutingReplay), inside what
-# replaces the weights that are sampled (SamplerFormat).
-FEATURES = (Bounds, FourBit, LoRA, KeptTokens, VLLM, Turns, RoutingReplay, SamplerFormat,
+# The order is also that of their loss terms, which are added up from left to right, and of what
+# they wrap around the sampler, from the inside: RoutingReplay and VLLM replace it, Turns play with
+# whatever samples, SamplerFormat replaces the weights that are sampled.
+FEATURES = (Bounds, RoutingReplay, FourBit, LoRA, KeptTokens, VLLM, Turns, SamplerFormat,
             DynamicSampling, SRPO, Lengths, TokenCredit, Distillation, ZeroVariance, ReferenceKL,
             Mismatch, Entropy, Critic, LoadBalancing, Trackers)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.devices import autocast
+from rollout import Sampler
 from routes import Pass, Routes, find_routers, record_routes, replay_routes
 
 
@@ -48,8 +49,11 @@ class RoutingReplay(Feature):
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
-        recorded = training and settings.routing_replay == "rollout"
-        return RecordingSampler(sampler, settings) if recorded else sampler
+        if not training or settings.routing_replay != "rollout":
+            return sampler
+        plain = Sampler(sampler.policy, sampler.tokenizer, sampler.max_new_tokens,
+                        sampler.temperature, sampler.stop)   # a row per response
+        return RecordingSampler(plain, settings)
 
     def __init__(self, run):
         self.settings = run.settings
@@ -163,7 +167,7 @@ class SampledRoutes:
 # ------------------------------------------------------------------- recorded while sampling (R3)
 
 class RecordingSampler(Wrapper):
-    """Attaches SampledRoutes to what it samples, in the plain way: a row per response."""
+    """Attaches SampledRoutes to what a plain sampler samples."""
 
     def __init__(self, sampler, settings):
         super().__init__(sampler)

@@ -15,8 +15,7 @@ from rollout import Sampler
 def make_sampler(settings, policy, tokenizer, task, training=False):
     """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
     built-in one, as the features wrap it."""
-    recorded = training and getattr(settings, "routing_replay", "") == "rollout"     # row by row
-    kind = Sampler if settings.plain or recorded else FastSampler
+    kind = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         file = Path(settings.sampler.rpartition(":")[0]).resolve()
         kind = load_class(settings.sampler, file, file.stat().st_mtime_ns)
