@@ -15,8 +15,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-import reasoning_gym
-from reasoning_gym.utils import extract_answer
+try:
+    import reasoning_gym
+    from reasoning_gym.utils import extract_answer
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"reasoning.py: {error}: pip install reasoning-gym")
 
 from plumbing.data.reward_functions import guard_rail
 

@@ -64,7 +64,10 @@ def open_run(settings):
             folder.mkdir(parents=True)
             return folder
         folder = find_free_name(settings.algorithm)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output_dir {folder} cannot be made: {error.strerror}") from None
     return folder
 
 

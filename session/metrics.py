@@ -237,7 +237,7 @@ class Recorder:
         settings = self.settings
         G = batch.rollout.group_size
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
-                   "reward": batch.rewards[i * G].item()}
+                   "reward": round(batch.rewards[i * G].item(), 7)}
                   for i, problem in enumerate(batch.problems[:2])]
         for i, game in enumerate((batch.rollout.games or [])[:2 * G:G]):
             firsts[i] |= {"turns": game.messages, "turn_rewards": game.rewards}

@@ -176,7 +176,7 @@ REFUSED = {
         "--resume … --overwrite_output_dir",
     "--resume --output_dir gone": "gone has no readable config.json",
     "--resume --output_dir empty": "empty has no readable config.json",
-    "--output_dir file": "File exists",
+    "--output_dir file": "--output_dir file cannot be made: File exists",
     "--output_dir file/below": "file/below",
     "--output_dir work": "--output_dir work is not empty",
     "--output_dir work --overwrite_output_dir": "nothing in it is replaced",
@@ -326,7 +326,7 @@ def test_folder_without_permission(refused, monkeypatch):
     def mkdir(self, *args, **kwargs):
         raise PermissionError(13, "Permission denied", str(self))
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert "Permission denied: 'run'" in refused("--output_dir run")
+    assert "--output_dir run cannot be made: Permission denied" in refused("--output_dir run")
 
 
 def test_process_without_a_gpu_of_its_own(refused, monkeypatch):
