@@ -51,6 +51,8 @@ flips move} times as far as the others (mean |log w| {lesson moved where flipped
 moved elsewhere}); only
 """,
 "docs/data.md": """
+where its log-probs stay within {vllm_apart} nats of the policy's,
+
 on one core, held-out games won rose from {mean guess: before} to {mean guess: after}. In one
 """,
 "docs/corrections.md": """
@@ -163,7 +165,7 @@ model cannot: SDPO gains {added: SDPO gains}; SmolLM2 can: 0.50
 "docs/speed.md": """
 It is {gpu-share} times what
 
-The default run went from {gpu-learns}. Not tried
+The default run went from {gpu-learns} there. Not tried
 
 rate of matrix products, {speed_limit}.
 
@@ -179,8 +181,6 @@ independent between tokens, about {bf16 arithmetic}/√L. A clip
 
 as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16 true}.
 Weights
-
-its log-probs stay within {vllm_apart} nats of the policy's.
 
 ratio per token is {quotient of epsilons} times as wide
 """,
