@@ -1,6 +1,6 @@
 """One GPU, tried in at most forty minutes: a report to paste into an issue.
 
-    python benchmarks/gpu.py                     # prints the report, writes results/gpu.json
+    python benchmarks/gpu.py                     # prints the report, writes gpu.json
     python benchmarks/gpu.py --cpu               # the same steps on a CPU, with tiny models
     python benchmarks/gpu.py --pretend           # on a simulated GPU (tests/gpu; needs g++)
 
@@ -302,6 +302,7 @@ STEPS = {"device": find_device, "peaks": try_peaks, "recipes": try_recipes, "res
 
 def main(argv=None):
     parser = command_line(__doc__, "gpu.json")
+    parser.set_defaults(json=Path("gpu.json"))
     parser.epilog = __doc__.split("\n\n", 2)[2]
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     kind = parser.add_mutually_exclusive_group()
