@@ -278,7 +278,7 @@ def texts(found):
     after = found["learns"]
     return {
         "gpu-peaks": table(("peak GB of an update", *next(iter(found["peaks"].values()))), *peaks),
-        "gpu": table(("recipe", "peak GB", "an update, simulated", "tokens/s",
+        "gpu": table(("recipe", "peak GB", "simulated GB of an update", "tokens/s",
                       "s: sampling + log-probs + updates"), *rows),
         "gpu-share": f"{min(shares):.2f} to {max(shares):.2f}",
         "gpu-learns": f"{after['pass_at_1_before']:.3f} to {after['pass_at_1_after']:.3f} in "

@@ -79,7 +79,7 @@ def plain(quick):
 def texts(found):
     """The figures of docs/speed.md."""
     costs = ", ".join(f"{name} {r['relative']:.2f}" for name, r in found["algorithms"].items()
-                      if abs(r["relative"] - 1) > 0.02)
+                      if abs(r["relative"] - 1) > 0.05)
     cost = found["plain"]
     return {"algorithms": costs, "plain": f"{cost['median']:.1f}",
             "plain_range": f"{cost['min']:.1f} to {cost['max']:.1f}"}

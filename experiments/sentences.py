@@ -173,7 +173,7 @@ in four turns of 16 tokens takes {several turns} times as long as
 
 default run then takes {plain} ({plain_range}) times the processor
 
-by more than 0.02: {algorithms}.
+by more than 0.05: {algorithms}.
 
 for windows of L tokens of {bf16 responses} responses
 
