@@ -46,7 +46,7 @@ class Flags:
                          "teacher"})
     hint_template: str = flag("{answer} {prompt}", "prompt that the teacher of --self_distillation "
                               "reads; {answer} and {prompt} are filled in, \\n stands for a line "
-                              "break", read=unescape, text=True, needs="self_distillation")
+                              "break", read=unescape, needs="self_distillation")
     distillation_coef: float = flag(
         0.0, "coefficient of log π_teacher - log π_old, which is added to the advantage of each "
              "token; 0: nothing is added", at_least=0,

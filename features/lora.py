@@ -36,7 +36,7 @@ class Flags:
     lora_alpha: int = flag(
         32, "LoRA alpha; LoRA scaling is lora_alpha / lora_r", at_least=1, needs="use_peft",
         fixed=True)
-    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter", text=True,
+    lora_target_modules: list[str] = flag([], "modules that get a LoRA adapter",
                                           unset="every linear layer", needs="use_peft",
                                           fixed=True)
 

@@ -143,7 +143,7 @@ class Core:
         needs={"dataset_name": "the built-in task generates its own held-out problems"})
     columns: list[str] = flag([], "names of the prompt column and of the answer column",
                               unset="prompt, question or problem; answer or solution",
-                              needs=OWN_DATA, evaluation="problems", text=True)
+                              needs=OWN_DATA, evaluation="problems")
     verifier: list[str] = flag([], "what computes the reward: math (math-verify), exact or "
                                "FILE.py:FUNCTION; the rewards of several functions are added",
                                unset="math",
@@ -170,7 +170,7 @@ class Core:
                                        unset="the prompt alone", needs=OWN_DATA,
                                        evaluation="kept")
     stop: list[str] = flag([], "strings that end a response; \\n stands for a line break",
-                           unset="only the end-of-sequence token", read=unescape, text=True,
+                           unset="only the end-of-sequence token", read=unescape,
                            evaluation="kept", also="stop_sequences eos")
     min_terms: int = flag(
         8, "built-in task: smallest number of terms of a sum", at_least=1, without=OWN_SUMS,
@@ -248,7 +248,7 @@ class Core:
                               unset="none", section="the run")
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
                                 "time that the run needs; no run folder is left", without="resume")
-    output_dir: str | None = flag(None, "run folder", text=True,
+    output_dir: str | None = flag(None, "run folder",
                                   unset="runs/<algorithm>, numbered if it exists",
                                   also="out save_dir run_name")
     overwrite_output_dir: bool = flag(False, "replace the run in --output_dir",

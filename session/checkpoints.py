@@ -10,7 +10,6 @@ is refused, not executed.
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import time
@@ -30,7 +29,6 @@ PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some w
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
-STEP = re.compile(r"step_(0|[1-9][0-9]*)")       # the folder of a checkpoint
 RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per rollout batch
 
 
@@ -88,8 +86,6 @@ class Saver:
         too long were removed, must be the same when the run is resumed."""
         self.folder = folder
         self.prompts = task.digest_prompts()
-        self.every = learner.settings.save_steps
-        self.last = learner.settings.steps
         self.snapshot = None
         self.step = 0
         self.learner = learner
@@ -101,8 +97,10 @@ class Saver:
         stop."""
         self.step = step
         self.take_snapshot(step)
+        settings = self.learner.settings
+        every = settings.save_steps
         stopping = self.stop()
-        if stopping or step == self.last or self.every and step % self.every == 0:
+        if stopping or step == settings.steps or every and step % every == 0:
             state = self.snapshot | self.optimizer_state()
             self.snapshot = None                             # a write that fails is not tried again
             with processes.gathered(self.learner.actor) as policy:
@@ -194,8 +192,7 @@ def load_optimizer(learner, state):
                 optimizer.state.pop(p, None)
     else:
         optimizer.load_state_dict(state["optimizer"])
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(actor, state["critic"], options=options)
+    set_model_state_dict(actor, state["critic"], options=PART)
 
 
 def apply_optimizer_flags(learner):
@@ -235,7 +232,7 @@ def save(run, policy, tokenizer, state):
     """Write checkpoints/step_N and delete all but the newest KEEP. state: plain data and tensors;
     state["step"] is N."""
     folder = run / "checkpoints" / f"step_{state['step']}"
-    partial = folder.with_name(f".partial-{folder.name}")
+    partial = folder.with_name(".partial")       # one that a kill has left is written anew
     try:
         with name_file_in_errors(folder):
             shutil.rmtree(partial, ignore_errors=True)
@@ -272,18 +269,14 @@ def sync(path):
 def list_checkpoints(run):
     """[(step, folder)] of the run's checkpoints, oldest first. A folder with any other name, for
     example step_2_backup, is none."""
-    steps = [(STEP.fullmatch(folder.name), folder)
-             for folder in (run / "checkpoints").glob("step_*") if folder.is_dir()]
-    return sorted((int(name[1]), folder) for name, folder in steps if name)
+    steps = [(folder.name.removeprefix("step_"), folder)
+             for folder in (run / "checkpoints").glob("step_*")]
+    return sorted((int(step), folder) for step, folder in steps if step.isdecimal())
 
 
 def find_newest(run):
-    """The folder of the newest checkpoint, None if the run has saved none yet. Removes folders that
-    a kill has left half-written. Raises ValueError if a file is missing, or if the checkpoint of a
-    run that has ended is gone."""
-    for partial in (run / "checkpoints").glob(".partial-*"):
-        print(f"removing an incomplete checkpoint: {partial}", flush=True)
-        shutil.rmtree(partial, ignore_errors=True)
+    """The folder of the newest checkpoint, None if the run has saved none yet. Raises ValueError if
+    a file is missing, or if the checkpoint of a run that has ended is gone."""
     *older, newest = [folder for _, folder in list_checkpoints(run)] or [None]
     if newest is None and (run / "summary.json").exists():
         raise ValueError(f"--resume: {run} holds a run that has ended, and its checkpoint in "

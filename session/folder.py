@@ -23,6 +23,7 @@ from session.arguments import (CALL_FLAGS, find_code, flags, format_flags, forma
 from plumbing.parallel import processes
 
 LOCK = ".lock"
+RESULTS = ("checkpoints", "summary.json", *RECORDS)      # what --overwrite_output_dir deletes
 
 
 # --------------------------------------------------------------------------------- the folder
@@ -58,12 +59,10 @@ def format_resume(explicit_flags, folder):
 def open_run(settings):
     """The run's folder: that of an old run which may be resumed or replaced, or else a new one.
     Raises ValueError as check_folder does."""
-    folder = check_folder(settings)
-    while settings.output_dir is None:
-        with suppress(FileExistsError):                  # another run may take the name first
-            folder.mkdir(parents=True)
-            return folder
-        folder = find_free_name(settings.algorithm)
+    check_folder(settings)
+    if settings.output_dir is None:
+        return make_new_folder(settings.algorithm)
+    folder = Path(settings.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,21 +70,23 @@ def open_run(settings):
     return folder
 
 
-def find_free_name(algorithm):
-    """The first of runs/<algorithm>, runs/<algorithm>-2 … that does not exist."""
-    names = (f"runs/{algorithm}" + (f"-{n}" if n > 1 else "") for n in itertools.count(1))
-    return next(folder for folder in map(Path, names) if not folder.exists())
+def make_new_folder(algorithm):
+    """Make the first of runs/<algorithm>, runs/<algorithm>-2 … that does not exist."""
+    for n in itertools.count(1):
+        folder = Path(f"runs/{algorithm}" + (f"-{n}" if n > 1 else ""))
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
 
 
 def check_folder(settings):
-    """The name of the run's folder; nothing is made. Raises ValueError if the folder holds anything
-    that must not be replaced, or if a checkpoint to start from does not exist."""
-    for name in [f.name for f in flags() if "checkpoint" in f.metadata and not settings.resume]:
-        source = getattr(settings, name)
-        if source and (reason := explain_missing(source)):
+    """Raise ValueError if the run's folder holds anything that must not be replaced, or if a
+    checkpoint to start from does not exist. Nothing is made."""
+    for name, source in () if settings.resume else list_sources(settings):
+        if reason := explain_missing(source):
             raise ValueError(f"--{name} {source}: {reason}")
     if settings.output_dir is None:
-        return find_free_name(settings.algorithm)
+        return
     folder = Path(settings.output_dir)
     is_run = bool(read_run_config(folder))
     if settings.resume and not is_run:
@@ -93,36 +94,32 @@ def check_folder(settings):
                          "or start from one of its checkpoints (--model_name_or_path)")
     if list_files(folder) and not settings.resume:
         check_replaceable(settings, folder, is_run)
-    return folder
 
 
 def check_replaceable(settings, folder, is_run):
-    """Raise ValueError unless the folder holds a run, --overwrite_output_dir is given, and nothing
-    that the new run reads is in the folder."""
+    """Raise ValueError unless the folder holds a run, --overwrite_output_dir is given, and the new
+    run starts from none of its checkpoints."""
     if not is_run:
         raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
                          "of a run, so nothing in it is replaced: give another folder")
     if not settings.overwrite_output_dir:
         raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
                          "--overwrite_output_dir to replace it, or another folder")
-    for name, text, path in list_paths_read(settings):
-        if path.resolve().is_relative_to(folder.resolve()):
-            raise ValueError(f"--overwrite_output_dir would delete {path} in {folder}, which "
-                             f"--{name} {text} needs: give another --output_dir")
+    for name, source in list_sources(settings):
+        if Path(source).resolve().is_relative_to((folder / "checkpoints").resolve()):
+            raise ValueError(f"--overwrite_output_dir would delete {source}, which --{name} needs: "
+                             "give another --output_dir")
 
 
-def list_paths_read(settings):
-    """(name of a flag, its text, path) of all that a run with these flags may read: checkpoints
-    and their bases, data, FILE.py:NAME, @FILE. Flags whose text never names a file (`text`,
-    `choices`) are left out."""
-    for f in flags():
-        value = getattr(settings, f.name)
-        texts = [] if f.metadata.keys() & {"text", "choices"} else value
-        for text in texts if isinstance(texts, list) else [texts]:
-            if isinstance(text, str):
-                yield f.name, text, Path(text.removeprefix("@"))
-                if is_adapter(text):
-                    yield f.name, text, Path(find_base_model(text))
+def list_sources(settings):
+    """(name of a flag, folder or hub id) of every checkpoint that a new run starts from, and of the
+    base model of one that is an adapter."""
+    for name in [f.name for f in flags() if "checkpoint" in f.metadata]:
+        source = getattr(settings, name)
+        if source:
+            yield name, source
+        if is_adapter(source):
+            yield name, find_base_model(source)
 
 
 def list_files(folder):
@@ -144,18 +141,14 @@ def lock(folder):
 def begin_run(settings, folder, task, step):
     """Delete an old run from the folder if asked to, drop the records after batch `step`, from
     which a resumed run goes on (0: a new run), and write config.json. This is called only after
-    every check has passed.
+    every check has passed, and in the first process.
 
     config.json: "settings", the flags that were set, which --resume reads and which may be edited;
     "resolved", all flags with the values that follow, the length limit that the task decided among
     them; "changes", what was changed between batches. Returns a note for the screen, or "".
     """
-    return processes.on_first(lambda: write_config(settings, folder, task, step))
-
-
-def write_config(settings, folder, task, step):
-    for old in list_files(folder) if settings.overwrite_output_dir else ():
-        shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+    for old in [folder / name for name in RESULTS] if settings.overwrite_output_dir else ():
+        shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
     run = read_run_config(folder) if settings.resume else {}
     for path in [folder / name for name in RECORDS if (folder / name).exists()]:
         cut_records(path, step)

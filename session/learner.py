@@ -5,7 +5,7 @@ Everything here is made once per run, before the first rollout batch; train.py c
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -35,13 +35,13 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: object
     stream: PromptStream         # which prompts come next
-    features: Features = Features()  # what the flags of features/ add
-    scaler: object = torch.amp.GradScaler("cpu", enabled=False)      # of gradients, for --fp16
-    world: int = 1               # how many processes share the work
-    needs_old_entropy: bool = False      # whether π_old's entropies are computed
-    update_options: dict = field(default_factory=dict)   # for response_logp in an update
-    widest: torch.dtype = torch.float64  # the most precise format of the device
-    skip_zero_variance: bool = False     # whether an update may leave out zero-variance groups
+    features: Features           # what the flags of features/ add
+    scaler: object               # of gradients, for --fp16
+    world: int                   # how many processes share the work
+    needs_old_entropy: bool      # whether π_old's entropies are computed
+    update_options: dict         # for response_logp in an update
+    widest: torch.dtype          # the most precise format of the device
+    skip_zero_variance: bool     # whether an update may leave out zero-variance groups
 
     @property
     def policy(self):

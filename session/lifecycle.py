@@ -37,10 +37,11 @@ def run_training(settings, task, device, train, held_out):
         with checkpoints.Saver(folder, learner, progress, task) as saver:
             if saved:
                 saver.restore(saved)
-            screen.print_once(folders.begin_run(settings, folder, task, saver.step))
-            if not saved:
-                screen.print_once(screen.format_first_scores(progress["before"],
-                                                             time.perf_counter() - began))
+            screen.print_once(processes.on_first(
+                lambda: folders.begin_run(settings, folder, task, saver.step)))
+            if not saved and progress["before"]:
+                screen.print_once(f"before: {screen.format_scores(progress['before'])}   "
+                                  f"({time.perf_counter() - began:.0f} s)\n")
             recorder = Recorder(folder, task, learner, progress, saver.step)
             train(settings, learner, task, recorder, saver)
         if saver.step < settings.steps:

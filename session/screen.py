@@ -80,11 +80,6 @@ def format_scores(answers):
             f"reward {format_interval(sampled['reward'])}{components}")
 
 
-def format_first_scores(answers, seconds):
-    """The line after the evaluation of the starting policy; "" if it was not evaluated."""
-    return f"before: {format_scores(answers)}   ({seconds:.0f} s)\n" if answers else ""
-
-
 def summarize(when, answers):
     """The entries of summary.json for the evaluation "before" or "after" training."""
     sampled = answers["sampled"]

@@ -107,14 +107,13 @@ def test_killed_before_the_first_checkpoint(killed, as_whole, capsys):
     assert capsys.readouterr().out.count("no checkpoint yet: starts again at batch 1\n") == 2
 
 
-def test_half_written_checkpoint_is_ignored_with_a_message(killed, as_whole, capsys):
+def test_half_written_checkpoint_is_replaced(killed, as_whole):
     killed(3, "--steps 4 --save_steps 2")
-    partial = Path("run/checkpoints/.partial-step_4")
+    partial = Path("run/checkpoints/.partial")
     partial.mkdir()
     (partial / "model.safetensors").write_bytes(b"half")
     write(partial / "config.json", "{}")
     as_whole()
-    assert f"removing an incomplete checkpoint: {partial}" in capsys.readouterr().out
     assert not partial.exists()
 
 
@@ -438,7 +437,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_is_named(run, first):
     begun, named = calls.index("metrics.jsonl"), calls.index("rename step_1")
     assert {"metrics.jsonl", "samples.jsonl", "config.json", "model.safetensors",
             "tokenizer.json", "state.pt"} <= set(calls[begun:named])
-    assert calls[named - 1:] == [".partial-step_1", "rename step_1", "checkpoints"]
+    assert calls[named - 1:] == [".partial", "rename step_1", "checkpoints"]
 
 
 # ------------------------------------------------------------------- one folder, one process

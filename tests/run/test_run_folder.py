@@ -1,5 +1,6 @@
 """A run folder that was damaged, edited, or would be deleted: a missing file is named, --resume
-refuses in one line, nothing that a run reads is overwritten, and no code is run that nobody typed.
+refuses in one line, no checkpoint that a run starts from is deleted, and no code is run that nobody
+typed.
 python -m pytest tests/run/test_run_folder.py"""
 
 import json
@@ -7,7 +8,6 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import get_args, get_origin
 
 import pytest
 
@@ -88,8 +88,7 @@ def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, r
 
 
 def test_a_folder_beside_the_checkpoints_is_none(finished, run):
-    for name in ("step_2_backup", "step_07"):
-        shutil.copytree("run/checkpoints/step_2", f"run/checkpoints/{name}")
+    shutil.copytree("run/checkpoints/step_2", "run/checkpoints/step_2_backup")
     err = run.refused(f"{PASSK} run", main=evaluation.main)
     assert "its checkpoints: " in err and "run/checkpoints/step_3" in err
     assert [record["step"] for record in run("--resume --steps 4")] == [1, 2, 3, 4]
@@ -164,65 +163,35 @@ def test_other_training_prompts_than_before_the_stop_are_refused(own, run):
 
 # ------------------------------------------------------------------------------- what is read
 
-MODEL = "--model_name_or_path model --dataset_name rows.jsonl"
-# Every flag with a text, which may name a file: (the other flags of the run, a path inside run/)
-INSIDE = {
-    "model_name_or_path": ("--dataset_name rows.jsonl --verifier exact", "run/checkpoints/step_3"),
-    "teacher_model_name_or_path": (f"{MODEL} --verifier exact --algorithm grpo "
-                                   "--advantage distillation", "run/checkpoints/step_3"),
-    "dataset_name": ("--model_name_or_path model --verifier exact", "run/rows.jsonl"),
-    "test_dataset_name": (f"{MODEL} --verifier exact", "run/rows.jsonl"),
-    "stage2_dataset_name": (f"{MODEL} --verifier exact --stage2_step 1", "run/more.jsonl"),
-    "verifier": (MODEL, "run/mine.py:reward"),
-    "environment": (MODEL, "run/mine.py:Play"),
-    "sampler": (f"{MODEL} --verifier exact", "run/own.py:Own"),
-    "config": ("--prompts_per_step 4", "run/config.yaml"),
-    "system_prompt": (f"{MODEL} --verifier exact", "@run/text"),
-    "prompt_template": (f"{MODEL} --verifier exact", "@run/text"),
-}
-
-
-def has_a_text(f):
-    """Whether a field of Settings is a str, or a list of them, with any content."""
-    kinds = get_args(f.type) if get_origin(f.type) is not None else [f.type]
-    kinds = [kind for given in kinds for kind in (get_args(given) or [given])]
-    return str in kinds and "choices" not in f.metadata and "kind" not in f.metadata
-
-
-@pytest.fixture
-def place(finished, workplace):
-    """The folder `run` with all kinds of files, and a model and data outside of it."""
-    shutil.copytree(NEWEST, "model")
-    for name in ("rows.jsonl", "run/rows.jsonl", "run/more.jsonl"):
-        jsonl(name, [{"prompt": f"{i}+{j}+{len(name)}=", "answer": "4"}
-                     for i in range(9) for j in range(9)])
-    write("run/own.py", "from rollout import Sampler\n\n\nclass Own(Sampler):\n"
-                        "    pass\n")
-    write("run/mine.py", "class Play:\n    def __init__(self, row):\n        pass\n"
-                         "    def step(self, text):\n        pass\n\n\n"
-                         "def reward(response, answer):\n    return 1.0\n")
-    write("run/text", "{prompt}")
-    write("run/config.yaml", "learning_rate: 1e-3\n")
-    return workplace
-
-
 OVER = "--output_dir run --overwrite_output_dir"
+STARTS = {"model_name_or_path": "",
+          "teacher_model_name_or_path": "--model_name_or_path model --algorithm grpo "
+                                        "--advantage distillation"}
 
 
-def test_every_flag_with_a_text_is_protected_from_overwriting(place, run):
-    texts = {f.name for f in flags() if has_a_text(f) and "text" not in f.metadata}
-    assert texts == INSIDE.keys(), "a new flag: an entry above, or the word text=True"
-    for flag, (more, value) in INSIDE.items():
-        for path in (value, value.replace("run/", f"../{place.name}/run/")):     # however spelled
-            err = run.refused(f"{more} --{flag} {path} {OVER}")
-            assert "--overwrite_output_dir would delete" in err and f"--{flag} {path}" in err
+def test_a_checkpoint_that_the_new_run_starts_from_is_not_deleted(finished, workplace, run):
+    shutil.copytree(NEWEST, "model")
+    jsonl("rows.jsonl", [{"prompt": f"{i}+{j}=", "answer": "4"} for i in range(9)
+                         for j in range(9)])
+    assert {f.name for f in flags() if "checkpoint" in f.metadata} == STARTS.keys()
+    for flag, more in STARTS.items():
+        for path in (NEWEST, f"../{workplace.name}/{NEWEST}"):       # however spelled
+            err = run.refused(f"{more} --dataset_name rows.jsonl --verifier exact --{flag} {path} "
+                              f"{OVER}")
+            assert f"--overwrite_output_dir would delete {path}, which --{flag} needs" in err
 
 
-def test_the_base_model_of_an_adapter_is_protected(place, run):
+def test_what_no_run_has_written_is_not_deleted(finished, run):
+    write("run/mine.yaml", "learning_rate: 1e-3\n")
+    assert [one["step"] for one in run("--config run/mine.yaml --overwrite_output_dir")] == [1]
+    assert Path("run/mine.yaml").exists() and not NEWEST.exists()
+
+
+def test_the_base_model_of_an_adapter_is_protected(finished, run):
     pytest.importorskip("peft")
     run(f"--model_name_or_path {NEWEST} --use_peft", folder="lora")
     err = run.refused(f"--model_name_or_path lora/checkpoints/step_1 --use_peft {OVER}")
-    assert f"would delete {NEWEST} in run" in err
+    assert f"would delete {NEWEST}, which --model_name_or_path needs" in err
 
 
 @pytest.mark.parametrize("asked, words", [
