@@ -52,6 +52,7 @@ class Rollout:
     attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
     turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
     games: list | None = None    # B records of what was played (features/turns.py: Game)
+    prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
@@ -281,6 +282,7 @@ class Scores:
     hidden: torch.Tensor | None   # [B, T, D] last hidden state that predicts token t, for a critic
     routes: Pass | None = None    # [L, B, T, ·] the routers' choice where token t is predicted
     passes: Routes | None = None  # the routes of each forward, in the form replay_routes needs
+    values: torch.Tensor | None = None  # [B, T] float32, a critic's estimates
 
 
 class Scorer(nn.Module):
@@ -333,16 +335,14 @@ def response_hidden(model, rollout, make_mask=None):
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
 
 
-def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits,
-                 where=None):
+def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits):
     """hidden [B, T, D] of a rollout -> Scores. The LM head runs only at the positions that predict
     a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
-    recomputed in the backward pass. where: the indices [N] of the loss tokens among the B·T
-    positions, if they are known."""
+    recomputed in the backward pass."""
     head = make_head(model)
     rows = max(1, max_logits // model.config.vocab_size)
     mask = rollout.mask                                                             # [B, T]
-    where = mask.flatten().nonzero()[:, 0] if where is None else where              # [N]
+    where = mask.flatten().nonzero()[:, 0]                           # [N] of the B·T positions
     states, ids = (x.flatten(0, 1).index_select(0, where)                           # [N, D], [N]
                    for x in (hidden, rollout.response_ids))
     parts = list(zip(states.split(rows), ids.split(rows)))                          # [n, D], [n]

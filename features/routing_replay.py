@@ -124,7 +124,7 @@ class RecordedRoutes:
         passes = self.recorded.passes
         shares = [len(rollout.mask) // p.indices.shape[1] for p in passes]
         index = [rows[::share] // share for share in shares]
-        if passes[0].indices.shape[2] == getattr(rollout, "prefix", 0):
+        if passes[0].indices.shape[2] == rollout.prefix:
             index[0] = slice(1)
         own = self.own and self.own.rows(rows)
         return RecordedRoutes(self.recorded.rows(index), own)

@@ -1,7 +1,6 @@
 """The trained module, policy and critic: how it is loaded and scored."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -14,13 +13,8 @@ from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import fast_response_logp
 from plumbing.speed.rollouts import concat
-from rollout import Scorer, Scores
+from rollout import Scorer
 from routes import find_routers, has_sigmoid
-
-
-@dataclass
-class ActorScores(Scores):
-    values: torch.Tensor | None = None   # [B, T] float32, the critic's estimates
 
 
 class Actor(Scorer):
@@ -36,14 +30,14 @@ class Actor(Scorer):
         self.checkpointed = checkpoint_layers(policy) if settings.gradient_checkpointing else []
 
     def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
-        """A rollout -> its ActorScores under the policy. record: also return the routes."""
+        """A rollout -> its Scores under the policy. record: also return the routes."""
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
         way = super().forward if self.plain else partial(fast_response_logp, self.policy)
-        with autocast(self.policy.device, self.half) if self.half else nullcontext():
+        with autocast(self.policy.device, self.half):
             scores = way(rollout, temperature, entropy, entropy_grad, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
-        return ActorScores(scores.logp, scores.entropy, None, scores.routes, scores.passes, values)
+        return replace(scores, hidden=None, values=values)
 
 
 def make_scorer(settings, policy, critic=False):

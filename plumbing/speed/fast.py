@@ -21,7 +21,7 @@ from transformers import DynamicCache
 
 import rollout as plain
 from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
-from plumbing.speed.rollouts import FastRollout, select_response_routes
+from plumbing.speed.rollouts import select_response_routes
 from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
 from routes import record_routes
@@ -53,9 +53,8 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
                  synchronizes
     """
     if not copies_rows(model.config):
-        rollout = plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
-                               uniforms, stop, leave, limits)
-        return FastRollout.extend(rollout)
+        return plain.sample(model, tokenizer, prompts, group_size, max_new_tokens, temperature,
+                            uniforms, stop, leave, limits)
     model.eval()
     device = model.device
     G = group_size
@@ -101,7 +100,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
             rows.drop(keep, token)
         rows.step(token)
     rollout = finish(tokenizer, stop, prompts, G, response, logp, lengths, ended)
-    return FastRollout.extend(rollout, prefix=prefix)
+    return replace(rollout, prefix=prefix)
 
 
 class Rows:
@@ -232,7 +231,6 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     record: what the routers chose, too."""
     on_gpu = model.device.type == "cuda"
     max_logits = max_logits or (2**26 if on_gpu else MAX_LOGITS)    # 256 MB in float32, or 64 MB
-    rollout = rollout if isinstance(rollout, FastRollout) else FastRollout.extend(rollout)
     # with something attached to it, every response keeps its row
     rows = bool(rollout.attached) or must_keep_rows(model)
     small, where = (rollout, slice(None)) if rows else merge_repeats(rollout)
@@ -246,7 +244,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
-                                max_logits, small.find_loss_tokens())
+                                max_logits)
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
@@ -294,7 +292,6 @@ def merge_repeats(rollout):
     rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()         # [Q·size]
     small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows],
                     sampler_logp=None, truncated=None, texts=None, group_size=size)
-    small.tokens = None  # they were counted for other rows
     return small, (number[:, :1] // G * size + kind).flatten()                      # [B]
 
 

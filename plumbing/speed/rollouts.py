@@ -1,37 +1,11 @@
-"""FastRollout, a rollout with data for speed, and functions that join and cut rollouts and routes.
-Values are unchanged; only the shape is.
-"""
+"""Join rollouts, scores and routes. Values are unchanged; only the shape is."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from rollout import Rollout
 from routes import Pass, Routes
-
-
-@dataclass
-class FastRollout(Rollout):
-    """A rollout with the additional fields that fast.py needs."""
-
-    prefix: int = 0              # number of first tokens that all prompts share
-    tokens: list | None = None   # B numbers of loss tokens, if they were counted
-
-    @classmethod
-    def extend(cls, rollout, **more):
-        """The same rollout as a FastRollout."""
-        return cls(**{f.name: getattr(rollout, f.name) for f in fields(rollout)} | more)
-
-    def cut(self, prompts, rows, group_size):
-        tokens = self.tokens and [self.tokens[i] for i in rows.tolist()]
-        return replace(super().cut(prompts, rows, group_size), tokens=tokens)
-
-    def find_loss_tokens(self):
-        """The indices [N] of the loss tokens among the B·T positions, without a GPU
-        synchronization; None if they were not counted before, or on MPS (torch 2.11 lacks it)."""
-        if self.tokens is not None and self.mask.device.type != "mps":
-            return torch.nonzero_static(self.mask.flatten(), size=sum(self.tokens))[:, 0]
 
 
 def concat(rollouts):
@@ -45,16 +19,17 @@ def concat(rollouts):
 
     def right(name):
         return torch.cat([F.pad(getattr(r, name), (0, T - r.mask.shape[1])) for r in rollouts])
-    joined = Rollout(left("prompt_ids"), left("prompt_mask"), right("response_ids"), right("mask"),
-                     right("sampler_logp"), torch.cat([r.truncated for r in rollouts]),
-                     [t for r in rollouts for t in r.texts], rollouts[0].group_size,
-                     {name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
-                      for name, x in rollouts[0].attached.items()},
-                     right("turn_rewards") if rollouts[0].games else None,
-                     [game for r in rollouts for game in r.games or []] or None)
-    if not all(isinstance(r, FastRollout) for r in rollouts):
-        return joined
-    return FastRollout.extend(joined, prefix=find_shared_prefix(rollouts))
+    first = rollouts[0]
+    rewards = {"turn_rewards": right("turn_rewards")} if first.games else {}
+    return replace(
+        first, **{name: left(name) for name in ("prompt_ids", "prompt_mask")},
+        **{name: right(name) for name in ("response_ids", "mask", "sampler_logp")}, **rewards,
+        truncated=torch.cat([r.truncated for r in rollouts]),
+        texts=[text for r in rollouts for text in r.texts],
+        attached={name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
+                  for name, x in first.attached.items()},
+        games=first.games and [game for r in rollouts for game in r.games],
+        prefix=find_shared_prefix(rollouts))
 
 
 def find_shared_prefix(rollouts):
@@ -70,10 +45,9 @@ def join_scores(parts):
         values = [getattr(part, name) for part in parts]
         return None if values[0] is None else join(values)
 
-    join = dict(logp=torch.cat, entropy=torch.cat, values=torch.cat, passes=join_routes,
-                routes=lambda values: Pass(*(torch.cat(x, 1) for x in zip(*values))))
-    names = [f.name for f in fields(parts[0]) if f.name in join]
-    return replace(parts[0], **{name: cat(name, join[name]) for name in names})
+    return replace(parts[0], logp=cat("logp"), entropy=cat("entropy"), values=cat("values"),
+                   passes=cat("passes", join_routes),
+                   routes=cat("routes", lambda x: Pass(*(torch.cat(y, 1) for y in zip(*x)))))
 
 
 # ------------------------------------------------------------------------------------------ routes

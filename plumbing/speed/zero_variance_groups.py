@@ -2,13 +2,10 @@
 change.
 """
 
-from dataclasses import replace
-
 import torch
 
 from advantages import ADVANTAGES
 from losses import has_pull
-from plumbing.speed.rollouts import FastRollout
 
 
 def can_be_skipped(settings, features, world):
@@ -24,22 +21,20 @@ def split(learner, mini):
     there is one, so that there is a forward. In 16 bits the last forward is filled up with such
     groups: one with fewer rows may round otherwise than the forward of the old log-probs, by more
     than GSPO's clip range."""
-    mask = mini.rollout.mask                                                        # [B, T]
-    G = mini.group_size
-    signal = mini.advantages.reshape(len(mask), -1).ne(0).any(-1)                   # [B]
-    # The only GPU synchronization before the end of an update: for these two tensors.
-    signal, tokens = torch.stack([signal, mask.sum(-1)]).tolist()                   # B ints each
-    mini = replace(mini, rollout=FastRollout.extend(mini.rollout, tokens=tokens))
     if not learner.skip_zero_variance:
         return mini, None
+    G = mini.group_size
+    some = mini.rollout.mask.any(-1)                                                # [B]
+    moves = some & mini.advantages.reshape(len(some), -1).ne(0).any(-1)             # [B]
+    # one GPU synchronization for both
+    some, moves = torch.stack([some, moves]).view(2, -1, G).any(-1).tolist()        # [Q] each
     groups = range(len(mini.problems))
-    moves = [a and n for a, n in zip(signal, tokens)]                               # B ints
-    live = [i for i in groups if any(moves[i * G:(i + 1) * G])]                     # [q]
-    live = live or [next((i for i in groups if any(tokens[i * G:(i + 1) * G])), 0)]
-    if learner.settings.half:
-        others = [i for i in groups if i not in live]
-        live += others[:-len(live) % max(1, learner.rows_per_pass() // G)]
+    live = [i for i in groups if moves[i]] or [some.index(True) if any(some) else 0]
     others = [i for i in groups if i not in live]
+    if learner.settings.half:
+        missing = -len(live) % max(1, learner.rows_per_pass() // G)
+        live += others[:missing]
+        others = others[missing:]
     rest = mini.groups(torch.tensor(others)) if others else None
     return mini.groups(torch.tensor(live)), rest
 

@@ -13,7 +13,6 @@ from models import gradient, own_scores
 from plumbing.model.actor import checkpoint_activations
 from plumbing.speed import fast
 from plumbing.speed.fast import merge_repeats, fast_response_logp, fast_sample, groups_per_row
-from plumbing.speed.rollouts import FastRollout
 from rollout import response_logp
 from test_rollout import PROMPTS, every_model, make
 from test_rollout import rolled as plainly_rolled
@@ -95,7 +94,7 @@ def test_a_common_prefix_computed_once_changes_no_token(kind, monkeypatch):
 
 def test_what_can_be_packed_is():
     """That what cannot be packed is not: tests/model/test_families.py."""
-    assert groups_per_row(make().config, FastRollout.extend(rolled(make()))) == len(PROMPTS)
+    assert groups_per_row(make().config, rolled(make())) == len(PROMPTS)
 
 
 def test_the_mask_of_packed_rows_is_the_one_that_its_docstring_draws():
