@@ -65,7 +65,7 @@ def plain(quick):
     sides = {}
     for flags in ("", "--plain"):
         settings = parse(f"--device cpu --learning_rate 1e-30 {flags}".split())
-        ours = Ours(settings, tasks.make_task(settings), None, CPU)
+        ours = Ours(settings, tasks.prepare_task(settings), None, CPU)
 
         def batch(turn, ours=ours):
             torch.manual_seed(turn)                          # the same mini-batches

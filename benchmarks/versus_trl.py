@@ -223,7 +223,7 @@ def prepare(case):
         task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)
     else:
         settings = parse(flags)
-        task = tasks.make_task(settings)
+        task = tasks.prepare_task(settings)
     if case.model == "cold_start":
         for part in load_cold_start(settings, task, torch.device(case.device)):
             part.save_pretrained(folder)

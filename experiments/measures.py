@@ -59,7 +59,7 @@ class Lab:
     def __init__(self, seed, flags, loaded=None):
         self.flags = f"--seed {seed} --device cpu {flags}".split()
         self.args = parse(self.flags)
-        self.task = loaded[0] if loaded else tasks.make_task(self.args)
+        self.task = loaded[0] if loaded else tasks.prepare_task(self.args)
         self.policy, self.tokenizer = loaded[1:] if loaded else load_policy(self.args, self.task,
                                                                             CPU)
         self.start()
@@ -154,7 +154,7 @@ def lengths(seed, flags="", quick=False):
     range that clips 15 % of the responses clips the shortest third of the lengths than the longest.
     """
     args = parse(f"--seed {seed} --device cpu --cold_start_steps 150 {LONG}".split())
-    task = tasks.make_task(args)
+    task = tasks.prepare_task(args)
     tokenizer = running_sum.builtin_tokenizer()
     by_length = {n: [p for p in task.train if sum(c.isdigit() for c in p.prompt) == n]
                  for n in TERMS}

@@ -7,10 +7,14 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+
+from plumbing.data import tasks
+from session.arguments import parse
 
 TASK = "--min_terms 1 --max_terms 2".split()
 POLICY = ("--hidden_size 32 --num_experts 4 --num_hidden_layers 1 --cold_start_steps 120 "
@@ -88,6 +92,12 @@ def jsonl(path, rows):
     """Write rows as JSON lines; their path as str."""
     write(path, "".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def load_task(name, test_name=None, verifier="exact", **flags):
+    """The task of a data file or a hub id, by a verifier or a list of them, with these flags."""
+    kinds = [verifier] if isinstance(verifier, str) else verifier
+    return tasks.load_task(replace(parse([]), verifier=kinds, **flags), name, test_name)
 
 
 def read_json(path):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from advantages import ADVANTAGES, group_advantages
 from losses import OBJECTIVES
 from plumbing.data.task import Task
-from plumbing.data.tasks import make_task
+from plumbing.data.tasks import prepare_task
 from session.arguments import Settings, format_flags
 
 # reductions that TRL has for rows of losses.OBJECTIVES with PPO's clip
@@ -94,7 +94,7 @@ def with_length_limit(settings):
     """The Settings with the length limit of their task in max_completion_length. Reads no data."""
     limit = settings.max_completion_length or Task.max_completion_length
     if settings.dataset_name is None:
-        limit = make_task(settings).max_completion_length
+        limit = prepare_task(settings).max_completion_length
     return replace(settings, max_completion_length=limit)
 
 

@@ -24,14 +24,14 @@ BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that 
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
 
 
-def make_reward_function(kind, time_limit, columns, played=False):
+def make_reward_function(kind, time_limit, columns):
     """The RewardFunction of this kind, or the BatchRewardFunction if the user's function has one of
-    BATCH_PARAMETERS. columns: the names of the data's columns. played: with an environment."""
+    BATCH_PARAMETERS. columns: the names of the data's columns."""
     function = RewardFunction(kind, time_limit)
     if not function.from_file or not BATCH_PARAMETERS.intersection(function.parameters):
         return function
     function.close()
-    return BatchRewardFunction(kind, columns, played)
+    return BatchRewardFunction(kind, columns)
 
 
 class BatchRewardFunction:
@@ -49,24 +49,21 @@ class BatchRewardFunction:
 
     batched = True
 
-    def __init__(self, kind, columns=(), played=False):
-        """played: with an environment, where every completion is a list of messages."""
+    def __init__(self, kind, columns):
         self.kind = kind
-        self.played = played
         self.name = kind.rpartition(":")[2]
         self.names = [self.name]                             # of the components of the reward
         self.errors = Counter()
         self.first_error = None
         self.warned = False
         self.from_file = True
-        self.columns = [name for name in columns
-                        if name not in (*NOT_COLUMNS, "prompt", "completion")]
+        columns = [name for name in columns if name not in (*NOT_COLUMNS, "prompt", "completion")]
+        every = [*NOT_COLUMNS, *columns]
         try:
             self.function = load_function(kind)
             signature = inspect.signature(self.function)
         except BaseException as error:                       # a user's file may call sys.exit()
             raise ValueError(f"--verifier {kind!r} does not load: {describe(error)}")
-        every = [*NOT_COLUMNS, *self.columns]
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self.inputs = [name for name in every if takes_all or name in signature.parameters]
         try:
@@ -79,20 +76,17 @@ class BatchRewardFunction:
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
         ids: the token ids of the texts, B lists. games: what was played with an environment;
         completions are then its messages."""
-        inputs = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
-                  "completions": [text if p.earlier is None and not self.played else
-                                  [{"role": "assistant", "content": text}]
-                                  for text, p in zip(texts, problems)]}
-        if games:
-            inputs["completions"] = [game.messages for game in games]
-        if ids is not None:
-            inputs["completion_ids"] = ids
-        inputs |= {name: [p.row.get(name) for p in problems] for name in self.columns}
-        inputs = {name: x for name, x in inputs.items() if name in self.inputs}
+        known = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
+                 "completions": [game.messages for game in games] if games else [
+                     text if p.earlier is None else [{"role": "assistant", "content": text}]
+                     for text, p in zip(texts, problems)],
+                 "completion_ids": ids}
+        inputs = {name: known[name] if name in known else [p.row.get(name) for p in problems]
+                  for name in self.inputs}
         try:
             rewards = self.function(**inputs)
-            if inspect.isawaitable(rewards):
-                rewards = asyncio.run(wait_for(rewards))
+            if inspect.iscoroutine(rewards):
+                rewards = asyncio.run(rewards)
         except Exception as error:                           # whatever the user's function raises
             raise ValueError(f"--verifier {self.kind} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))
@@ -114,7 +108,3 @@ class BatchRewardFunction:
 
     def close(self):
         pass
-
-
-async def wait_for(awaitable):
-    return await awaitable

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 
+from plumbing.data.reward_functions import describe
+
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("answer", "solution")
@@ -158,7 +160,7 @@ def read_parquet(path):
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a Parquet file: {first_line(error)}")
+        raise ValueError(f"{path}: not a Parquet file: {describe(error)}")
     return [(f"{path} row {i}", row) for i, row in enumerate(rows, 1)]
 
 
@@ -170,16 +172,12 @@ def read_hub(name):
         splits = datasets.load_dataset(name, "main" if name == "openai/gsm8k" else None)
     except Exception as error:               # no network, unknown name or configuration, gated …
         raise ValueError(f"dataset {name}: there is no such file, and the hub gives "
-                         f"{type(error).__name__}: {first_line(error)}")
+                         f"{describe(error)}")
     train = "train" if "train" in splits else next(iter(splits))
     test = next((s for s in ("test", "validation") if s in splits and s != train), None)
     return tuple([(f"{name} {split} row {i}", row)
                   for i, row in enumerate(splits[split] if split else [], 1)]
                  for split in (train, test))
-
-
-def first_line(error):
-    return (str(error).strip() or repr(error)).splitlines()[0]
 
 
 # -------------------------------------------------------------------------------- checking of rows

@@ -126,17 +126,18 @@ class RewardFunction:
     def find_unreadable(self, problems):
         """(the problems whose reference answer math-verify cannot read, how many different ones it
         tried): at most MOST_REFERENCES from all over the data, for at most MOST_SECONDS."""
-        distinct = list({p.answer: p for p in reversed(problems)}.values())[::-1]
-        order = random.Random(0).sample(range(len(distinct)), min(len(distinct), MOST_REFERENCES))
+        distinct = list({p.answer: p for p in problems}.values())
+        random.Random(0).shuffle(distinct)
         began = time.monotonic()
-        tried = {}
-        for i in order:
-            tried[i] = self(None, distinct[i].answer)        # see load_math_verify
+        unreadable = []
+        for tried, problem in enumerate(distinct[:MOST_REFERENCES], 1):
+            if not self(None, problem.answer):               # see load_math_verify
+                unreadable.append(problem)
             if time.monotonic() - began > MOST_SECONDS:
                 break
         self.errors.clear()
         self.first_error = None
-        return [distinct[i] for i in sorted(tried) if not tried[i]], len(tried)
+        return unreadable, tried
 
     def start(self):
         worker = subprocess.Popen(
@@ -180,11 +181,11 @@ def final_answer(answer):
     return final if last_line.startswith("####") and final else answer
 
 
-def in_parallel(call, *arguments, workers=None):
-    """[call(*a) for a in zip(*arguments)], in that order, on `workers` threads. None: one thread
-    per core available to this process (torchrun's processes share the cores), at most 8."""
+def in_parallel(call, *arguments):
+    """[call(*a) for a in zip(*arguments)], in that order, on one thread per core available to this
+    process (torchrun's processes share the cores), at most 8."""
     cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    with ThreadPoolExecutor(workers or min(max(cores, 1), 8)) as pool:
+    with ThreadPoolExecutor(min(max(cores, 1), 8)) as pool:
         return list(pool.map(call, *arguments))
 
 

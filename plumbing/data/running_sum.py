@@ -69,7 +69,7 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
     lengths = f"{min_terms}-{max_terms}" if min_terms < max_terms else f"{max_terms}"
     name = f"running sum of {lengths} terms{', verbose' if verbose else ''}"
     task = Task(name, train, test, verify, first_error=first_error, teacher=teacher,
-                sizes=(len(train),), one_width=True)
+                one_width=True)
     task.max_completion_length = longest_answer(task)
     return task
 

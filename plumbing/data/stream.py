@@ -1,7 +1,6 @@
 """Data position: the order of the prompts."""
 
 import random
-import sys
 
 
 class PromptStream:
@@ -50,9 +49,3 @@ class PromptStream:
         self.epoch = state["epoch"]
         self.position = state["position"]
         self.shuffle()
-
-
-if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    stream = PromptStream([6])
-    print(f"epoch 0: {stream.next(6)}; epoch 1: {stream.next(4)}")

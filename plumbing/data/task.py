@@ -29,12 +29,11 @@ class Task:
     test: list
     verify: Callable             # (response, problem) -> reward, a number or bool
     stop: tuple = ()             # strings that end a response, besides the end-of-sequence token
-    chat: bool = False           # put prompts through the tokenizer's chat template, if it has one
     first_error: Callable | None = None  # (response, problem) -> index of its first wrong character
     teacher: Callable | None = None      # (problem, random.Random) -> a response, right or wrong,
     #                                      for the supervised warm-up of a tiny MoE
     one_width: bool = False      # all prompts have the same number of tokens
-    sizes: tuple = ()            # train problems per source, in the order of `train`
+    sizes: tuple = ()            # train problems per source, in the order of `train`; (): one
     notes: list = field(default_factory=list)    # messages for the user about loading
     reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
@@ -46,6 +45,9 @@ class Task:
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     played: bool = False         # with an environment: the first component is the return
+
+    def __post_init__(self):
+        self.sizes = self.sizes or (len(self.train),)
 
     def digest_prompts(self):
         """SHA-256 of the training prompts, by which --resume notices that they, or their order,
@@ -60,7 +62,7 @@ class Task:
         """The names of the K components of the reward. A response is right if the first is 1."""
         names = ["return"] * self.played
         names += [name for f in self.reward_functions for name in f.names or [f.name]]
-        return list(dict.fromkeys(names)) or ["correct"]
+        return names or ["correct"]
 
     def weights(self, components):
         """The weights of the columns of components [B, K]. Columns that do not come from a reward
@@ -80,29 +82,22 @@ class Task:
 
         NaN means that a response does not have this component. A response without any gets the mean
         reward of its group (0 if the whole group has none), so its advantage is 0.
-        """
-        K = len(self.component_names)                        # after them, DAPO's penalty
-        missing = components[:, :K].isnan().all(1)                                  # [B]
-        if not missing.any():
-            return self.weighted_sum(components)                                    # [B]
-        rewards = self.weighted_sum(components[:, :K]).masked_fill(missing, torch.nan)
-        return with_group_mean(rewards, group_size) + components[:, K:].sum(1)      # [B]
-
-    def weighted_sum(self, components):
-        """The sums [B] float32 of components [B, K] times their weights, without those that are
-        NaN.
 
         Sums that are equal on paper must be equal numbers: rounding differences within a group
-        would become advantages. Several components are therefore added in float64, each as the
-        decimal number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded
-        once.
+        would become advantages. Components are therefore added in float64, each as the decimal
+        number that it prints as (0.1, not float32's 0.100000001), and the sum is rounded once.
         """
+        K = len(self.component_names)                        # after them, DAPO's penalty
         weights = self.weights(components)
-        if len(self.component_names) == 1:                   # only DAPO's penalty may be added
-            return sum(weight * column for weight, column in zip(weights, components.T))
-        decimals = as_decimals(components.cpu()).nan_to_num(nan=0.0)                # [B, K]
-        total = sum(weight * column for weight, column in zip(weights, decimals.T))     # [B]
-        return total.float().to(components.device)                                      # [B]
+        if components.shape[1] == 1 and not components.isnan().any():
+            return components[:, 0] * weights[0]                                    # [B]
+        weights = torch.tensor(weights, dtype=torch.float64)                        # [K+]
+        parts = components.cpu()                             # some devices have no float64
+        values = as_decimals(parts).nan_to_num(nan=0.0) * weights                   # [B, K+]
+        missing = parts[:, :K].isnan().all(1)                                       # [B]
+        rewards = values[:, :K].sum(1).masked_fill(missing, torch.nan)              # [B]
+        rewards = with_group_mean(rewards, group_size) + values[:, K:].sum(1)       # [B]
+        return rewards.float().to(components.device)
 
     def reward_components(self, texts, problems, ids=None, games=None):
         """The components of the rewards [B, K] of B = Q·G responses to Q problems; the G responses
@@ -167,14 +162,14 @@ class Task:
             return ""
         refused = []
 
-        def fits(problem):
-            try:
-                return self.encode(tokenizer, [problem], chat, max_prompt_length)
-            except ValueError as error:
-                refused.append(str(error))
-
         def fitting(problems, split):
-            left = [problem for problem in problems if fits(problem)]
+            left = []
+            for problem in problems:
+                try:
+                    self.encode(tokenizer, [problem], chat, max_prompt_length)
+                    left.append(problem)
+                except ValueError as error:
+                    refused.append(str(error))
             if problems and not left:
                 raise ValueError(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
             return left

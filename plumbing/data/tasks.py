@@ -1,7 +1,7 @@
 """How a task is made: the built-in task, or one from a data file or a hub id.
 
     built-in    running_sum.py: last digits of a running sum
-    your data   load_task("rows.jsonl"), load_task("openai/gsm8k")
+    your data   load_task(settings, "rows.jsonl"), load_task(settings, "openai/gsm8k")
 
 datafiles.py reads and checks rows, reward_functions.py and batch_rewards.py score responses,
 stream.py decides the order of the prompts. This file does not depend on models or losses.
@@ -23,42 +23,42 @@ ANSWER_LIMIT = 3.0               # seconds per response, unless --verifier_timeo
 
 # ---------------------------------------------------------------------------------------- your data
 
-def load_task(dataset_name, test_dataset_name=None, prompt_column=None, answer_column=None,
-              verifier=(), time_limit=None, stop=(), chat=True, reward_weights=(),
-              system_prompt=None, prompt_template="{prompt}", chat_template_kwargs=None,
-              environment=False, rows=None):
-    """A task from a data file or a hub id; see datafiles.load_problems.
+def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
+    """A task from a data file or a hub id, read and scored as the flags say; see
+    datafiles.load_problems.
 
-    verifier: a kind of reward function or a list of kinds, see reward_functions.py and
-    batch_rewards.py; without one: math. time_limit: seconds per response, None: 3; a function of a
-    whole batch has none. environment: an environment plays the rows, which then need no answer;
-    without a reward function nothing else gives rewards. rows: dicts to use instead of the rows of
-    a data set, which dataset_name then only names. The task's `notes` list the rows that were left
-    out. Raises ValueError or FileNotFoundError.
+    Without --verifier: math; with an environment, which needs no answers, nothing else than the
+    environment gives rewards then. rows: dicts to use instead of the rows of a data set, which
+    dataset_name then only names. The task's `notes` list the rows that were left out. Raises
+    ValueError or FileNotFoundError.
     """
-    kinds = [verifier] if isinstance(verifier, str) else list(verifier)
+    environment = bool(getattr(settings, "environment", None))
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
-    train, test, notes = load_problems(dataset_name, test_dataset_name, prompt_column,
-                                       answer_column, rows, environment)
-    kinds = kinds or ["math"] * (not environment)
+    train, test, notes = load_problems(dataset_name, test_dataset_name,
+                                       *settings.columns or (None, None), rows, environment)
+    kinds = settings.verifier or ["math"] * (not environment)
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
-    functions = tuple(make_reward_function(kind, time_limit or ANSWER_LIMIT, columns, environment)
+    functions = tuple(make_reward_function(kind, settings.verifier_timeout or ANSWER_LIMIT, columns)
                       for kind in kinds)
 
     def verify(response, problem):
         return task.total(task.reward_components([response], [problem])).item()
 
-    task = Task(dataset_name, train, test, verify, tuple(stop), chat, sizes=(len(train),),
-                notes=notes, reward_functions=functions, played=environment,
-                reward_weights=tuple(reward_weights or ()), system_prompt=system_prompt,
-                prompt_template=prompt_template,
-                chat_template_kwargs=chat_template_kwargs or {})
+    template = read_text(settings, "prompt_template")
+    template = "{prompt}" if template is None else template
+    if "{prompt}" not in template:
+        raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
+                         "{prompt}, which is replaced by the prompt")
+    task = Task(dataset_name, train, test, verify, notes=notes, reward_functions=functions,
+                played=environment, reward_weights=settings.reward_weights or (),
+                system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
+                chat_template_kwargs=settings.chat_template_kwargs or {})
     for f in functions:
         if f.from_file and not f.batched:    # by one process: all must use the same names
             f.names = processes.on_first(lambda: f.try_references(train[:8]))
-    if system_prompt is not None:
+    if task.system_prompt is not None:
         notes += describe_system_messages([*train, *test])
-    if len(task.component_names) < sum(len(f.names or [f.name]) for f in functions):
+    if len(set(task.component_names)) < len(task.component_names):
         raise ValueError(f"--verifier {' '.join(kinds)}: two components of the reward have the "
                          f"same name: {', '.join(task.component_names)}")
     return task
@@ -78,7 +78,6 @@ def prepare_task(settings, task=None):
     a name, train and test problems and a verify function. --stop adds strings to the task's own
     stop strings; --max_completion_length replaces its own limit."""
     task = task or make_task(settings)
-    task.sizes = task.sizes or (len(task.train),)
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
     task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task
@@ -99,33 +98,15 @@ def read_text(settings, name):
 
 def make_task(settings):
     """The built-in task or the user's task, as the flags of train.py and the features of the run
-    define it.
-
-    Without --max_completion_length the longest response has 256 tokens; for the built-in task as
-    many as its longest answer.
-    """
-    template = read_text(settings, "prompt_template")
-    template = "{prompt}" if template is None else template
-    if "{prompt}" not in template:
-        raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
-                         "{prompt}, which is replaced by the prompt")
-    prompt, answer = settings.columns or (None, None)
-    load = partial(load_task, prompt_column=prompt, answer_column=answer,
-                   verifier=settings.verifier, time_limit=settings.verifier_timeout,
-                   stop=settings.stop, chat=settings.chat_template,
-                   reward_weights=settings.reward_weights,
-                   system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
-                   chat_template_kwargs=settings.chat_template_kwargs,
-                   environment=bool(getattr(settings, "environment", None)))
+    define it."""
     if settings.dataset_name is None:
         task = running_sum(settings.min_terms, settings.max_terms, settings.verbose_answers)
     else:
-        task = load(settings.dataset_name, settings.test_dataset_name)
+        task = load_task(settings, settings.dataset_name, settings.test_dataset_name)
         if settings.verifier_timeout and all(f.batched for f in task.reward_functions):
             raise ValueError(f"--verifier_timeout {settings.verifier_timeout:g} has no effect on a "
                              "function of a whole batch: set a limit in the function")
     for feature in settings.features:
-        task = feature.task(settings, task, load)
+        task = feature.task(settings, task, partial(load_task, settings))
     task.weights(torch.zeros(1, len(task.component_names)))  # raises for a wrong number of weights
-    task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task

@@ -45,7 +45,7 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
 
     try:
         policy.name_or_path = name
-        if task and task.chat and not settings.resume:
+        if task and settings.chat_template and not settings.resume:
             add_turn_end(policy, tokenizer)
         policy = move_to_device(transform(policy) if transform else policy, device).eval()
         check_log_probs(policy, tokenizer)

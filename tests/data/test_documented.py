@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import session.learner
 import train
 from plumbing.data.reward_functions import load_function
-from plumbing.data.tasks import make_task
+from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from tiny_run import SMALL, TINY, metrics, write
 
@@ -104,7 +104,7 @@ OUTSIDE = f"{sys.executable} -I -"                           # isolates nothing:
 def test_the_reward_function_that_runs_code(workplace, monkeypatch):
     monkeypatch.setenv("JAIL", OUTSIDE)
     (argv,) = section("A reward function that runs code")
-    task = make_task(parse(argv))
+    task = prepare_task(parse(argv))
     problem = asked(task, "add")
     fenced = f"Here it is:\n```python\n{problem.answer}\n```\nDone."
     answers = [problem.answer, fenced, "def add(a, b):\n    return a - b",
@@ -114,7 +114,7 @@ def test_the_reward_function_that_runs_code(workplace, monkeypatch):
     monkeypatch.setenv("JAIL", "no-such-program")
     words = "runs.py:passes: raised FileNotFoundError.*each of the first"
     with pytest.raises(ValueError, match=words):
-        make_task(parse(argv))
+        prepare_task(parse(argv))
 
 
 def bubblewrap():
@@ -142,7 +142,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
                  f"__import__('socket').create_connection({listener.getsockname()}, 1)"]
         for program, want in ((jail, [1, 1, 1, 1]), (OUTSIDE, [1, 0, 0, 0])):
             monkeypatch.setenv("JAIL", program)
-            task = make_task(parse(argv))
+            task = prepare_task(parse(argv))
             right = asked(task, "add")
             answers = [right.answer, *(right.answer + caught.format(line) for line in tries)]
             assert judged(task, answers, [right] * 4) == want
@@ -152,7 +152,7 @@ def test_the_documented_sandbox_isolates_the_code(workplace, monkeypatch):
 
 def test_the_calculator(workplace):
     argv = section("An environment")[0]
-    task = make_task(parse(argv))
+    task = prepare_task(parse(argv))
     assert task.prompt_template == ("117+225=<tool>117+225</tool>342\n"
                                     "538+146=<tool>538+146</tool>684\n{prompt}")
     assert task.stop == ("\n", "</tool>")

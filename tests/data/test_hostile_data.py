@@ -16,9 +16,8 @@ from plumbing.data import task
 from plumbing.data.datafiles import Problem, read_rows, to_problems
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt
-from plumbing.data.tasks import load_task
 from plumbing.data.reward_functions import RewardFunction, in_parallel
-from tiny_run import jsonl, metrics, slow, write
+from tiny_run import jsonl, load_task, metrics, slow, write
 
 GOOD = '{"prompt": "2+2=", "answer": "4"}\n'
 
@@ -181,7 +180,8 @@ def test_no_prompt_is_in_both_splits(tmp_path):
         row["prompt"] = "play"
         del row["answer"]
     task = load_task(jsonl(path, [row | {"secret": i} for i, row in enumerate(rows)]),
-                     environment=True)                       # the split is by row, without answers
+                     verifier=[], environment="mine.py:Game")
+    # the split is by row, without answers
     assert len(task.train) == 45 and len(task.test) == 5 and not task.reward_functions
     assert {p.row["secret"] for p in task.train + task.test} == set(range(50))
 
@@ -289,13 +289,14 @@ def test_every_string_reaches_a_users_function_unchanged(tmp_path):
 
 
 @pytest.mark.parametrize("every", [97, slow(1)])
-def test_math_verify_survives(every, tmp_path):
+def test_math_verify_survives(every, tmp_path, monkeypatch):
     """Four at a time, as a run judges them: an answer that is cut off costs a second and a new
     worker."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     trap, check = tmp_path / "trap", RewardFunction("math", time_limit=1.0)
     responses = hostile("42", trap)[::every]
     in_parallel(lambda part: judged(check, "42", part, trap),
-                [responses[i::4] for i in range(4)], workers=4)
+                [responses[i::4] for i in range(4)])
     check.time_limit = 30.0
     assert check("so 42", "42") == 1.0                       # and it still works
     check.close()

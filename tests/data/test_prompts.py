@@ -11,7 +11,7 @@ from tokenizers import Regex, pre_tokenizers
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.data.task import encode_prompt
-from plumbing.data.tasks import make_task
+from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from tiny_run import jsonl, read_json, write
 
@@ -75,7 +75,7 @@ def rows(workplace):
 def test_flags_take_text_with_line_breaks_or_a_file_without_its_last_one(line, system, template,
                                                                          rows):
     write("shots.txt", "1+1=2\n{prompt}\nQ:\n")
-    task = make_task(parse((EXACT + line).split()))
+    task = prepare_task(parse((EXACT + line).split()))
     assert (task.system_prompt, task.prompt_template) == (system, template)
 
 
@@ -120,7 +120,7 @@ BOM = b"\xef\xbb\xbf"
 def test_a_file_with_a_byte_order_mark_is_read_without_it(rows):
     Path("shots.txt").write_bytes(BOM + b"1+2=3\n{prompt}\n")
     Path("mine.py").write_bytes(BOM + b"def reward(completions):\n    return [1]\n")
-    task = make_task(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
+    task = prepare_task(parse((ROWS + "--prompt_template @shots.txt --system_prompt @shots.txt "
                                  "--verifier mine.py:reward").split()))
     assert task.prompt_template == task.system_prompt == "1+2=3\n{prompt}"
     assert task.reward_functions[0].batched

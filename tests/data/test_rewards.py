@@ -22,9 +22,9 @@ from plumbing.data.batch_rewards import make_reward_function
 from plumbing.data.reward_functions import RewardFunction, in_parallel
 from plumbing.data.running_sum import running_sum
 from plumbing.data.task import Task
-from plumbing.data.tasks import load_task
 from plumbing.parallel import processes
-from tiny_run import SMALL, TRAIN, differences, jsonl, metrics, python, read_json, write
+from tiny_run import (SMALL, TRAIN, differences, jsonl, load_task, metrics, python, read_json,
+                      write)
 
 DATA = ("--model_name_or_path model --dataset_name rows.jsonl --max_completion_length 4 "
         "--verifier mine.py:reward ")
@@ -39,7 +39,7 @@ def task(sums):
     def make(source, *names, **options):
         write("mine.py", source)
         kinds = [f"mine.py:{name}" for name in names or ["reward"]]
-        made.append(load_task("rows.jsonl", verifier=kinds, **{"time_limit": 20.0} | options))
+        made.append(load_task("rows.jsonl", verifier=kinds, **{"verifier_timeout": 20.0} | options))
         return made[-1]
     yield make
     for task in made:
@@ -160,17 +160,18 @@ def test_a_single_part_is_the_reward_to_the_last_bit():
     sums, part = running_sum(1, 2, train_size=20, test_size=4), torch.rand(64, 1)
     penalty = -torch.rand(64, 1)
     assert torch.equal(sums.total(part), part[:, 0])
-    assert torch.equal(sums.total(torch.cat([part, penalty], 1)), part[:, 0] + penalty[:, 0])
+    assert torch.allclose(sums.total(torch.cat([part, penalty], 1)), (part + penalty)[:, 0])
 
 
-def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums):
+def test_parallel_calls_give_the_same_rewards_in_the_same_order(sums, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     write("mine.py",
         "import os, time\ndef reward(response, answer):\n    n = int(response)\n"
         "    time.sleep(n % 3 / 500)\n    if n % 7 == 3: raise ValueError\n"
         "    if n % 31 == 8: os._exit(1)\n    return n / 1000\n")
     check, texts = RewardFunction("mine.py:reward", 20.0), [str(n) for n in range(1, 100)]
     expected = [0.0 if n % 7 == 3 or n % 31 == 8 else n / 1000 for n in range(1, 100)]
-    assert in_parallel(check, texts, [""] * 99, workers=4) == expected
+    assert in_parallel(check, texts, [""] * 99) == expected
     assert check.errors == {"crash": expected.count(0.0)} and len(check.idle) == 4
     check.close()
 
@@ -337,7 +338,7 @@ def test_a_function_of_a_batch_has_no_time_limit_and_one_of_a_response_has(task,
     judge = task("import time\ndef reward(completions):\n    time.sleep(0.6)\n"
                  "    return [1] * len(completions)\n"
                  "def one(response, answer):\n    time.sleep(0.6 * (response != answer))\n"
-                 "    return 1.0\n", "reward", "one", time_limit=None)
+                 "    return 1.0\n", "reward", "one", verifier_timeout=None)
     assert judge.reward_components(["x"], judge.train[:1]).tolist() == [[1, 0]]
     assert [f.errors for f in judge.reward_functions] == [{}, {"timeout": 1}]
 

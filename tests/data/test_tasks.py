@@ -16,9 +16,9 @@ from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer, running_sum
 from plumbing.data.stream import PromptStream
 from plumbing.data.task import Task
-from plumbing.data.tasks import load_task, make_task, prepare_task
+from plumbing.data.tasks import prepare_task
 from session.arguments import parse
-from tiny_run import flags, jsonl, metrics, python, write
+from tiny_run import flags, jsonl, load_task, metrics, python, write
 
 ROOT = Path(__file__).resolve().parents[2]
 WORD_PROBLEMS = ROOT / "tests/data/gsm8k_style.jsonl"
@@ -31,7 +31,7 @@ def custom(kind=int, **more):
     sums = running_sum(1, 2, train_size=40, test_size=8)
     return Task("sums of mine", sums.train, sums.test,
                 lambda response, problem: kind(response[:1] == problem.answer[:1]),
-                teacher=sums.teacher, sizes=(len(sums.train),), **more)
+                teacher=sums.teacher, **more)
 
 
 def test_verify_of_a_task_made_in_python_may_return_any_kind_of_number(workplace):
@@ -63,9 +63,9 @@ def test_the_length_limit_stands_in_the_task_and_the_settings_stay_as_they_were(
                                                                                 given, stated):
     args = parse(f"--min_terms 1 --max_terms 2 {line}".split())
     before = asdict(args)
-    limits = [prepare_task(args), make_task(args), prepare_task(args, custom()),
+    limits = [prepare_task(args), prepare_task(args, custom()),
               prepare_task(args, custom(max_completion_length=9))]
-    assert [task.max_completion_length for task in limits] == [built_in, built_in, given, stated]
+    assert [task.max_completion_length for task in limits] == [built_in, given, stated]
     assert asdict(args) == before
     with pytest.raises(FrozenInstanceError):
         args.max_completion_length = 8
@@ -213,12 +213,12 @@ def test_every_format_and_usual_column_gives_the_same_problems(tmp_path, suffix,
             for i in range(30)]
     task = load_task(as_file(tmp_path / f"rows{suffix}", rows), verifier="exact")
     assert pairs(task) == {row[prompt]: row[answer] for row in rows}
-    assert len(task.test) == 3 and task.sizes == (27,) and task.chat
+    assert len(task.test) == 3 and task.sizes == (27,)
     assert "held out 3 problem(s)" in task.notes[0]
 
 
 def test_math_reads_what_follows_the_hashes_of_a_worked_answer():
-    task = load_task(str(WORD_PROBLEMS))
+    task = load_task(str(WORD_PROBLEMS), verifier="math")
     problems = {p.where.rpartition(" ")[2]: p for p in task.train + task.test}
     assert len(problems) == 24 and len(task.test) == 2
     for number, line in enumerate(WORD_PROBLEMS.read_text(encoding="utf-8").splitlines(), 1):

@@ -12,9 +12,8 @@ import torch
 
 from features import dynamic_sampling
 from features.srpo import SRPO, Stages, join
-from plumbing.data.tasks import load_task
 from session.arguments import parse
-from tiny_run import TINY, jsonl, write
+from tiny_run import TINY, jsonl, load_task, write
 
 
 @pytest.mark.parametrize("resample, stage2_step", [*product([False, True], [None, 5])])

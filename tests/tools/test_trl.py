@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from models import saved
-from plumbing.data.tasks import make_task
+from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from test_losses_against_trl import trl_config
 from tiny_run import jsonl, slow, write
@@ -77,7 +77,7 @@ def test_a_config_is_printed_for_every_form_of_a_verifier_and_trains(form, work,
     text = printed(WORK + verifiers)
     others, = [line for line in text.splitlines() if line.startswith("# not in trl.GRPOConfig")]
     assert verifiers in others
-    task = make_task(args)
+    task = prepare_task(args)
     rewards = []
 
     def reward(completions, index, **columns):
