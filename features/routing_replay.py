@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
 from plumbing.parallel.devices import autocast
-from rollout import Sampler
 from routes import Pass, Routes, find_routers, record_routes, replay_routes
 
 
@@ -51,8 +50,9 @@ class RoutingReplay(Feature):
     def wrap_sampler(cls, settings, sampler, training):
         if not training or settings.routing_replay != "rollout":
             return sampler
-        plain = Sampler(sampler.policy, sampler.tokenizer, sampler.max_new_tokens,
-                        sampler.temperature, sampler.stop)   # a row per response
+        rollout = import_module("rollout")                   # transformers: --help does not wait
+        plain = rollout.Sampler(sampler.policy, sampler.tokenizer, sampler.max_new_tokens,
+                                sampler.temperature, sampler.stop)      # a row per response
         return RecordingSampler(plain, settings)
 
     def __init__(self, run):
