@@ -36,6 +36,7 @@ from plumbing.model.chat import name_ends
 from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
+from session.errors import errors_in_one_line
 from session.screen import print_once, format_interval
 from plumbing.parallel.processes import gather, gathered, share
 
@@ -290,16 +291,10 @@ COMMANDS = {"ask": ask, "passk": passk, "claims": claims, "dashboard": dashboard
 
 def main(argv=None):
     from tools import commands                           # here: training does not need tools/
-    try:
-        with commands.exit_on_broken_pipe():
-            argv = sys.argv[1:] if argv is None else argv
-            command, parsed = commands.parse_command(argv, __doc__)
-            COMMANDS[command](parsed)
-    except (ValueError, OSError) as error:
-        if os.environ.get("GSPO_TRACEBACK"):
-            raise
-        print(f"eval.py: {error}", file=sys.stderr)
-        raise SystemExit(2)
+    with errors_in_one_line("eval.py"), commands.exit_on_broken_pipe():
+        argv = sys.argv[1:] if argv is None else argv
+        command, parsed = commands.parse_command(argv, __doc__)
+        COMMANDS[command](parsed)
 
 
 if __name__ == "__main__":

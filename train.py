@@ -290,7 +290,7 @@ def main(argv=None):
     logging.disable_progress_bar()  # a bar for every checkpoint read or written; ours has its own
     logging.set_verbosity_error()   # what it would warn of is refused, in one line
     argv = sys.argv[1:] if argv is None else argv
-    with errors_in_one_line(argv):
+    with errors_in_one_line():
         run_script(parse(argv))
 
 

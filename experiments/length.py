@@ -40,7 +40,7 @@ def short_or_verbose(min_terms, max_terms):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
-    with errors_in_one_line(argv):
+    with errors_in_one_line():
         settings = parse(argv)
         run_script(settings, short_or_verbose(settings.min_terms, settings.max_terms))
 

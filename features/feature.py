@@ -183,8 +183,6 @@ def flag(default, help, **words):
     evaluation_needs what it needs there, as in `needs`
     fixed            whether the saved state of a run depends on it: --resume refuses another value
     checkpoint       whether its value is a checkpoint, which must be there before a run begins
-    saves_memory     whether the message of a run that is out of memory suggests this switch
-    takes_memory     the condition under which it suggests a lower value
     read             the function that reads its text, if that is not the type
     """
     several = isinstance(default, (list, dict))

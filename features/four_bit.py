@@ -22,7 +22,7 @@ from plumbing.parallel.devices import autocast
 class Flags:
     load_in_4bit: bool = flag(
         False, "store the frozen weights of the policy in 4 bits each (needs pip install "
-               "bitsandbytes)", section="4 bits", saves_memory=True, fixed=True,
+               "bitsandbytes)", section="4 bits", fixed=True,
         needs={"use_peft": None,
                "model_name_or_path": "the tiny MoE's experts are not linear layers"},
         without={"sampler=vllm": "only the built-in sampler reads 4 bits",

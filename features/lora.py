@@ -29,7 +29,7 @@ class Flags:
         False, "train LoRA adapters and freeze the weights of the model, with about ten times the "
                "--learning_rate of full training; if --model_name_or_path is an adapter's "
                "checkpoint, continue to train its adapters (needs pip install peft)",
-        section="adapters", saves_memory=True, fixed=True, also="lora qlora",
+        section="adapters", fixed=True, also="lora qlora",
         without={"shard": None, "sync_ref_model": UNMOVED,
                  "teacher_update_rate": f"{UNMOVED}; use --teacher_update_rate 0"})
     lora_r: int = flag(16, "LoRA rank", at_least=1, needs="use_peft", fixed=True, also="rank r")

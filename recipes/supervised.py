@@ -38,7 +38,7 @@ def rows(settings, task, tokenizer):
 
 
 def main(argv):
-    with errors_in_one_line(argv):
+    with errors_in_one_line():
         settings = parse(argv)
         if not (settings.output_dir and settings.dataset_name):
             raise ValueError("a few supervised steps need --output_dir, a folder for the "

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import shlex
-import sys
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,7 @@ from plumbing.parallel import devices
 from session.checks import (check_choice, check_combinations, check_conditions, check_values,
                             suggest)
 from session.config import read_config
+from session.errors import errors_in_one_line
 
 
 # Every row of losses.OBJECTIVES is an algorithm. A preset is an algorithm that also sets flags that
@@ -229,8 +229,7 @@ class Core:
                                         unset="the whole mini-batch", section="the machine",
                                         at_least=1, also="gradient_accumulation_steps")
     gradient_checkpointing: bool = flag(False, "save memory by recomputing activations in the "
-                                        "backward pass; responses then share no computation",
-                                        saves_memory=True)
+                                        "backward pass; responses then share no computation")
     plain: bool = flag(False, "use the plain implementation, for reading and for comparison: one "
                        "row per response and no shared computation", evaluation=True)
     bf16: bool | None = flag(None, "bfloat16 autocast; weights stay float32",
@@ -361,8 +360,6 @@ SHALLOW = 4     # layers of the tiny MoE up to which the fields' own defaults ho
 INSTEAD = {
     "logging_steps": "it is not needed: every rollout batch is logged",
     "tool": "write it as an --environment FILE.py:CLASS (docs/data.md#an-environment)",
-    "tool_stop": "write --stop, and the tool as an --environment FILE.py:CLASS "
-                 "(docs/data.md#an-environment)",
 }
 
 # Flags of one call of train.py, which are not settings of a run.
@@ -589,11 +586,8 @@ def suggest_flag(word):
 def check_flags_first(argv):
     """Before the slow imports of train.py: print --help, refuse wrong flags (exit code 2), or print
     the first line of a run."""
-    try:
+    with errors_in_one_line():
         parse(argv)
-    except ValueError as error:
-        sys.stderr.write(f"train.py: {error}\n")
-        raise SystemExit(2)
     if os.environ.get("RANK", "0") == "0":
         print("loading transformers ...", flush=True)
 

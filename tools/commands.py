@@ -11,6 +11,7 @@ from pathlib import Path
 from session.arguments import (Parser, Settings, flags, format_flags, parse, parse_flags,
                                read_run_config, read_run_layer)
 from session.checks import check_conditions
+from session.errors import errors_in_one_line
 
 COMMANDS = {
     "ask": "Sample responses of a checkpoint to your prompt, with the settings of its run.",
@@ -56,14 +57,9 @@ def parse_command(argv, description):
 def check_flags_first(argv, description):
     """Before the slow imports of eval.py: print --help, refuse wrong flags (exit code 2), or print
     a first line."""
-    try:
-        command, options = parse_command(argv, description)
-    except ValueError as error:
-        print(f"eval.py: {error}", file=sys.stderr)
-        raise SystemExit(2)
-    folders = ["experiments/"] if command == "claims" else getattr(options, "runs", ())
-    print("loading transformers ..." if command in ("ask", "passk") else
-          f"reading {' '.join(folders)} ...", flush=True)
+    with errors_in_one_line("eval.py"):
+        parse_command(argv, description)
+    print("loading transformers ...", flush=True)
 
 
 def parse_runs(command, argv):

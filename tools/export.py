@@ -14,6 +14,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)    # tools/ has a file named trl.py
 
 from session.arguments import parse
+from session.errors import errors_in_one_line
 from tools.commands import exit_on_broken_pipe
 from tools.trl import config_text
 
@@ -23,17 +24,13 @@ def main(argv=None):
     if not argv or argv[0] in ("-h", "--help"):
         print(__doc__)
         raise SystemExit
-    try:
+    with errors_in_one_line("export.py"), exit_on_broken_pipe():
         if argv[0] == "verl":
             raise ValueError('verl\'s keys are a table in docs/speed.md, "One run in other words"')
         if argv[0] != "trl":
             raise ValueError(f"{argv[0]} is not a program; write trl and the flags of train.py")
         print(config_text(parse(argv[1:])))
-    except ValueError as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        raise SystemExit(2)
 
 
 if __name__ == "__main__":
-    with exit_on_broken_pipe():
-        main()
+    main()

@@ -267,8 +267,8 @@ def test_ctrl_c_saves_and_says_how_to_go_on(number, signalled, as_whole, capfd):
 
 
 TWICE = (signal.SIGINT, signal.SIGINT)
-STOPPED = ("\ntrain.py: stopped immediately; --resume continues from the last checkpoint, if there "
-           "is one\n")
+STOPPED = ("\ntrain.py: stopped immediately; --resume continues a run from its last checkpoint, if "
+           "there is one\n")
 
 
 def test_second_ctrl_c_stops_at_once_but_not_one_that_torchrun_repeats(signalled, capfd):
