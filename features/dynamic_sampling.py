@@ -8,6 +8,7 @@ import torch
 
 from advantages import groups_with_signal
 from features.feature import Feature, flag
+from plumbing.speed.rollouts import concat
 
 ROUNDS = 10             # of sampling, at most; then zero-variance groups fill the batch
 
@@ -35,7 +36,7 @@ class DynamicSampling(Feature):
         while True:
             last = len(rounds) == ROUNDS
             if chosen := keep_signal(rounds, settings.prompts_per_step, settings.advantage,
-                                     self.run.task.total, last, self.run.join):
+                                     self.run.task.total, last):
                 break
             rounds.append(draw(len(rounds)))
         # metrics describe all of them, without what is attached, which would take much memory
@@ -43,11 +44,10 @@ class DynamicSampling(Feature):
         return chosen
 
 
-def keep_signal(rounds, count, advantage, total, last, join):
+def keep_signal(rounds, count, advantage, total, last):
     """The first `count` groups with different rewards, total(parts, G) [B], of the rounds, a list
     of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
-    the last round the missing groups are filled with zero-variance groups. join: a list of
-    rollouts -> one rollout."""
+    the last round the missing groups are filled with zero-variance groups."""
     chosen = []
     for number, (rollout, problems, parts) in enumerate(rounds, 1):
         G = rollout.group_size
@@ -63,4 +63,4 @@ def keep_signal(rounds, count, advantage, total, last, join):
         return None
     rollouts, problems, parts = zip(*chosen)
     rows = count * rounds[0][0].group_size
-    return join(rollouts).rows(0, rows), sum(problems, [])[:count], torch.cat(parts)[:rows]
+    return concat(rollouts).rows(0, rows), sum(problems, [])[:count], torch.cat(parts)[:rows]

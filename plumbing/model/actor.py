@@ -12,7 +12,6 @@ from plumbing.model.policy import find_max_length, load_policy
 from plumbing.parallel import processes
 from plumbing.parallel.devices import autocast
 from plumbing.speed.fast import fast_response_logp
-from plumbing.speed.rollouts import concat
 from rollout import Scorer
 from routes import find_routers, has_sigmoid
 
@@ -128,10 +127,6 @@ class Run:
     def freeze(self, policy):
         """A frozen Scorer of another policy than the one that is trained."""
         return make_scorer(self.settings, policy).to(self.device).requires_grad_(False)
-
-    def join(self, rollouts):
-        """Rollouts of the same group size as one."""
-        return concat(rollouts)
 
     def most_tokens(self):
         """The largest number of tokens in a row that the policy can read; None: any number."""

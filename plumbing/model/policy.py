@@ -3,6 +3,7 @@ warm-up (cold_start.py)."""
 
 import importlib.util
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +23,8 @@ SMOLLM2 = Path("checkpoints/SmolLM2-135M-Instruct")         # of the commands in
 CLOSE = 1e-3            # largest rounding error of a log-prob, relative to 1 + |log-prob|, in nats
 
 
-def load_policy(settings, task, device, folder=None, transform=None, base_only=False):
+def load_policy(settings, task, device, folder=None, transform=lambda policy: policy,
+                base_only=False):
     """(policy, tokenizer) on the device in float32: a checkpoint, ours or Hugging Face's, or the
     built-in tiny MoE. transform: a function applied to the loaded policy. base_only: of an
     adapter's checkpoint, load its base model alone.
@@ -34,7 +36,7 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
     name = folder or settings.model_name_or_path
     if name is None:
         policy, tokenizer = load_cold_start(settings, task, device)
-        return (transform(policy).to(device) if transform else policy), tokenizer
+        return transform(policy).to(device), tokenizer
     name = str(name)
     if is_adapter(name):
         return load_with_adapters(settings, task, device, name, transform, base_only)
@@ -47,7 +49,7 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
         policy.name_or_path = name
         if task and settings.chat_template and not settings.resume:
             add_turn_end(policy, tokenizer)
-        policy = move_to_device(transform(policy) if transform else policy, device).eval()
+        policy = move_to_device(transform(policy), device).eval()
         check_log_probs(policy, tokenizer)
         check_length(policy, settings.max_prompt_length, task)
         check_routers(policy)
@@ -59,8 +61,9 @@ def load_policy(settings, task, device, folder=None, transform=None, base_only=F
 def load_with_adapters(settings, task, device, name, transform, base_only):
     """load_policy of an adapter's checkpoint."""
     base_name = find_base_model(name)
+    load = partial(load_policy, settings, task, device, base_name)
     try:
-        base = load_policy(settings, task, device, base_name, transform if base_only else None)
+        base = load(transform) if base_only else load()
     except ValueError as error:
         raise ValueError(f"{name} needs its base model: {error}") from error
     if base_only:
@@ -68,7 +71,7 @@ def load_with_adapters(settings, task, device, name, transform, base_only):
     policy, tokenizer = base
     policy = read_adapters(policy, name)
     policy.name_or_path = name
-    return (transform(policy).to(device) if transform else policy), tokenizer
+    return transform(policy).to(device), tokenizer
 
 
 # ------------------------------------------------------------------------------- reading the files

@@ -90,7 +90,7 @@ def fast_sample(model, tokenizer, prompts, group_size, max_new_tokens, temperatu
         ended[live] |= ~over & is_end(response[live, :t + 1])
         if t + 1 == longest:
             break
-        if (t + 1) % drop_every == 0:
+        if t % drop_every == 0:
             goes_on = ~ended[live] & (t + 1 < limits[live])                         # [b]
             keep = goes_on.nonzero().squeeze(-1)                                    # [b]
             if len(keep) == 0:
@@ -108,22 +108,18 @@ class Rows:
 
     def __init__(self, model, ids, mask, prefix, group_size, last, share):
         """last: the largest position of a token. share: responses that are equal so far read the
-        same row; otherwise each has its own."""
-        copies = 1 if share else group_size
+        same row; otherwise each has its own after the first token."""
         self.step_model = torch.inference_mode()(model.__call__)  # 7 % faster than under no_grad
         self.cache = make_cache(model.config)
         self.share = share
         inputs = prepare_prompts(model, ids, mask, prefix, self.cache)
-        logits = model(**inputs, logits_to_keep=1).logits[:, -1]                    # [Q, V]
-        self.logits = logits.repeat_interleave(copies, 0)                           # [n, V]
-        self.attention = cut_mask(inputs["attention_mask"], copies)                 # [n, ..., P]
-        self.position = mask.sum(-1).repeat_interleave(copies)               # [n] of the next token
+        self.logits = model(**inputs, logits_to_keep=1).logits[:, -1]               # [n, V]
+        self.attention = cut_mask(inputs["attention_mask"], 1)                      # [n, ..., P]
+        self.position = mask.sum(-1)                                         # [n] of the next token
         self.last = last
         responses = torch.arange(len(ids) * group_size, device=ids.device)          # [b]
-        self.source = responses // (group_size // copies)              # [b] the row that each reads
-        self.separate = not share                              # no two responses read the same row
-        if copies > 1:
-            self.cache.batch_repeat_interleave(copies)
+        self.source = responses // group_size                          # [b] the row that each reads
+        self.separate = False                                  # no two responses read the same row
 
     def drop(self, keep, token):
         """Continue with the responses `keep` [b] only, whose last tokens are `token` [b]."""
@@ -174,9 +170,10 @@ def prepare_prompts(model, ids, mask, prefix, cache):
     """The arguments of the forward of prompts [Q, P] into the cache. If there is a shared prefix,
     its forward runs here, in one row for all prompts, and the arguments are for the tokens after
     it."""
+    if prefix:
+        ids, mask = move_prefix_first(ids, mask, prefix)
     position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
-        ids, mask, position = move_prefix_first(ids, mask, position, prefix)
         model.base_model(input_ids=ids[:1, :prefix], position_ids=position[:1, :prefix],
                          past_key_values=cache, use_cache=True)
         cache.batch_repeat_interleave(len(ids))
@@ -206,19 +203,18 @@ def cut_mask(mask, copies):
         return mask.repeat_interleave(copies, 0)
 
 
-def move_prefix_first(ids, mask, position, prefix):
-    """Prompts padded on the left, [Q, P] each, with the shared prefix moved before the padding:
+def move_prefix_first(ids, mask, prefix):
+    """Prompts padded on the left and their mask, [Q, P] each, with the shared prefix moved before
+    the padding:
 
         · · s s s 4 5        s s s · · 4 5
         s s s 1 2 3 4   ->   s s s 1 2 3 4
     """
-    start = mask.shape[1] - mask[0].sum()
-    first = ids[0, start + torch.arange(prefix, device=ids.device)]                 # [prefix]
-    rest = mask[:, prefix:] & (position[:, prefix:] >= prefix)                      # [Q, P-prefix]
-    first = first.expand(len(ids), -1)                                              # [Q, prefix]
-    steps = torch.arange(prefix, device=ids.device).expand(len(ids), -1)            # [Q, prefix]
-    return (torch.cat([first, ids[:, prefix:]], 1), torch.cat([steps >= 0, rest], 1),
-            torch.cat([steps, position[:, prefix:]], 1))                            # [Q, P] each
+    padding = (~mask).sum(-1, keepdim=True)                                         # [Q, 1]
+    place = torch.arange(mask.shape[1], device=mask.device)                         # [P]
+    source = (place - prefix).where(place < prefix + padding, place)                # [Q, P]
+    source = (place + padding).where(place < prefix, source)                        # [Q, P]
+    return ids.gather(1, source), mask.gather(1, source)
 
 
 # --------------------------------------------------------------------------------------- log-probs
@@ -359,9 +355,9 @@ def packed_hidden(model, rollout, groups):
     device = rollout.mask.device
     ids = rollout.prompt_ids                                                        # [Q, P]
     mask = rollout.prompt_mask                                                      # [Q, P]
-    position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
     if prefix:
-        ids, mask, position = move_prefix_first(ids, mask, position, prefix)
+        ids, mask = move_prefix_first(ids, mask, prefix)
+    position = (mask.cumsum(-1) - 1).clamp(min=0)                                   # [Q, P]
 
     def pack(prompts, responses):        # [Q, P], [Q, G(T-1)] -> [R, N], the groups of a row joined
         after = torch.cat([prompts[:, prefix:], responses], 1).reshape(Q // groups, -1)

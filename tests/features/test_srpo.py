@@ -88,8 +88,8 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
          lambda numbers, self, n, step: drawn.append((step, numbers, self.sizes[0])))
     keep = dynamic_sampling.keep_signal
 
-    def kept(found, wanted, advantage, total, last, join):
-        return keep(found, wanted, advantage, total, True, join) if len(found) == rounds else None
+    def kept(found, wanted, advantage, total, last):
+        return keep(found, wanted, advantage, total, True) if len(found) == rounds else None
     monkeypatch.setattr(dynamic_sampling, "keep_signal", kept)
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
     assert all(max(numbers) < size for step, numbers, size in drawn if step <= 2)
