@@ -48,14 +48,15 @@ def trained(cases, folder):
 
 @pretended
 def test_a_run_on_two_kinds_of_checkpoints_keeps_to_the_budget_of_waits(tmp_path):
-    """A rollout waits seven times while prompts and responses are copied, once per 16 tokens."""
+    """A rollout waits seven times while prompts and responses are copied, and after token 0 and
+    every sixteenth."""
     first, *_ = trained([
         "hf --steps 1 --bf16 true --beta 0.1 --max_completion_length 40 --output_dir a",
         "--steps 1 --cold_start_steps 5 --bf16 false --algorithm ppo --output_dir b",
         "--steps 1 --cold_start_steps 5 --fp16 true --beta 0.1 --output_dir c",
         *["hf --steps 1 --fp16 true --use_peft --output_dir d"] * bool(find_spec("peft"))],
         tmp_path)
-    assert 7 < first["syncs"]["rollout"] <= 7 + 40 // 16, first["where"]["rollout"]
+    assert 7 < first["syncs"]["rollout"] <= 7 + 1 + 40 // 16, first["where"]["rollout"]
 
 
 @pretended
