@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from advantages import ADVANTAGES, groups_with_signal
+from advantages import groups_with_signal
 from losses import STATISTICS
 from session import checkpoints, screen
 from plumbing.parallel import processes
@@ -155,9 +155,6 @@ class Recorder:
         self.task = task
         self.learner = learner
         self.settings = learner.settings
-        self.clips_s = learner.settings.row.clips_s
-        reads = ADVANTAGES[learner.settings.advantage].reads
-        self.reads_rewards = not {"rewards", "token_rewards"}.isdisjoint(reads)
         self.progress = progress
         self.start = start
         self.errors = 0                  # of the reward functions, in the batches before
@@ -207,14 +204,11 @@ class Recorder:
         hooks = self.learner.features.hooks
         record = batch_record(settings, step, self.task, batch, mini, new, updates,
                               hooks["metrics"])
-        if self.clips_s:
+        if settings.row.clips_s:
             record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
-        changed = hooks["advantages"] or "kl" in batch.more              # not by rewards alone
-        equal = (record["reward_std"] == 0 and self.reads_rewards and not changed
-                 or bool((batch.advantages == 0).all()))
-        progress["equal"] = progress.get("equal", 0) + 1 if equal else 0
+        progress["equal"] = 0 if batch.advantages.any() else progress.get("equal", 0) + 1
         errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process
         progress["verifier_errors"] += sum(self.learner.gather([errors - self.errors]))
         self.errors = errors
@@ -325,46 +319,40 @@ def format_line(record, steps, seconds_left, collapsed=""):
 # ---------------------------------------------------------------------- one group's tokens
 
 def group_record(step, mini, new, learner, task):
-    """A line of tokens.jsonl: the first group of a mini-batch in which not all advantages are 0.
-    new: the mini-batch's Scores under the policy after the updates; nothing is computed again."""
-    G = mini.rollout.group_size
-    live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
-    group = int(live.int().argmax())                         # the first such group, or group 0
-    rows = slice(group * G, (group + 1) * G)
-    one = mini.rows(rows.start, rows.stop)
-    more = {}
-    if task.first_error:
-        problem = one.problems[0]
-        more["first_error"] = [task.first_error(text, problem) for text in one.rollout.texts]
-    free = free_routes(mini, new)
-    if all(free):
-        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in free)
-        more["router_shift"] = router_shift(
-            one.routes.logits, new.routes.logits[:, rows], one.routes.indices, one.rollout.mask)
-    if one.factors is not None:
-        more["factors"] = one.factors
-    for tokens in learner.features.hooks["tokens"]:
-        more |= tokens(one.rollout)
-    return token_record(step, one.rollout, learner.tokenizer, one.old_logp, new.logp[rows],
-                        one.rewards, one.advantages, **more)
-
-
-def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantages,
-                 first_error=None, **more):
-    """A line of tokens.jsonl: the G responses of one group.
+    """A line of tokens.jsonl: the G responses of the first group of a mini-batch in which not all
+    advantages are 0. new: the mini-batch's Scores under the policy after the updates; nothing is
+    computed again.
 
     old_logp, new_logp        [G, T] under the policy before and after the batch's updates
     rewards, advantages       [G]; advantages also [G, T]
     first_error               G token indices: the first wrong step of a response, or None
-    more: old_experts, new_experts  [L, G, T, K] chosen before and after the updates
-          router_shift        [G, T] RSPO's γ̃
-          factors             [G, T] mismatch weights and high-entropy mask
-          kept                [G][T] lists of texts: the tokens that top-p and top-k left
+    old_experts, new_experts  [L, G, T, K] chosen before and after the updates
+    router_shift              [G, T] RSPO's γ̃
+    factors                   [G, T] mismatch weights and high-entropy mask
+    kept                      [G][T] lists of texts: the tokens that top-p and top-k left
+    cut_off                   [G] whether a response has no loss token
 
     A response ends at its last loss token. Tokens that were inserted before it have mask 0.
     Numbers are rounded to 1e-7, far less than GSPO's clip range of 3e-4. Numbers that are not
     finite become null.
     """
+    G = mini.rollout.group_size
+    live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
+    group = int(live.int().argmax())                         # the first such group, or group 0
+    rows = slice(group * G, (group + 1) * G)
+    one = mini.rows(rows.start, rows.stop)
+    rollout = one.rollout
+    more = {"old_logp": one.old_logp, "new_logp": new.logp[rows],
+            "sampler_logp": rollout.sampler_logp}
+    free = free_routes(mini, new)
+    if all(free):
+        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in free)
+        more["router_shift"] = router_shift(
+            one.routes.logits, new.routes.logits[:, rows], one.routes.indices, rollout.mask)
+    if one.factors is not None:
+        more["factors"] = one.factors
+    for tokens in learner.features.hooks["tokens"]:
+        more |= tokens(rollout)
     mask = rollout.mask.tolist()                             # [G, T]
     truncated = rollout.truncated.tolist()                   # even if its tokens left the loss
     ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
@@ -379,20 +367,18 @@ def token_record(step, rollout, tokenizer, old_logp, new_logp, rewards, advantag
         return [rounded(row) for row in cut(x.tolist())]
 
     ids = cut(rollout.response_ids.tolist())
-    prompt = rollout.prompt_ids[rollout.prompt_mask].tolist()
+    decode = learner.tokenizer.decode
+    A = one.advantages
     record = {
-        "step": step, "prompt": tokenizer.decode(prompt), "ids": ids,
-        "tokens": [[tokenizer.decode([token]) for token in row] for row in ids],
+        "step": step, "prompt": decode(rollout.prompt_ids[rollout.prompt_mask].tolist()),
+        "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
-        "old_logp": cut(old_logp), "new_logp": cut(new_logp),
-        "sampler_logp": cut(rollout.sampler_logp), "rewards": rounded(rewards.tolist()),
-        "advantages": rounded(advantages.tolist()) if advantages.dim() == 1 else cut(advantages)}
-    if first_error is not None:
-        record["first_error"] = first_error
-    record |= {name: cut(x) for name, x in more.items()}
-    if any(not any(row) for row in mask):
-        record["cut_off"] = [not any(row) for row in mask]
-    return record
+        "rewards": rounded(one.rewards.tolist()),
+        "advantages": rounded(A.tolist()) if A.dim() == 1 else cut(A),
+        "cut_off": [not any(row) for row in mask]}
+    if task.first_error:
+        record["first_error"] = [task.first_error(text, one.problems[0]) for text in rollout.texts]
+    return record | {name: cut(x) for name, x in more.items()}
 
 
 def rounded(values):

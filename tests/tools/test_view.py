@@ -11,6 +11,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ import torch
 from eval import main
 from losses import OBJECTIVES, policy_loss, token_weights, with_options
 from tools import view
-from session.metrics import token_record
-from rollout import Rollout
+from rollout import Rollout, Scores
+from session.metrics import group_record
 from tiny_run import jsonl, read_json, write
+from train import Batch
 
 HOSTILE = ('</script><img src=x onerror="document.title=1"><script>document.title=2</script>'
            "@SCRIPT@<!--")
@@ -54,17 +56,26 @@ def tensors(seed=0):
     return rollout, old, new, (advantages > 0).float(), advantages, experts, shift
 
 
+def line(step, rollout, old, new, rewards, advantages, first_error=None, **more):
+    """The line of tokens.jsonl of one group, to which features add `more`."""
+    batch = Batch(rollout, [None], rewards[:, None], old, rewards, advantages)
+    features = SimpleNamespace(hooks={"tokens": [lambda rollout: more]})
+    learner = SimpleNamespace(tokenizer=Words(), features=features)
+    errors = dict(zip(rollout.texts, first_error or []))
+    task = SimpleNamespace(first_error=errors and (lambda text, problem: errors[text]))
+    return group_record(step, batch, Scores(new, None, None), learner, task)
+
+
 def record(step=1, seed=0, **more):
-    rollout, old, new, rewards, advantages, experts, shift = tensors(seed)
-    return token_record(step, rollout, Words(), old, new, rewards, advantages,
-                        old_experts=experts[0], new_experts=experts[1], router_shift=shift,
-                        first_error=[None, 1, 2, 3, 4, None], **more)
+    *group, experts, shift = tensors(seed)
+    return line(step, *group, [None, 1, 2, 3, 4, None], old_experts=experts[0],
+                new_experts=experts[1], router_shift=shift, **more)
 
 
 def per_token(weights):
     """A record without experts, of advantages times these weights [T]."""
     rollout, old, new, rewards, advantages, *_ = tensors()
-    return token_record(1, rollout, Words(), old, new, rewards, advantages[:, None] * weights)
+    return line(1, rollout, old, new, rewards, advantages[:, None] * weights)
 
 
 def factors(seed):
