@@ -314,10 +314,10 @@ def estimate_advantages(name, rewards, group_size, scale="group", **inputs):
     if kl is not None:
         inputs["rewards"] = rewards - inputs["beta"] * (kl * inputs["mask"]).sum(-1)     # [B]
     advantages = row.function(**{x: inputs[x] for x in row.reads if x in inputs})   # [B] or [B, T]
-    if advantages.dim() != (1 if row.per == "response" else 2):
-        each = {1: "one per response", 2: "one per token"}.get(advantages.dim(), "neither")
-        raise ValueError(f"advantage {name}: its row of advantages.ADVANTAGES says one advantage "
-                         f"per {row.per}, but its function returns {each}: change one of the two")
+    if advantages.shape != (rewards if row.per == "response" else inputs["mask"]).shape:
+        raise ValueError(f"advantage {name}: its function does not return one number for every "
+                         f"{row.per}, as its row of advantages.ADVANTAGES says: change one of the "
+                         "two")
     return advantages
 
 

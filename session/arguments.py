@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import shlex
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -26,8 +26,7 @@ from features import FEATURES
 from features.feature import flag, unescape
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
-from session.checks import (check_choice, check_combinations, check_conditions, check_values,
-                            suggest)
+from session.checks import check_choice, check_settings, is_user_file, suggest
 from session.config import read_config
 from session.errors import errors_in_one_line
 
@@ -366,8 +365,7 @@ INSTEAD = {
 CALL_FLAGS = {"config", "dry_run", "resume", "overwrite_output_dir", "output_dir",
               "trust_run_code"}
 
-BOOLEANS = {"true": True, "yes": True, "t": True, "y": True, "1": True,
-            "false": False, "no": False, "f": False, "n": False, "0": False}
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 TYPES = {int: "an integer", float: "a number", bool: "true/false, yes/no or 1/0",
          str: "one text", dict: 'a JSON object like {"enable_thinking": false}'}
 
@@ -389,16 +387,13 @@ def parse(argv, run_settings=None):
         run = read_run_config(folder)
         explicit = read_run_layer(run.get("settings", {}), explicit, folder) | explicit
     algorithm = explicit.get("algorithm", Settings.algorithm)
-    if algorithm not in ALGORITHMS:
-        check_choice(Settings(algorithm=algorithm), "algorithm", ALGORITHMS)
+    check_choice(Settings(algorithm=algorithm), "algorithm", ALGORITHMS)
     preset = {name: value for name, value in ALGORITHMS[algorithm].items() if name != "objective"}
     deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}
     defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults
     settings = Settings(**convert_layer(defaults | preset) | explicit, explicit_flags=explicit)
-    check_values(settings, flags())
-    check_conditions(settings, flags())
-    check_combinations(settings)
+    check_settings(settings)
     settings = resolve(settings)
     check_resumable(settings, run)
     return settings
@@ -507,7 +502,7 @@ def read_run_config(folder):
             config |= {"settings": config["given"], "resolved": config["arguments"]}
         steps = config["resolved"]["steps"]
         return config if isinstance(config["settings"], dict) and type(steps) is int else {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
 
 
@@ -541,10 +536,8 @@ def find_beside(value, folder):
     else beside that file."""
     if isinstance(value, list):
         return [find_beside(one, folder) for one in value]
-    if is_code(value) and not Path(value.rpartition(":")[0]).is_file():
-        there = folder / value
-        return str(there) if Path(str(there).rpartition(":")[0]).is_file() else value
-    return value
+    beside = str(folder / str(value))
+    return beside if is_code(value) and not is_user_file(value) and is_user_file(beside) else value
 
 
 # ------------------------------------------------------------------------------- the command line
@@ -626,7 +619,7 @@ def add_flag(section, f):
     value; a switch that is on by default is turned off by --no_name. A flag that is not given
     leaves nothing behind."""
     kind = value_type(f)
-    default = f.default_factory() if f.default is MISSING else f.default
+    default = getattr(Settings(), f.name)
     options = {"metavar": kind.__name__, "help": f.metadata["help"]}
     if kind is bool:
         options |= {"nargs": "?", "const": True}

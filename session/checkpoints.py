@@ -53,7 +53,7 @@ def cut_records(path, step):
     cut off, so that a resumed run has every step once."""
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(ValueError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     write_text(path, "".join(kept))

@@ -1,14 +1,15 @@
 """Checks: flags that cannot run are refused in one line, before anything is written.
 
-check_values refuses single values that are not allowed; check_conditions refuses flags that have
-no effect or contradict each other, by their metadata `needs` and `without` (features.feature.flag);
-check_combinations does the rest. The ValueError names the flag and the values that are allowed.
+check_settings calls three: check_values refuses single values that are not allowed;
+check_conditions refuses flags that have no effect or contradict each other, by their metadata
+`needs` and `without` (features.feature.flag); check_combinations does the rest. The ValueError
+names the flag and the values that are allowed.
 """
 
 import difflib
 import math
 import traceback
-from dataclasses import MISSING
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -33,10 +34,16 @@ def check_choice(settings, name, known):
         refuse(settings, name, f"is unknown{suggest(value, known)}; known: {', '.join(known)}")
 
 
-def check_values(settings, flags):
-    """Refuse a value that is out of range, whatever the other flags are. flags: the fields of
-    Settings that are flags."""
-    for f in flags:
+def check_settings(settings):
+    """Refuse flags that cannot run."""
+    check_values(settings)
+    check_conditions(settings)
+    check_combinations(settings)
+
+
+def check_values(settings):
+    """Refuse a value that is out of range, whatever the other flags are."""
+    for f in fields(settings):
         value = getattr(settings, f.name)
         limits = f.metadata
         if isinstance(value, float) and not math.isfinite(value):
@@ -60,13 +67,13 @@ def check_values(settings, flags):
                                "epsilon_high]; GSPO's paper uses 3e-4 and 4e-4")
 
 
-def check_conditions(settings, flags, needs="needs"):
+def check_conditions(settings, needs="needs"):
     """Refuse a flag with a value other than its default that no other flag makes use of, or that
     another flag contradicts, as its `needs` and `without` say (features.feature.flag). needs: the
     word for the first of the two."""
-    for f in flags:
-        default = f.default_factory() if f.default is MISSING else f.default
-        if getattr(settings, f.name) == default:
+    usual = type(settings)()
+    for f in fields(settings):
+        if getattr(settings, f.name) == getattr(usual, f.name):
             continue
         for condition, why in list_conditions(f.metadata.get(needs)):
             if not any(is_met(settings, one) for one in condition.split("|")):
@@ -208,26 +215,18 @@ def check_advantage(settings):
     G = max(2, settings.num_generations)
     rewards = torch.cat([torch.arange(G) % 2.0, torch.zeros(G), torch.ones(G)])     # [B]
     zeros = torch.zeros(3 * G, 3)                                                   # [B, T]
-    sizes = {"B": 3 * G, "T": 3, "K": 1}
-
-    def example(entry):
-        shape = [sizes[dimension] for dimension in entry.shape.split()]
-        return torch.full(shape, entry.dtype is torch.bool, dtype=entry.dtype) if shape else 1.0
-    examples = {name: example(INPUTS[name]) for f in settings.features for name in f.provides}
+    shapes = {"": 1.0, "B": rewards, "B T": zeros, "B K": rewards[:, None]}
+    examples = {name: torch.as_tensor(shapes[INPUTS[name].shape], dtype=INPUTS[name].dtype)
+                for f in settings.features for name in f.provides}
+    where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
     try:
         A = estimate_advantages(
             settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
     except Exception as error:                               # whatever an own function raises
-        raise ValueError(f"--advantage {settings.advantage} fails on three groups of {G} rewards "
-                         f"(0 and 1 in turn, all 0, all 1): {describe_error(error)}") from error
-    per = ADVANTAGES[settings.advantage].per
-    if A.shape != (rewards if per == "response" else zeros).shape:
-        refuse(settings, "advantage", f"does not return one number for every {per}: fix its "
-               "function, or `per` in its row of advantages.ADVANTAGES")
-    finite = A.isfinite().view(3, -1).all(1).tolist()                               # per group
-    if not all(finite):
-        where = "where all rewards of a group are equal" if finite[0] else "for rewards of 0 and 1"
+        raise ValueError(f"--advantage {settings.advantage} fails {where}: "
+                         f"{describe_error(error)}") from error
+    if not A.isfinite().all():
         refuse(settings, "advantage", f"returns a number that is not finite {where}: fix its "
                "function in advantages.py; zero-variance groups occur in every run, and 0 is "
                "their usual advantage")

@@ -27,7 +27,8 @@ def run_training(settings, task, device, train, held_out):
         screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
                                               settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached
-        progress = {"bad": 0, "best_pass_rate": 0.0, "collapsed": "", "verifier_errors": 0}
+        progress = {"bad": 0, "equal": 0, "best_pass_rate": 0.0, "best_score": (), "collapsed": "",
+                    "verifier_errors": 0}
         learner = make_learner(settings, task, policy, tokenizer, device)
         if settings.dry_run:
             return dry_run.print_estimate(settings, learner, task, train, held_out, began)

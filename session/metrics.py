@@ -155,6 +155,7 @@ class Recorder:
         self.task = task
         self.learner = learner
         self.settings = learner.settings
+        self.clips_s = learner.settings.row.clips_s
         self.progress = progress
         self.start = start
         self.errors = 0                  # of the reward functions, in the batches before
@@ -178,10 +179,8 @@ class Recorder:
     def update_best(self, step, answers):
         """Remember the first of the batches with the highest held-out pass@1; of those with the
         same pass@1, the one with the highest mean reward. Batch 0 is the policy before training."""
-        score = [answers["sampled"][name][0] for name in ("pass_at_1", "reward")]
-        best = self.progress.get("best")
-        if not best or score > best["score"]:
-            self.progress["best"] = {"step": step, "score": score}
+        pass_at_1, reward = (answers["sampled"][name][0] for name in ("pass_at_1", "reward"))
+        self.progress["best_score"] = max(self.progress["best_score"], (pass_at_1, reward, -step))
 
     def stop_if_bad(self, step, updates):
         """Stop the run after MAX_BAD_STEPS updates in a row that were not finite."""
@@ -204,11 +203,11 @@ class Recorder:
         hooks = self.learner.features.hooks
         record = batch_record(settings, step, self.task, batch, mini, new, updates,
                               hooks["metrics"])
-        if settings.row.clips_s:
+        if self.clips_s:
             record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
         progress["collapsed"] = describe_collapse(record, progress["best_pass_rate"])
-        progress["equal"] = 0 if batch.advantages.any() else progress.get("equal", 0) + 1
+        progress["equal"] = 0 if batch.advantages.any() else progress["equal"] + 1
         errors = sum(f.errors.total() for f in self.task.reward_functions)   # in this process
         progress["verifier_errors"] += sum(self.learner.gather([errors - self.errors]))
         self.errors = errors

@@ -106,10 +106,9 @@ def report(settings, folder, task, progress, after, seconds):
         print("\n".join([*format_example(summary["example"]),
                          f"before: {format_scores(before)}", f"after:  {format_scores(after)}"]))
         if settings.eval_steps:
-            best = progress["best"]
-            pass_at_1, reward = best["score"]
-            summary["best"] = {"step": best["step"], "pass_at_1": pass_at_1, "reward": reward}
-            print(f"best:   batch {best['step']} of {settings.steps}, held-out pass@1 "
+            pass_at_1, reward, step = progress["best_score"]
+            summary["best"] = {"step": -step, "pass_at_1": pass_at_1, "reward": reward}
+            print(f"best:   batch {-step} of {settings.steps}, held-out pass@1 "
                   f"{pass_at_1:.3f}, mean reward {reward:.3f}")
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
     tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
@@ -138,11 +137,10 @@ def find_example(task, both):
 
 
 def turns(game):
-    """What was played (features/turns.py: Game) turn by turn, [] if nothing was."""
-    rewards = iter(game.rewards if game else [])
+    """What was played (features/turns.py: Game) turn by turn."""
+    rewards = iter(game.rewards)
     return [f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
-            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}"
-            for m in (game.messages if game else [])]
+            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}" for m in game.messages]
 
 
 def format_example(one):

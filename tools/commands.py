@@ -144,7 +144,7 @@ def parse_settings(options, rest, command):
     run, kept = read_run_settings(options.model_name_or_path, typed, options.trust_run_code)
     options.line = describe_settings(run, kept, typed)
     settings = parse(rest, kept)
-    check_conditions(settings, flags(), "evaluation_needs")
+    check_conditions(settings, "evaluation_needs")
     return settings
 
 

@@ -67,7 +67,8 @@ def log_mean(rewards, group_size):
     return (groups.mean(-1, keepdim=True).log() + groups).flatten()
 
 
-EQUAL = "not finite where all rewards of a group are equal"
+INFINITE = ("a number that is not finite on three groups of 4 rewards (0 and 1 in turn, all 0, "
+            "all 1)")
 
 
 @pytest.mark.parametrize("function, per, words", [
@@ -78,18 +79,17 @@ EQUAL = "not finite where all rewards of a group are equal"
     (lambda rewards, values: rewards * values, "token",
      "fails on three groups of 4 rewards"),
     (lambda rewards, group_size: rewards.view(-1, group_size).mean(-1), "response",
-     "one number for every response: fix"),
+     "one number for every response, as its row"),
     (lambda rewards: rewards, "answer", "per 'answer', which must be 'response' or 'token'"),
-    (lambda rewards: rewards[:, None], "token", "one number for every token: fix"),
+    (lambda rewards: rewards[:, None], "token", "one number for every token, as its row"),
     (lambda rewards: rewards, "token",
-     "its function returns one per response: change one of the two"),
+     "one number for every token, as its row of advantages.ADVANTAGES says: change one of the two"),
     (lambda rewards, mask: rewards[:, None] * mask, "response",
-     "its function returns one per token: change"),
+     "one number for every response, as its row"),
     (over_std, "response",
-     f"{EQUAL}: fix its function in advantages.py; zero-variance groups"),
-    (log_mean, "response", EQUAL),
-    (lambda rewards: 1 / rewards, "response",
-     "not finite for rewards of 0 and 1: fix its function")])
+     f"{INFINITE}: fix its function in advantages.py; zero-variance groups"),
+    (log_mean, "response", INFINITE),
+    (lambda rewards: 1 / rewards, "response", INFINITE)])
 def test_an_advantage_that_does_not_fit_its_row(function, per, words, before, monkeypatch):
     monkeypatch.setitem(ADVANTAGES, "mine", Advantage(function, per))
     err = before(f"--advantage mine {'--algorithm grpo' if per == 'token' else ''}")
