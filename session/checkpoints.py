@@ -53,7 +53,7 @@ def cut_records(path, step):
     cut off, so that a resumed run has every step once."""
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, KeyError):
             if json.loads(line)["step"] <= step:
                 kept.append(line + "\n")
     write_text(path, "".join(kept))
@@ -170,9 +170,9 @@ class Saver:
         other processes are out of reach."""
         learner = self.learner
         step = self.snapshot["step"]
-        lost = learner.settings.shard and processes.world() > 1
         finite = all(weight.isfinite().all() for weight in learner.actor.parameters())
-        if processes.rank() or lost or not finite or step in dict(list_checkpoints(self.folder)):
+        saved = step in dict(list_checkpoints(self.folder))
+        if processes.rank() or learner.settings.shard or not finite or saved:
             return
         half = learner.schedule.state_dict() != self.snapshot["schedule"]
         state = self.snapshot | self.optimizer_state()

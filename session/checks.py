@@ -9,6 +9,7 @@ names the flag and the values that are allowed.
 import difflib
 import math
 import traceback
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -199,14 +200,19 @@ def is_user_file(name):
     return path.endswith(".py") and Path(path).is_file()
 
 
-def describe_error(error):
-    """The message of an error; of one that no check has raised also its type, and the line of this
-    program that it comes from."""
-    if isinstance(error, ValueError):
-        return str(error)
-    own = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if "site-packages" not in frame.filename][-1]
-    return f"{Path(own.filename).name} line {own.lineno}: {type(error).__name__}: {error}"
+@contextmanager
+def explain_errors(what):
+    """An error in the block becomes one line about `what`. Of one that no check has raised it names
+    also the type, and the line of this program that it comes from."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+    except Exception as error:                               # whatever an own function raises
+        own = [frame for frame in traceback.extract_tb(error.__traceback__)
+               if "site-packages" not in frame.filename][-1]
+        raise ValueError(f"{what}: {Path(own.filename).name} line {own.lineno}: "
+                         f"{type(error).__name__}: {error}") from error
 
 
 def check_advantage(settings):
@@ -219,13 +225,10 @@ def check_advantage(settings):
     examples = {name: torch.as_tensor(shapes[INPUTS[name].shape], dtype=INPUTS[name].dtype)
                 for f in settings.features for name in f.provides}
     where = f"on three groups of {G} rewards (0 and 1 in turn, all 0, all 1)"
-    try:
+    with explain_errors(f"--advantage {settings.advantage} fails {where}"):
         A = estimate_advantages(
             settings.advantage, rewards, G, settings.scale_rewards, parts=rewards[:, None],
             part_weights=[1.0], mask=zeros == 0, old_logp=zeros, entropy=zeros, **examples)
-    except Exception as error:                               # whatever an own function raises
-        raise ValueError(f"--advantage {settings.advantage} fails {where}: "
-                         f"{describe_error(error)}") from error
     if not A.isfinite().all():
         refuse(settings, "advantage", f"returns a number that is not finite {where}: fix its "
                "function in advantages.py; zero-variance groups occur in every run, and 0 is "
@@ -237,11 +240,9 @@ def check_loss(settings):
     and a user's row, clip or statistic may not fit the rest."""
     logp = torch.full((2, 3), -1.0, requires_grad=True)
     one = torch.ones(2, 3)
-    try:
+    with explain_errors(f"--algorithm {settings.algorithm}"):
         _, stats = policy_loss(
             settings.row, logp, -one, torch.tensor([1.0, -1.0]), one.bool(), weights=one,
             epsilon=settings.epsilon, epsilon_high=settings.epsilon_high,
             router_shift=one if settings.router_shift else None)
         combine_stats([stats])
-    except Exception as error:                               # whatever an own row or clip raises
-        raise ValueError(f"--algorithm {settings.algorithm}: {describe_error(error)}") from error

@@ -57,13 +57,12 @@ def transcript(batch, task, advantage):
     rollout = batch.rollout
     problem = batch.problems[0]
     parts = dict(zip(task.component_names, batch.parts[0].tolist()))
-    named = ", ".join(f"{name} {value:g}" for name, value in parts.items())
     record = rollout_metrics(batch, task, advantage)
     lines = [f"prompt: {problem.prompt!r}",
              f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
              *(screen.turns(rollout.games[0]) if rollout.games else ()),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
-             + (f" ({named})" if len(parts) > 1 else ""),
+             f"{screen.format_components(parts)}",
              f"first batch: pass rate {record['pass_rate']:.3f}, zero-variance groups "
              f"{record['zero_variance_groups']:.0%}, mean length {record['length']:.1f}, truncated "
              f"{record['truncated']:.0%}"]

@@ -92,13 +92,8 @@ def check_folder(settings):
     if settings.resume and not is_run:
         raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
                          "or start from one of its checkpoints (--model_name_or_path)")
-    if list_files(folder) and not settings.resume:
-        check_replaceable(settings, folder, is_run)
-
-
-def check_replaceable(settings, folder, is_run):
-    """Raise ValueError unless the folder holds a run, --overwrite_output_dir is given, and the new
-    run starts from none of its checkpoints."""
+    if settings.resume or not list_files(folder):
+        return
     if not is_run:
         raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
                          "of a run, so nothing in it is replaced: give another folder")

@@ -73,11 +73,15 @@ def format_scores(answers):
     """answers: {"sampled": ..., "greedy": ...}, each as eval.evaluate returns it."""
     sampled = answers["sampled"]
     greedy, _, _ = answers["greedy"]["pass_at_1"]
-    parts = sampled["reward_parts"]
-    named = ", ".join(f"{name} {mean:.3f}" for name, mean in parts.items())
-    components = f" ({named})" if len(parts) > 1 else ""
     return (f"held-out pass@1 {format_interval(sampled['pass_at_1'])}, greedy {greedy:.3f}, mean "
-            f"reward {format_interval(sampled['reward'])}{components}")
+            f"reward {format_interval(sampled['reward'])}"
+            f"{format_components(sampled['reward_parts'])}")
+
+
+def format_components(parts):
+    """The reward's components {name: value} in brackets; "" if there is only one."""
+    named = ", ".join(f"{name} {value:.3g}" for name, value in parts.items())
+    return f" ({named})" if len(parts) > 1 else ""
 
 
 def summarize(when, answers):
@@ -122,13 +126,13 @@ def report(settings, folder, task, progress, after, seconds):
 
 
 def find_example(task, both):
-    """The first held-out problem that was answered wrong before and right after training, else the
-    first: {"prompt", "answer", "before", "after", "right": [before, after]}. both: {"before",
-    "after": what held_out returned}."""
+    """The first held-out problem that was answered wrong before and right after training, or else
+    the first that was not lost: {"prompt", "answer", "before", "after", "right": [before, after]}.
+    both: {"before", "after": what held_out returned}."""
     samples = [both[when]["sampled"] for when in ("before", "after")]
     right = [[rewards[0] >= 1 for rewards in answers["rewards"]] for answers in samples]
-    changed = [not old and new for old, new in zip(*right)]
-    i = changed.index(True) if True in changed else 0
+    gains = [new - old for old, new in zip(*right)]
+    i = gains.index(max(gains))
     old, new = (text if game is None else "\n".join(turns(game)) for text, game in (
         (answers["texts"][i][0], answers["games"][i][0]) for answers in samples))
     problem = task.test[i]
