@@ -49,7 +49,7 @@ from transformers.utils import logging
 from advantages import estimate_advantages
 from eval import held_out
 from losses import combine_stats, policy_loss, token_weights
-from plumbing.parallel import devices, processes
+from plumbing.parallel import processes
 from plumbing.speed import zero_variance_groups
 from rollout import Rollout, Scores
 from routes import Pass, router_shift
@@ -267,7 +267,7 @@ def optimizer_step(learner, stats, max_grad_norm):
 def read_clock(device):
     """The time in seconds, as soon as a GPU has finished its work."""
     if device.type != "cpu":
-        devices.wait(device)
+        getattr(torch, device.type).synchronize()
     return time.perf_counter()
 
 

@@ -48,15 +48,15 @@ class BatchRewardFunction:
     """
 
     batched = True
+    from_file = True
+    first_error = None
+    warned = False
 
     def __init__(self, kind, columns):
         self.kind = kind
         self.name = kind.rpartition(":")[2]
         self.names = [self.name]                             # of the components of the reward
         self.errors = Counter()
-        self.first_error = None
-        self.warned = False
-        self.from_file = True
         columns = [name for name in columns if name not in (*NOT_COLUMNS, "prompt", "completion")]
         every = [*NOT_COLUMNS, *columns]
         try:

@@ -1,7 +1,7 @@
 """The built-in task: last digits of a running sum, and a teacher that makes a systematic error."""
 
+import os
 import random
-import sys
 import zlib
 
 from plumbing.data.datafiles import Problem
@@ -34,11 +34,9 @@ def running_sum(min_terms=8, max_terms=12, verbose=False, habit=0.6, slip=0.005,
         return float(response == problem.answer)             # every step must be right
 
     def first_error(response, problem):
-        right = problem.answer
-        if response == right:
+        if response == problem.answer:
             return None
-        shorter = min(len(response), len(right))
-        same = next((i for i in range(shorter) if response[i] != right[i]), shorter)
+        same = len(os.path.commonprefix([response, problem.answer]))
         if same % width == width - 1:                        # the response is too short or too long
             return same
         return same // width * width
@@ -91,19 +89,3 @@ def builtin_tokenizer(characters=CHARACTERS):
 def longest_answer(task):
     """The length in tokens of the longest answer of the built-in task, end-of-sequence included."""
     return max(len(p.answer) for p in task.train) + 1
-
-
-if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")     # for consoles without Greek letters
-    task = running_sum()
-    rng = random.Random(4)
-    problem = task.train[0]
-    answers = (task.teacher(problem, rng) for _ in range(1000))
-    wrong = next(answer for answer in answers if answer != problem.answer)
-    print(f"{task.name}\n\n  prompt           {problem.prompt}")
-    for name, response in (("right", problem.answer), ("teacher, wrong", wrong),
-                           ("last number only", problem.answer[-2:])):
-        print(f"  {name:16} {response:28} reward {task.verify(response, problem):.0f}")
-    print(f"  first error of the teacher: character {task.first_error(wrong, problem)}")
-    right = sum(task.verify(task.teacher(p, rng), p) for p in task.train[:4096]) / 4096
-    print(f"  the teacher is right {right:.0%} of the time: for a 9 it mostly adds 8")

@@ -52,10 +52,8 @@ class Task:
     def digest_prompts(self):
         """SHA-256 of the training prompts, by which --resume notices that they, or their order,
         are no longer the same."""
-        digest = hashlib.sha256()
-        for problem in self.train:
-            digest.update(json.dumps([problem.prompt, problem.earlier]).encode())
-        return digest.hexdigest()
+        text = "".join(json.dumps([p.prompt, p.earlier]) for p in self.train)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def component_names(self):
@@ -116,8 +114,8 @@ class Task:
                            for kind in (False, True)]
 
         def score(text, problem):
-            components = [f.components(text, problem.answer, problem.row) for f in single]
-            return {name: value for part in components for name, value in part.items()}
+            return {name: value for f in single for name, value in
+                    f.components(text, problem.answer, problem.row).items()}
         scores = in_parallel(score, texts, repeated)
         for f in batched:
             for one, value in zip(scores, f.rewards(texts, repeated, ids, games)):
@@ -148,9 +146,8 @@ class Task:
             self.ids = {}
         for problem in problems:
             if problem not in self.ids:
-                self.ids[problem] = encode_prompt(
-                    tokenizer, problem, chat, max_prompt_length, self.system_prompt,
-                    self.prompt_template, self.chat_template_kwargs)
+                self.ids[problem] = encode_prompt(self, tokenizer, problem, chat,
+                                                  max_prompt_length)
         return [self.ids[problem] for problem in problems]
 
     def filter_prompts(self, tokenizer, chat, max_prompt_length):
@@ -184,9 +181,7 @@ class Task:
             if function.kind == "math":
                 notes += describe_unreadable(function, self.train + self.test)
         if chat and tokenizer.chat_template:
-            notes += describe_template(tokenizer, self.chat_template_kwargs, lambda variables: (
-                encode_prompt(tokenizer, self.train[0], chat, max_prompt_length,
-                              self.system_prompt, self.prompt_template, variables)))
+            notes += describe_template(self, tokenizer, max_prompt_length)
         elif self.chat_template_kwargs:
             notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
                          "template")
@@ -213,39 +208,39 @@ def describe_prompt(tokenizer, ids):
     return f"first prompt, {len(ids)} tokens: {text!r}"
 
 
-def describe_template(tokenizer, variables, encode):
+def describe_template(task, tokenizer, max_prompt_length):
     """[notes] on variables that the chat template does not have, and on a template that prints
-    today's date. encode: variables -> the token ids of a prompt."""
+    today's date."""
     template = tokenizer.get_chat_template()
-    names = [name for name in variables if not re.search(rf"\b{re.escape(name)}\b", template)]
+    names = [name for name in task.chat_template_kwargs
+             if not re.search(rf"\b{re.escape(name)}\b", template)]
     notes = [f"note: --chat_template_kwargs {name} has no effect: the chat template has no such "
              "variable" for name in names]
     try:
-        encode(variables | {"strftime_now": ""})             # in place of the function: no clock
+        encode_prompt(task, tokenizer, task.train[0], True, max_prompt_length,
+                      strftime_now="")                       # in place of the function: no clock
     except ValueError:
         notes.append("note: the chat template prints today's date: a run that is resumed on "
                      "another day reads other prompts")
     return notes
 
 
-def encode_prompt(tokenizer, problem, chat, max_prompt_length, system=None, template="{prompt}",
-                  chat_template_kwargs=None):
-    """The token ids of a prompt. If `chat` is set and the tokenizer has a chat template, the prompt
-    goes through it.
+def encode_prompt(task, tokenizer, problem, chat, max_prompt_length, **variables):
+    """The token ids of a prompt of the task. If `chat` is set and the tokenizer has a chat
+    template, the prompt goes through it; variables: further ones of the template.
 
-    template: the text that the policy reads, with {prompt} in place of the prompt, or of the last
-    message of a conversation. system: a system message, unless the conversation begins with its
-    own; without a chat template it is put before the prompt, separated by an empty line.
-    chat_template_kwargs: {name: value}, variables of the chat template. Raises ValueError that
-    names the row if the prompt has no tokens, more than max_prompt_length tokens, or cannot be
-    tokenized.
+    The task's prompt_template stands for the prompt, or for the last message of a conversation. Its
+    system_prompt is a system message, unless the conversation begins with its own; without a chat
+    template it is put before the prompt, separated by an empty line. Raises ValueError that names
+    the row if the prompt has no tokens, more than max_prompt_length tokens, or cannot be tokenized.
     """
+    system = task.system_prompt
     where = problem.where or repr(problem.prompt[:40])
-    text = template.replace("{prompt}", problem.prompt)
+    text = task.prompt_template.replace("{prompt}", problem.prompt)
     try:
         if chat and tokenizer.chat_template:
             messages = as_messages(replace(problem, prompt=text, earlier=problem.earlier or ()))
-            render = partial(tokenizer.apply_chat_template, **(chat_template_kwargs or {}))
+            render = partial(tokenizer.apply_chat_template, **task.chat_template_kwargs | variables)
             if system is not None and messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": system})
                 if system.strip() not in render(messages, tokenize=False):

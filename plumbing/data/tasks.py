@@ -56,21 +56,14 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     for f in functions:
         if f.from_file and not f.batched:    # by one process: all must use the same names
             f.names = processes.on_first(lambda: f.try_references(train[:8]))
-    if task.system_prompt is not None:
-        notes += describe_system_messages([*train, *test])
+    own = [p for p in [*train, *test] if p.earlier and p.earlier[0][0] == "system"]
+    if task.system_prompt is not None and own:
+        notes.append(f"note: {len(own)} of {len(train) + len(test)} prompts have a system message "
+                     "of their own, which is used instead of --system_prompt")
     if len(set(task.component_names)) < len(task.component_names):
         raise ValueError(f"--verifier {' '.join(kinds)}: two components of the reward have the "
                          f"same name: {', '.join(task.component_names)}")
     return task
-
-
-def describe_system_messages(problems):
-    """[a note] if some prompts are conversations that begin with a system message."""
-    n = sum(bool(p.earlier) and p.earlier[0][0] == "system" for p in problems)
-    if not n:
-        return []
-    return [f"note: {n} of {len(problems)} prompts have a system message of their own, which is "
-            "used instead of --system_prompt"]
 
 
 def prepare_task(settings, task=None):

@@ -23,8 +23,6 @@ def make_sampler(settings, policy, tokenizer, task, training=False):
         sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature,
                        task.stop)
     except TypeError as error:
-        if ":" not in (settings.sampler or ""):              # no class of the user's own
-            raise
         raise ValueError(f"--sampler {settings.sampler}: {error}") from error
     for feature in settings.features:
         sampler = feature.wrap_sampler(settings, sampler, training)

@@ -62,8 +62,6 @@ def load_cold_start(settings, task, device):
                   balance=BALANCE, seed=settings.seed, torch=torch.__version__,
                   problems=digest([[p.prompt, p.answer, p.where, p.earlier]
                                    for p in task.train]))              # and their order
-    if residual_scale(config) < 1:
-        recipe["residual_scale"] = residual_scale(config)
     if task.played:          # the teacher stands in a user's file, which may change
         recipe["teacher"] = inspect.getsource(sys.modules[task.teacher.__module__])
     folder = CACHE / digest(recipe)[:12]
@@ -92,21 +90,16 @@ def train_cold_start(settings, task, config, tokenizer, device, folder, recipe):
         shutil.rmtree(partial)
 
 
-def residual_scale(config):
-    """The factor of scale_residual: sqrt(4 / L) for L > 4 layers, else 1."""
-    return min(1.0, (SHALLOW / config.num_hidden_layers) ** 0.5)
-
-
 @torch.no_grad()
 def scale_residual(policy):
     """Multiply the random weights of o_proj and down_proj, which write to the residual stream, so
     that L layers add as much variance to it as 4 (GPT-2, Radford et al. 2019, section 2.3, scales
     by 1 / sqrt(N)). Without it a TinyMoE of 48 layers learns nothing. Up to 4 layers change
     nothing."""
-    factor = residual_scale(policy.config)
+    layers = policy.config.num_hidden_layers
     for name, weight in policy.named_parameters():
-        if factor < 1 and ("o_proj" in name or "down_proj" in name):
-            weight.mul_(factor)
+        if layers > SHALLOW and ("o_proj" in name or "down_proj" in name):
+            weight.mul_((SHALLOW / layers) ** 0.5)
     return policy
 
 

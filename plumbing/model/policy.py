@@ -214,7 +214,6 @@ def check_log_probs(policy, tokenizer):
     prompts = [ids[:-5], ids[:-6] + ids[-4:]]  # they begin alike and are of unequal length
     uniforms = torch.tensor([[0.1, 0.3, 0.5], [0.9, 0.7, 0.5]]).repeat(2, 1)        # [B, T]
     wrong = []
-    cause = None
     try:
         for name, draw, score in (("plain", sample, response_logp),
                                   ("fast", fast_sample, fast_response_logp)):
@@ -225,11 +224,11 @@ def check_log_probs(policy, tokenizer):
                 close = (logp - want).abs() < CLOSE * (1 + want.abs())    # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
-        wrong = [f"sampling or scoring ({' '.join(str(error).split())[:200]})"]
-        cause = error
+        raise ValueError(f"{type(policy).__name__} is not supported: sampling or scoring fails: "
+                         f"{describe(error)}") from error
     if wrong:
         raise ValueError(f"{type(policy).__name__} is not supported: in padded batches its "
-                         f"log-probs are wrong in {', '.join(wrong)}") from cause
+                         f"log-probs are wrong in {', '.join(wrong)}")
 
 
 def score_one_by_one(model, rollout):

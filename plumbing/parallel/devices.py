@@ -54,9 +54,3 @@ def arithmetic(settings):
 def autocast(device, half):
     """Autocast to `half` on a device; no autocast if `half` is None."""
     return torch.autocast(device.type, half) if half else nullcontext()
-
-
-def wait(device):
-    """Wait until the device has finished its work, for example before a clock is read."""
-    if device.type in ("cuda", "mps"):
-        getattr(torch, device.type).synchronize()

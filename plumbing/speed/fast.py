@@ -12,6 +12,7 @@ side by side in one row, and an attention mask keeps them apart.
 tests/speed/test_fast_paths.py and test_logprobs.py compare tokens and gradients with rollout.py's.
 """
 
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -159,10 +160,7 @@ def merge_equal(row, token):
 def find_prefix(prompts):
     """The number of first tokens that all prompts (lists of ids) share, leaving each prompt at
     least one token of its own; 0 if sharing is not worthwhile."""
-    first = min(prompts)                      # in the order of lists, all others are between
-    last = max(prompts)                       # these two
-    shared = next((i for i, (a, b) in enumerate(zip(first, last)) if a != b), len(first))
-    shared = min(shared, min(map(len, prompts)) - 1)
+    shared = min(len(os.path.commonprefix(prompts)), min(map(len, prompts)) - 1)
     return shared if shared >= MIN_PREFIX and len(prompts) > 1 else 0
 
 
@@ -231,7 +229,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     rows = bool(rollout.attached) or must_keep_rows(model)
     small, where = (rollout, slice(None)) if rows else merge_repeats(rollout)
     width = rollout.mask.shape[1]
-    T = rollout.mask.shape[1]
+    T = width
     fixed = record or rows  # the shape of a forward must not follow from what was sampled
     if not fixed:
         used = small.mask.any(0).nonzero()
@@ -322,9 +320,9 @@ def shared_hidden(model, rollout):
     attention = cut_mask(inputs["attention_mask"], G)
     if attention is not None:  # padding on the right needs no mask: nothing to its left can see it
         attention = F.pad(attention, (0, T - 1), value=1)                      # [B, ..., P+T-1]
-    if attention is not None and attention.dim() == 4:
-        key = torch.arange(attention.shape[-1], device=attention.device)            # [P+T-1]
-        attention = attention & (key <= key[1 - T:, None])                  # [B, 1, T-1, P+T-1]
+        if attention.dim() == 4:
+            key = torch.arange(attention.shape[-1], device=attention.device)        # [P+T-1]
+            attention = attention & (key <= key[1 - T:, None])              # [B, 1, T-1, P+T-1]
     rest = model.base_model(input_ids=rollout.response_ids[:, :T - 1], attention_mask=attention,
                             position_ids=position, past_key_values=cache,
                             use_cache=True).last_hidden_state                       # [B, T-1, D]

@@ -15,7 +15,7 @@ import pytest
 from plumbing.data import task
 from plumbing.data.datafiles import Problem, read_rows, to_problems
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.data.task import encode_prompt
+from plumbing.data.task import Task, encode_prompt
 from plumbing.data.reward_functions import RewardFunction, in_parallel
 from tiny_run import jsonl, load_task, metrics, slow, write
 
@@ -207,16 +207,17 @@ def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path
     problem = next(p for p in task.train + task.test if len(p.prompt) == 1_000_000)
     words = "x.csv line 3: the prompt has 1000000 tokens"
     with pytest.raises(ValueError, match=words):
-        encode_prompt(builtin_tokenizer(), problem, chat=True, max_prompt_length=512)
+        task.encode(builtin_tokenizer(), [problem], True, 512)
 
 
 def test_a_prompt_of_exactly_the_limit_fits_and_no_other_is_read():
-    tokenizer = builtin_tokenizer()
-    assert len(encode_prompt(tokenizer, Problem("1" * 24, ""), False, 24)) == 24
+    encode = lambda problem: encode_prompt(Task("", [], [], None), builtin_tokenizer(), problem,
+                                           False, 24)
+    assert len(encode(Problem("1" * 24, ""))) == 24
     for prompt, words in (("1" * 25, "has 25 tokens"),
                           ("What is 2+2?", "^rows.jsonl line 8: the prompt cannot be tokenized")):
         with pytest.raises(ValueError, match=words):
-            encode_prompt(tokenizer, Problem(prompt, "", "rows.jsonl line 8"), False, 24)
+            encode(Problem(prompt, "", "rows.jsonl line 8"))
 
 
 # -------------------------------------------------------- hostile responses to reward functions
@@ -339,5 +340,5 @@ def test_a_prompt_is_tokenised_once(model, run, calls):
     encoded = calls(task, "encode_prompt")
     files(train=FIT, test=["7+7=1", "9+9=2"])
     run(FLAGS + "--steps 4 --eval_samples 1 --eval_steps 1")
-    asked = [problem for (_, problem, *_), *_ in encoded]
+    asked = [problem for (_, _, problem, *_), *_ in encoded]
     assert len(asked) == len(set(asked)) == 10 and len(metrics("run")) == 4

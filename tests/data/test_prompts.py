@@ -10,7 +10,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from plumbing.data.datafiles import Problem
 from plumbing.data.running_sum import builtin_tokenizer
-from plumbing.data.task import encode_prompt
+from plumbing.data.task import Task, encode_prompt
 from plumbing.data.tasks import prepare_task
 from session.arguments import parse
 from tiny_run import jsonl, read_json, write
@@ -24,7 +24,8 @@ EXACT = ROWS + "--verifier exact "
 
 
 def read(tokenizer, chat=True, **around):
-    return tokenizer.decode(encode_prompt(tokenizer, ROW, chat, 200, **around))
+    task = Task("", [], [], None, **around)
+    return tokenizer.decode(encode_prompt(task, tokenizer, ROW, chat, 200))
 
 
 def with_template(template=None):
@@ -36,17 +37,17 @@ def with_template(template=None):
 
 
 LETTERS = with_template()
-SHOTS = dict(system="add.", template="1+1=2\n{prompt} so")
-BRACES = dict(template="{a} {prompt} {} {prompt}")
+SHOTS = dict(system_prompt="add.", prompt_template="1+1=2\n{prompt} so")
+BRACES = dict(prompt_template="{a} {prompt} {} {prompt}")
 
 
 @pytest.mark.parametrize("template, chat, around, text", [
     (CHAT, True, SHOTS, "<system>add.</system><user>1+1=2\n3+8= so</user><assistant>"),
     (CHAT, True, {}, "<user>3+8=</user><assistant>"),
-    (CHAT, True, dict(system=""), "<system></system><user>3+8=</user><assistant>"),
+    (CHAT, True, dict(system_prompt=""), "<system></system><user>3+8=</user><assistant>"),
     (None, True, SHOTS, "add.\n\n1+1=2\n3+8= so"),
     (CHAT, False, SHOTS, "add.\n\n1+1=2\n3+8= so"),
-    (None, True, dict(system=""), "3+8="),
+    (None, True, dict(system_prompt=""), "3+8="),
     (None, True, BRACES, "{a} 3+8= {} 3+8=")])               # every prompt, and braces are text
 def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
     assert read(with_template(template), chat, **around) == text
@@ -59,7 +60,7 @@ def test_what_a_chat_model_and_a_base_model_read(template, chat, around, text):
 def test_a_chat_template_that_knows_no_system_message_is_refused(template, words):
     words = f"rows.jsonl line 1: .*{words}"
     with pytest.raises(ValueError, match=words):
-        read(with_template(template), system="add.")
+        read(with_template(template), system_prompt="add.")
 
 
 @pytest.fixture
