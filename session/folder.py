@@ -18,8 +18,7 @@ from filelock import FileLock, Timeout
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
 from session.checkpoints import RECORDS, cut_records, write_text
-from session.arguments import (CALL_FLAGS, find_code, flags, format_flags, format_value,
-                               read_run_config)
+from session.arguments import CALL_FLAGS, flags, format_value, read_run_config
 from plumbing.parallel import processes
 
 LOCK = ".lock"
@@ -48,12 +47,6 @@ def run_folder(settings):
                 folder.rmdir()
         for one in locks:
             one.release()
-
-
-def format_resume(explicit_flags, folder):
-    """The flags that continue the run in a folder; a FILE.py:NAME must be typed again."""
-    call = {"output_dir": str(folder), "resume": True}
-    return format_flags(call | find_code(explicit_flags))
 
 
 def open_run(settings):

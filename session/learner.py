@@ -121,13 +121,8 @@ def make_learner(settings, task, policy, tokenizer, device):
                         "entropy_grad": features.needs_new_entropy,
                         "record": features.needs_routes or settings.router_shift},
         skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features, world),
-        widest=find_widest(device),
+        widest=torch.float32 if device.type == "mps" else torch.float64,    # MPS has no float64
         scaler=torch.amp.GradScaler(device.type, enabled=settings.fp16))
-
-
-def find_widest(device):
-    """The floating-point format with the highest precision on a device: MPS has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def make_optimizer(settings, actor):

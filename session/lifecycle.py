@@ -7,6 +7,7 @@ from plumbing.model.actor import load_trained_policy
 from plumbing.model.chat import name_ends
 from plumbing.parallel import processes
 from session import checkpoints, dry_run, folder as folders, screen
+from session.arguments import find_code, format_flags
 from session.learner import make_learner
 from session.metrics import Recorder
 
@@ -23,7 +24,6 @@ def run_training(settings, task, device, train, held_out):
         screen.print_once(screen.plan(settings, folder, task, device))
         policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
-        screen.print_once(screen.describe_updates(settings))
         screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
                                               settings.max_prompt_length))
         checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached
@@ -46,8 +46,10 @@ def run_training(settings, task, device, train, held_out):
             recorder = Recorder(folder, task, learner, progress, saver.step)
             train(settings, learner, task, recorder, saver)
         if saver.step < settings.steps:
+            resume = {"output_dir": str(folder), "resume": True}
+            resume |= find_code(settings.explicit_flags)     # which must be typed again
             screen.print_once(f"stopped after batch {saver.step} and saved; python train.py "
-                              f"{folders.format_resume(settings.explicit_flags, folder)} continues")
+                              f"{format_flags(resume)} continues")
             raise SystemExit(130)
         after = held_out(settings, learner.actor, tokenizer, task)
         recorder.held_out(saver.step, after)

@@ -66,9 +66,9 @@ def update_metrics(updates):
     return record | {
         # before the first update the two policies are the same: log s is what rounding makes of 0
         "log_s_noise": math.sqrt(first["log_s_var"] + first["log_s_mean"] ** 2),
-        "skipped": int(sum(u["skipped"] for u in updates)),
-        "overflows": int(sum(u["overflow"] for u in updates)),
-        "empty_minibatches": int(sum(u["empty"] for u in updates)),
+        "skipped": sum(u["skipped"] for u in updates),
+        "overflows": sum(u["overflow"] for u in updates),
+        "empty_minibatches": sum(u["empty"] for u in updates),
         "minibatches": [{name: u[name] for name in per_update} for u in updates]}
 
 
@@ -171,16 +171,21 @@ class Recorder:
 
     def held_out(self, step, answers):
         """Report the result of eval.held_out before or after the run; None: there is none."""
-        if answers:
-            self.update_best(step, answers)
-            if self.first:
-                self.report({"step": step, **held_out_record(answers["sampled"])})
+        record = self.held_out_record(step, answers)
+        if record and self.first:
+            self.report({"step": step, **record})
 
-    def update_best(self, step, answers):
-        """Remember the first of the batches with the highest held-out pass@1; of those with the
-        same pass@1, the one with the highest mean reward. Batch 0 is the policy before training."""
-        pass_at_1, reward = (answers["sampled"][name][0] for name in ("pass_at_1", "reward"))
-        self.progress["best_score"] = max(self.progress["best_score"], (pass_at_1, reward, -step))
+    def held_out_record(self, step, answers):
+        """The entries of metrics.jsonl for what eval.held_out returned after batch `step` (0: the
+        policy before training); {} for None. Remembers the first of the batches with the highest
+        pass@1; of those with the same pass@1, the one with the highest mean reward."""
+        if not answers:
+            return {}
+        sampled = answers["sampled"]
+        score = (sampled["pass_at_1"][0], sampled["reward"][0], -step)
+        self.progress["best_score"] = max(self.progress["best_score"], score)
+        return {"pass_at_1": sampled["pass_at_1"], "held_out_reward": sampled["reward"],
+                "held_out_parts": sampled["reward_parts"]}
 
     def stop_if_bad(self, step, updates):
         """Stop the run after MAX_BAD_STEPS updates in a row that were not finite."""
@@ -216,10 +221,8 @@ class Recorder:
             "lr": self.learner.optimizer.param_groups[0]["lr"],
             "verifier_errors": progress["verifier_errors"],
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
-            "tokens_per_second": int(batch.rollout.mask.sum()) / (times[-1] - times[0])}
-        if held:
-            self.update_best(step, held)
-            record |= held_out_record(held["sampled"])
+            "tokens_per_second": int(batch.rollout.mask.sum()) / (times[-1] - times[0]),
+            **self.held_out_record(step, held)}
         if self.first:
             self.write(step, record, batch, mini, new)
             if held:
@@ -253,13 +256,6 @@ class Recorder:
         std = math.sqrt(log_s_var)
         measured = std > 0 and log_w_var > ROUNDING
         return {"epsilon": epsilon, "epsilon_over_std": epsilon / std if measured else None}
-
-
-def held_out_record(answers):
-    """The entries of metrics.jsonl for responses to held-out prompts, from what eval.evaluate
-    returns."""
-    return {"pass_at_1": answers["pass_at_1"], "held_out_reward": answers["reward"],
-            "held_out_parts": answers["reward_parts"]}
 
 
 # -------------------------------------------------------------------------- a line on the screen

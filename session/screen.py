@@ -39,12 +39,12 @@ def plan(settings, folder, task, device):
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
         f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",
+        *describe_updates(settings),
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
 def describe_updates(settings):
-    """Notes on updates in which nothing can be clipped, or that nothing corrects; "" if there are
-    none."""
+    """Notes on updates in which nothing can be clipped, or that nothing corrects."""
     notes = []
     clips = [name for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
              if name in settings.explicit_flags]
@@ -56,7 +56,7 @@ def describe_updates(settings):
         notes.append(f"note: {settings.algorithm} has no importance ratio: nothing corrects the "
                      f"{settings.updates_per_batch} updates per rollout batch for the policy that "
                      "changes after the first")
-    return "\n".join(notes)
+    return notes
 
 
 # ---------------------------------------------------------------------------- before and after
@@ -152,16 +152,15 @@ def format_example(one):
     if one["before"].startswith("  writes "):
         return ["", f"prompt  {one['prompt'][-100:]!r}", f"before\n{one['before']}",
                 f"after\n{one['after']}"]
-    verdicts = ["right" if right else "wrong" for right in one["right"]]
     return ["", f"prompt  {one['prompt'][-100:]!r}   (right: {one['answer'][:100]!r})",
-            *(f"{when:7} {one[when][:200]!r} {verdict}"
-              for when, verdict in zip(("before", "after"), verdicts))]
+            *(f"{when:7} {one[when][:200]!r} {'right' if right else 'wrong'}"
+              for when, right in zip(("before", "after"), one["right"]))]
 
 
 def format_next_command(settings, folder, task):
     """The last line of a run: how to ask the checkpoint."""
     checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
     code = format_flags(find_code(settings.explicit_flags))
-    lines = task.test[0].prompt.strip().splitlines()
-    prompt = shlex.quote(lines[0]) if len(lines) == 1 and len(lines[0]) <= 60 else "'PROMPT'"
+    prompt = task.test[0].prompt.strip()
+    prompt = shlex.quote(prompt) if len(prompt) <= 60 and "\n" not in prompt else "'PROMPT'"
     return f"next: python eval.py ask {checkpoint} {prompt} {code}".rstrip()

@@ -8,6 +8,7 @@ Apple's hardware has been seen.
 import functools
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from features.sampler_format import find_sampler_format
 from moe import TinyMoE
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.parallel import devices, processes
-from session import learner
+from session import learner, lifecycle
 from session.arguments import parse
 from tiny_run import SUMS, TINY, TRAIN, jsonl, metrics, python
 
@@ -228,7 +229,9 @@ def test_nothing_that_mps_lacks_is_on_its_path(flags, run, machine, monkeypatch)
     """Checks of the device's type say mps, though tensors are the CPU's."""
     machine("mps bfloat16")
     monkeypatch.setattr(moe, "has_grouped_product", lambda device: False)
-    monkeypatch.setattr(learner, "find_widest", lambda device: torch.float32)
+    made = lifecycle.make_learner
+    monkeypatch.setattr(lifecycle, "make_learner",
+                        lambda *inputs: replace(made(*inputs), widest=torch.float32))
     monkeypatch.setattr(processes, "start",
                         lambda args: [devices.find_device_type(args), torch.device("cpu")][1])
     with Mps():
