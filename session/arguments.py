@@ -511,9 +511,9 @@ def check_resumable(settings, run):
     was. run: what read_run_config returns; {} for a new run."""
     before = run.get("resolved", {})
     for f in flags():
-        was = before.get(f.name)
         now = getattr(settings, f.name)
-        if "fixed" in f.metadata and f.name in before and was != now:
+        was = before.get(f.name, now)
+        if "fixed" in f.metadata and was != now:
             raise ValueError(f"--resume: {f.name} was {format_value(was)} in "
                              f"{settings.output_dir}, now {format_value(now)}: the saved state "
                              "depends on it; leave it out, or start a new run")
@@ -571,8 +571,8 @@ def suggest_flag(word):
         for other in f.metadata.get("also", "").split():
             theirs, equals, value = other.partition("=")
             if name == theirs:
-                flag_text = f"--{f.name}{equals and ' '}{value}"
-                meant = f", did you mean {flag_text} ({f.metadata['help']})?"
+                meant = (f", did you mean --{f.name}{equals and ' '}{value} "
+                         f"({f.metadata['help']})?")
     return f"{meant}; train.py --help lists all flags"
 
 

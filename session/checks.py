@@ -79,23 +79,20 @@ def check_conditions(settings, needs="needs"):
         for condition, why in list_conditions(f.metadata.get(needs)):
             if not any(is_met(settings, one) for one in condition.split("|")):
                 needed = " or ".join(format_condition(one) for one in condition.split("|"))
-                refuse(settings, f.name, f"needs {needed}{because(why)}")
+                refuse(settings, f.name, f"needs {needed}{why}")
         for condition, why in list_conditions(f.metadata.get("without")):
             for one in condition.split("|"):
                 if is_met(settings, one):
                     name = one.partition("=")[0]
                     other = format_condition(name) if getattr(settings, name) is True else (
                         f"--{name} {getattr(settings, name)}")
-                    refuse(settings, f.name, f"cannot be combined with {other}{because(why)}")
+                    refuse(settings, f.name, f"cannot be combined with {other}{why}")
 
 
 def list_conditions(conditions):
-    """[(condition, reason or None)] of a flag's `needs` or `without`."""
-    return list(({conditions: None} if isinstance(conditions, str) else conditions or {}).items())
-
-
-def because(why):
-    return f": {why}" if why else ""
+    """[(condition, its reason as it is printed)] of a flag's `needs` or `without`."""
+    reasons = {conditions: None} if isinstance(conditions, str) else conditions or {}
+    return [(condition, f": {why}" if why else "") for condition, why in reasons.items()]
 
 
 def is_met(settings, condition):
@@ -120,7 +117,6 @@ def check_combinations(settings):
     G = settings.num_generations
     micro = settings.micro_batch_size
     minibatches = settings.steps_per_generation
-    takes = f"gives every token its own advantage, and {settings.algorithm} takes one per response"
     per_response = [name for name, row in ADVANTAGES.items() if row.per == "response"]
     sampler = settings.old_logp == "sampler"
     engines = ["vllm"] * hasattr(settings, "vllm_gpu_memory_utilization")    # features/vllm.py
@@ -147,7 +143,8 @@ def check_combinations(settings):
         ("columns", len(settings.columns) not in (0, 2),
          "must be two names: the prompt column and the answer column"),
         ("advantage", per_token and not objective.per_token,
-         f"{takes}: use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
+         f"gives every token its own advantage, and {settings.algorithm} takes one per response: "
+         f"use --algorithm gspo_token or grpo, or --advantage {', '.join(per_response)}"),
         ("old_logp", sampler and settings.router_shift,
          f"cannot be combined with --algorithm {settings.algorithm}: the router shift needs the "
          "old routers' logits, which are recorded only by --old_logp recompute"),

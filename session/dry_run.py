@@ -100,7 +100,7 @@ def pass_with_longest_responses(learner, rollout, T):
                       rollout.truncated, rollout.texts, rollout.group_size)
     new = learner.response_logp(longest, temperature=learner.settings.temperature,
                                 **learner.update_options)
-    outputs = (new.logp, new.entropy, getattr(new, "values", None))                 # [b, T] each
+    outputs = (new.logp, new.entropy, new.values)                                   # [b, T] each
     sum(x.sum() for x in outputs if x is not None and x.requires_grad).backward()
 
 

@@ -123,7 +123,7 @@ def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
     metrics_hooks: the features' `metrics`."""
     rollout = batch.rollout
-    mask = batch.rollout.mask
+    mask = rollout.mask
     more = {}
     for metrics in metrics_hooks:
         more |= metrics(batch, mini, new)
@@ -148,7 +148,7 @@ class Recorder:
     """Records every rollout batch: a line in metrics.jsonl, a line on the screen, the first
     responses in samples.jsonl, and the tokens of one group in tokens.jsonl for `eval.py view`."""
 
-    def __init__(self, folder, task, learner, progress, start=0):
+    def __init__(self, folder, task, learner, progress, start):
         """progress: the run's counters, which this object updates; start: number of the last batch
         before this run."""
         self.folder = folder
@@ -162,7 +162,7 @@ class Recorder:
         self.began = time.perf_counter()
         self.first = processes.rank() == 0                   # the process that writes
         if start == 0:
-            self.held_out(0, progress.get("before"))
+            self.held_out(0, progress["before"])
 
     def report(self, record):
         """Give a record to the features that change it, or send it elsewhere."""

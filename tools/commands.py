@@ -47,11 +47,8 @@ def parse_command(argv, description):
     command, *words = argv
     if command not in COMMANDS:
         raise ValueError(f"{command} is not a command; the commands are {', '.join(COMMANDS)}")
-    if command == "claims":
-        return command, words
-    if command in ("ask", "passk"):
-        return command, (parse_ask if command == "ask" else parse_passk)(words)
-    return command, parse_runs(command, words)
+    parsers = {"ask": parse_ask, "passk": parse_passk, "claims": list}
+    return command, parsers[command](words) if command in parsers else parse_runs(command, words)
 
 
 def check_flags_first(argv, description):
