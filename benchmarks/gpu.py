@@ -114,10 +114,7 @@ class Bench:
                 encoding="utf-8")
         text = (ROOT / f"recipes/{name}.yaml").read_text(encoding="utf-8")
         model = self.make_model(text.split("model_name_or_path: ")[1].split()[0])
-        file = self.folder / f"{name}.yaml"
-        file.write_text("".join(line for line in text.splitlines(keepends=True)
-                                if not line.startswith("eval_")), encoding="utf-8")
-        return ["--config", file, "--model_name_or_path", model,
+        return ["--config", ROOT / f"recipes/{name}.yaml", "--model_name_or_path", model,
                 "--dataset_name", data, "--verifier", self.folder / "parity.py:reward",
                 "--eval_samples", "0", "--device", self.device, *(TINY if self.small else [])]
 

@@ -268,8 +268,7 @@ class Core:
     eval_steps: int = flag(0, "number of rollout batches between evaluations; 0: evaluate only "
                            "before and after training", at_least=0, without="eval_samples=0",
                            also="test_freq")
-    eval_prompts: int = flag(
-        256, "held-out prompts per evaluation", at_least=1, without="eval_samples=0")
+    eval_prompts: int = flag(256, "held-out prompts per evaluation", at_least=1)
     eval_samples: int = flag(4, "responses sampled per held-out prompt; 0: no evaluation",
                              at_least=0)
     seed: int = flag(0, "random seed, which also decides what is held out", at_least=0,
