@@ -207,7 +207,7 @@ def objectives_six():
     for axes, (name, (limit, larger)) in zip(grid.flat, SIX.items()):
         ratio = 1 + torch.linspace(-.995, 1.5, 2496, dtype=torch.float64) / larger    # [x]
         for A, line, sign in ((1.0, "-", "A > 0"), (-1.0, "--", "A < 0")):
-            axes.plot(ratio, weight(name, A, ratio), line, color=style.colour(name), label=sign)
+            axes.plot(ratio, weight(name, A, ratio), line, color=style.ALGORITHM[name], label=sign)
         drawn = f", drawn {larger} times larger" if larger > 1 else ""
         style.label(axes, f"{name.upper()}: {limit}", f"ratio{drawn}", "")
     grid[0, 0].legend(loc="upper left")

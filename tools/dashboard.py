@@ -4,7 +4,7 @@ docs/metrics.md defines the metrics and their normal values.
 """
 
 import json
-import sys
+from contextlib import suppress
 
 from tools import style
 
@@ -47,29 +47,25 @@ def read_summary(folder):
 
 
 def read_metrics(folder):
-    """The records of a run's metrics.jsonl, under the metrics' present names. Incomplete lines are
-    skipped, with a note on stderr.
-
-    Raises ValueError if there is no record.
-    """
+    """The records of a run's metrics.jsonl, under the metrics' present names. Raises ValueError if
+    there is none."""
     file = folder / "metrics.jsonl"
     if not folder.is_dir():
         raise ValueError(f"there is no run folder {folder}")
     if not file.is_file():
         raise ValueError(f"{folder} has no metrics.jsonl: it is not the folder of a run, or the "
                          "run has not completed its first rollout batch")
+    return [{RENAMED.get(name, name): value for name, value in record.items()}
+            for record in read_lines(file)]
+
+
+def read_lines(file):
+    """The records of a .jsonl file, up to a line that a run is still writing. Raises ValueError if
+    there is none."""
     records = []
-    skipped = []
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, text in enumerate(lines, 1):
-        try:
-            record = {RENAMED.get(name, name): value for name, value in json.loads(text).items()}
-            records.append(record | {"step": int(record["step"])})
-        except (ValueError, TypeError, KeyError, AttributeError):
-            skipped.append(str(number))
-    if skipped:
-        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
-              f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)
+    with suppress(ValueError):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            records.append(json.loads(line))
     if not records:
-        raise ValueError(f"{file} has no complete line, so there is nothing to draw")
+        raise ValueError(f"{file} has no complete line, so there is nothing to show")
     return records

@@ -17,15 +17,10 @@ GREY = "#666666"
 BLACK = "#000000"
 COLOURS = [BLUE, ORANGE, GREEN, RED, PINK, SKY, GREY, BLACK]
 
-# Algorithms that are not listed are grey. A variant (another clip range, replay, a dual clip) has
-# the color of its algorithm and another line style or marker.
-ALGORITHM = {
-    "gspo": BLUE, "gspo_token": SKY, "grpo": ORANGE, "gmpo": GREEN, "rspo": "#44AA99",
-    "cispo": PINK, "dapo": RED, "dppo": "#AA4499", "reinforce": BLACK, "sequence_is": "#882255",
-    "ppo": "#4444AA", "dr_grpo": "#776600", "dapo_paper": "#EE0044", "dppo_kl": "#9988FF",
-    "kpop": "#99BB00", "ipo": "#662200", "rollout_is": "#004444", "dro": "#AA9988",
-    "sapo": "#004400", "luspo": "#0011AA", "vespo": "#FF8877",
-}
+# A variant (another clip range, replay, a dual clip) has the color of its algorithm and another
+# line style or marker.
+ALGORITHM = {"gspo": BLUE, "grpo": ORANGE, "cispo": PINK, "dppo": "#AA4499", "ipo": "#662200",
+             "sapo": "#004400"}
 
 STYLE = {
     "figure.dpi": 100, "savefig.dpi": 130, "figure.constrained_layout.use": True, "font.size": 10,
@@ -43,12 +38,6 @@ def pyplot():
     from matplotlib import pyplot as plt
     plt.rcParams.update(STYLE | {"axes.prop_cycle": plt.cycler(color=COLOURS)})
     return plt
-
-
-def colour(algorithm):
-    """The color of an algorithm, by its name in any spelling: GSPO-token, Dr. GRPO, gspo_token."""
-    name = algorithm.lower().replace("-", "_").replace(" ", "_").replace(".", "")
-    return ALGORITHM.get(name, GREY)
 
 
 def panels(rows=1, columns=2, height=3.4, width=8.0, **options):

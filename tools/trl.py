@@ -47,8 +47,8 @@ MISSING = {
 # ------------------------------------------------------------------------------- the whole config
 
 def translate(settings):
-    """(fields, missing, notes): {field of GRPOConfig: value}, what TRL lacks for these settings,
-    and what it computes differently."""
+    """(fields, missing, notes): {field of GRPOConfig: value}, a text that names what TRL lacks for
+    these settings, if anything, and what it computes differently."""
     usual = Settings()
     fields = {}
     missing = [words for name, words in MISSING.items()
@@ -63,14 +63,15 @@ def translate(settings):
         more, *comments = result if isinstance(result, tuple) else (result,)
         fields |= {name: value for name, value in more.items() if value is not None}
         notes += comments
-    return fields, missing, notes
+    lacks = f"no equivalent in TRL 1.16: it has no {', no '.join(missing)}"
+    return fields, missing and lacks, notes
 
 
 def config_fields(settings):
     """{field of GRPOConfig: value}. Raises ValueError if TRL has no equivalent."""
     fields, missing, _ = translate(settings)
     if missing:
-        raise ValueError(f"no equivalent in TRL 1.16: it has no {', no '.join(missing)}")
+        raise ValueError(missing)
     return fields
 
 
@@ -79,7 +80,7 @@ def config_text(settings):
     missing."""
     fields, missing, notes = translate(settings)
     if missing:
-        return f"# no equivalent in TRL 1.16: it has no {', no '.join(missing)}"
+        return f"# {missing}"
     known = {flag for flags in SUBJECTS.values() for flag in flags.split()}
     others = {flag: value for flag, value in settings.explicit_flags.items() if flag not in known}
     if others:

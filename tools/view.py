@@ -12,13 +12,12 @@ script (by its hash) and no network access.
 import base64
 import hashlib
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 
 from losses import OBJECTIVES
 from session.arguments import ALGORITHMS, read_run_config
-from tools.dashboard import read_metrics
+from tools.dashboard import read_lines, read_metrics
 
 FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js")  # of viewer/
 LARGEST_PAGE = 3_000_000         # bytes; for longer runs, evenly spaced batches are left out
@@ -34,17 +33,10 @@ def read_run(folder):
     records = read_metrics(folder)
     curves = [{name: m.get(name) for name in ("step", *CURVES)} for m in records]
     file = folder / "tokens.jsonl"
-    groups = []
     if not file.is_file():
         raise ValueError(f"{folder} has no tokens.jsonl: train with --save_tokens, which is on by "
                          "default for the built-in task")
-    for line in file.read_text(errors="replace", encoding="utf-8").splitlines():
-        try:
-            groups.append(json.loads(line))
-        except ValueError:                                   # the last line is incomplete
-            break
-    if not groups:
-        raise ValueError(f"{file} has no complete line, so there is nothing to show")
+    groups = read_lines(file)
     try:
         arguments = read_run_config(folder)["resolved"]
         objective = ALGORITHMS[arguments["algorithm"]]["objective"]
@@ -59,26 +51,16 @@ def drop_batches(run, room):
     """The run with as many evenly spaced batches as fit into `room` bytes, at least 2."""
     size = sum(len(encode_json(group)) for group in run["groups"])
     steps = sorted({group["step"] for group in run["groups"]})
-    if size > room and len(steps) > 2:
-        count = max(2, int(len(steps) * room / size))
-        kept = {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
-        run = run | {"groups": [group for group in run["groups"] if group["step"] in kept]}
-    return run
+    count = max(2, min(len(steps), int(len(steps) * room / size)))
+    kept = {steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)}
+    return run | {"groups": [group for group in run["groups"] if group["step"] in kept]}
 
 
 def encode_json(data):
     """JSON that is safe inside a <script>: it contains no `<`, so no end tag and no comment. NaN
     becomes null."""
-    text = json.dumps(replace_non_finite(data), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def replace_non_finite(x):
-    if isinstance(x, dict):
-        return {key: replace_non_finite(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [replace_non_finite(value) for value in x]
-    return None if isinstance(x, float) and not math.isfinite(x) else x
+    finite = json.loads(json.dumps(data), parse_constant=lambda name: None)
+    return json.dumps(finite, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def make_page(runs, largest=None):

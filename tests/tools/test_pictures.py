@@ -38,8 +38,8 @@ def test_the_six_of_readme_are_six_kinds_of_clip_or_ratio():
     style.pyplot().close("all")
 
 
-def test_every_objective_has_a_colour_that_can_be_told_from_the_others():
-    colours = [style.GREY, *(style.colour(name) for name in OBJECTIVES)]
+def test_the_six_have_colours_that_can_be_told_apart():
+    colours = [style.GREY, *style.ALGORITHM.values()]
     rgb = [torch.tensor([int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]) for colour in colours]
     for i, one in enumerate(rgb):
         for other in rgb[:i]:
