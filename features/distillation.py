@@ -106,25 +106,23 @@ class Distillation(Feature):
         settings = self.settings
         if settings.teacher_update_rate and batch.step > 1:
             move_towards(self.teacher, self.run.actor.policy, settings.teacher_update_rate)
-        batch.more["taught"] = find_taught(settings.self_distillation, batch)       # [B]
-        batch.more["teacher_logp"] = self._logp(learner, batch)                      # [B, T]
-
-    def _logp(self, learner, batch):
-        """log π_T [B, T] of the responses. Those that it does not teach get log π_old, so their
-        advantage is 0."""
-        if not self.settings.self_distillation:
-            own = batch.rollout.without("routes")            # its routers choose by themselves
-            return learner.score(own, scorer=self.teacher).logp                     # [B, T]
-        rollout = hinted(self.settings, self.run.task, self.run.tokenizer, batch)
-        check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
+        rollout = batch.rollout.without("routes")            # its routers choose by themselves
+        if settings.self_distillation:
+            rollout = hinted(settings, self.run.task, self.run.tokenizer, batch)
+            check_room(self.most, rollout.prompt_ids.shape[1], rollout.mask.shape[1])
         logp = learner.score(rollout, scorer=self.teacher).logp                     # [B, T]
-        return torch.where(batch.more["taught"][:, None], logp, batch.old_logp)     # [B, T]
+        taught = find_taught(settings.self_distillation, batch)                     # [B]
+        batch.more["taught"] = taught
+        # responses that it does not teach get log π_old, so their advantage is 0
+        batch.more["teacher_logp"] = torch.where(taught[:, None], logp, batch.old_logp)  # [B, T]
 
     def advantages(self, batch):
         if self.settings.distillation_coef:
-            batch.advantages = add_distillation(batch.advantages, self.settings.distillation_coef,
-                                     batch.more["teacher_logp"], batch.old_logp,
-                                     batch.rollout.mask)                            # [B, T]
+            mask = batch.rollout.mask                                               # [B, T]
+            if batch.advantages.dim() == 1:
+                batch.advantages = batch.advantages[:, None] * mask                 # [B, T]
+            added = distillation(batch.more["teacher_logp"], batch.old_logp, mask)  # [B, T]
+            batch.advantages = batch.advantages + self.settings.distillation_coef * added
 
     def metrics(self, batch, mini, new):
         """KL(π_old || teacher) per token, by the estimator k1."""
@@ -138,14 +136,7 @@ class Distillation(Feature):
 
     def load_state_dict(self, state):
         if self.settings.teacher_update_rate:
-            restore_weights(self.teacher, state.get("teacher"), "teacher", "teacher_update_rate")
-
-
-def add_distillation(advantages, coef, teacher_logp, old_logp, mask):
-    """Advantages [B] or [B, T] plus coef times distillation: [B, T]."""
-    if advantages.dim() == 1:
-        advantages = advantages[:, None] * mask                                     # [B, T]
-    return advantages + coef * distillation(teacher_logp, old_logp, mask)           # [B, T]
+            restore_weights(self.teacher, state.get("teacher"))
 
 
 def check_one_tokenizer(name, own, other):

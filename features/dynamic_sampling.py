@@ -32,35 +32,21 @@ class DynamicSampling(Feature):
         self.run = run
 
     def resample(self, rounds, draw):
-        settings = self.run.settings
-        while True:
-            last = len(rounds) == ROUNDS
-            if chosen := keep_signal(rounds, settings.prompts_per_step, settings.advantage,
-                                     self.run.task.total, last):
-                break
+        count = self.run.settings.prompts_per_step
+        signal = self._find_signal(*rounds[0])                                      # [Q]
+        while signal.sum() < count and len(rounds) < ROUNDS:
             rounds.append(draw(len(rounds)))
+            signal = torch.cat([signal, self._find_signal(*rounds[-1])])            # [Q]
+        keep = signal.int().argsort(descending=True, stable=True)[:count]           # [q]
+        rollouts, problems, parts = zip(*rounds)
+        problems = sum(problems, [])
+        groups = torch.cat(parts).unflatten(0, (len(problems), -1))[keep]           # [q, G, K]
         # metrics describe all of them, without what is attached, which would take much memory
         rounds[:] = [(replace(rollout, attached={}), *more) for rollout, *more in rounds]
-        return chosen
+        return concat(rollouts).groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)
 
-
-def keep_signal(rounds, count, advantage, total, last):
-    """The first `count` groups with different rewards, total(parts, G) [B], of the rounds, a list
-    of (rollout, problems, parts [B, K]): one such round, or None if there are not enough yet. In
-    the last round the missing groups are filled with zero-variance groups."""
-    chosen = []
-    for number, (rollout, problems, parts) in enumerate(rounds, 1):
+    def _find_signal(self, rollout, problems, parts):
+        """Which groups have different rewards, [Q] bool."""
         G = rollout.group_size
-        signal = groups_with_signal(advantage, total(parts, G), G, rollout.turn_rewards,
-                                    rollout.mask)                                   # [Q]
-        keep = signal.nonzero().squeeze(-1)                                         # [q]
-        if last and number == len(rounds):
-            keep = signal.int().argsort(descending=True, stable=True)               # [Q]
-        if len(keep):
-            groups = parts.view(len(problems), G, -1)[keep]                         # [q, G, K]
-            chosen.append((rollout.groups(keep), [problems[i] for i in keep], groups.flatten(0, 1)))
-    if sum(len(problems) for _, problems, _ in chosen) < count:
-        return None
-    rollouts, problems, parts = zip(*chosen)
-    rows = count * rounds[0][0].group_size
-    return concat(rollouts).rows(0, rows), sum(problems, [])[:count], torch.cat(parts)[:rows]
+        return groups_with_signal(self.run.settings.advantage, self.run.task.total(parts, G), G,
+                                  rollout.turn_rewards, rollout.mask)               # [Q]

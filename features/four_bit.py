@@ -45,25 +45,21 @@ class FourBit(Feature):
 
     @classmethod
     def load(cls, settings, policy, folder):
-        return quantize(policy)
+        return quantize(policy, settings.half)
 
     @classmethod
     def wrap_sampler(cls, settings, sampler, training):
-        return AutocastSampler(sampler, settings.half) if training else sampler
-
-    def __init__(self, run):
-        compute_in(run.actor.policy, run.settings.half)
+        return AutocastSampler(sampler, settings) if training else sampler
 
 
-
-def quantize(policy):
+def quantize(policy, half=None):
     """Replace all linear layers but the LM head by 4-bit layers. Their weights are quantized when
-    the policy is moved to its device. Raises ValueError for a model without linear layers or with
-    experts."""
+    the policy is moved to its device. half: the dtype in which they multiply; None: float32. Raises
+    ValueError for a model without linear layers or with experts."""
     from bitsandbytes.nn import Linear4bit, Params4bit
     for name, linear in layers_to_quantize(policy):
         small = Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
-                           compute_dtype=torch.float32, quant_type="nf4", device="meta")
+                           compute_dtype=half or torch.float32, quant_type="nf4", device="meta")
         small.weight = Params4bit(linear.weight.data, quant_type="nf4", module=small)
         small.bias = linear.bias
         small.support_avx512bf16_for_cpu = False             # would make sampling alone bfloat16
@@ -72,25 +68,9 @@ def quantize(policy):
     return policy
 
 
-def small_layers(policy):
-    """[(name, layer)] of the 4-bit layers, by their names before adapters were added."""
-    return [(name.replace(".base_layer", ""), module) for name, module in policy.named_modules()
-            if hasattr(getattr(module, "weight", None), "quant_state")]
-
-
-def compute_in(policy, dtype):
-    """Set the dtype in which 4-bit layers multiply; None means float32."""
-    for _, layer in small_layers(policy):
-        layer.compute_dtype = dtype or torch.float32
-
-
 class AutocastSampler(Wrapper):
     """Samples from the weights that are trained, in the arithmetic of scoring and updates."""
 
-    def __init__(self, sampler, half):
-        super().__init__(sampler)
-        self.half = half
-
     def sample(self, *inputs, **options):
-        with autocast(self.policy.device, self.half):
+        with autocast(self.policy.device, self.settings.half):
             return self.sampler.sample(*inputs, **options)

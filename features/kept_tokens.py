@@ -63,10 +63,6 @@ class KeptTokens(Feature):
 class KeepingSampler(Wrapper):
     """Draws from the kept tokens, and attaches their sets to what it samples."""
 
-    def __init__(self, sampler, settings):
-        super().__init__(sampler)
-        self.settings = settings
-
     def sample(self, prompts, group_size, uniforms=None, temperature=None, **options):
         settings = self.settings
         temperature = settings.temperature if temperature is None else temperature
@@ -102,9 +98,8 @@ def mask_others(logits, kept):
 
 
 def padded(ids, width):
-    """Sets of tokens [..., K] with `width` tokens each, padded with a token of the set."""
-    more = ids[..., :1].expand(*ids.shape[:-1], width - ids.shape[-1])              # [..., more]
-    return torch.cat([ids, more], -1)                                               # [..., width]
+    """Sets of tokens [..., K] with `width` tokens each, padded with the last token of the set."""
+    return ids[..., torch.arange(width).clamp(max=ids.shape[-1] - 1)]               # [..., width]
 
 
 def join_sets(steps, mask):

@@ -56,17 +56,15 @@ class Lengths(Feature):
             batch.rollout = replace(rollout, mask=kept)
 
     def _longer(self, rollout, parts):
-        """The reward components [B, K] with the penalty as one more, of weight 1: [B, K + 1]."""
-        return torch.cat([parts, self._penalty(rollout)[:, None]], 1)                # [B, K + 1]
-
-    def _penalty(self, rollout):
-        """DAPO's penalty [B]. Like the limit, it counts all tokens of a response, including those
-        that a tool inserted: up to the last one of the policy's."""
+        """The reward components [B, K] with DAPO's penalty as one more, of weight 1: [B, K + 1].
+        Like the limit, it counts all tokens of a response, including those that a tool inserted: up
+        to the last one of the policy's."""
         mask = rollout.mask                                                         # [B, T]
         places = torch.arange(1, mask.shape[1] + 1, device=mask.device)             # [T]
         lengths = (mask * places).amax(-1).masked_fill(rollout.truncated, self.limit)    # [B]
         zone = overlong_zone(self.settings.overlong_cache, self.limit)
-        return overlong_penalty(lengths, self.limit, zone)                          # [B]
+        penalty = overlong_penalty(lengths, self.limit, zone)                       # [B]
+        return torch.cat([parts, penalty[:, None]], 1)                              # [B, K + 1]
 
 
 def overlong_zone(share, max_length):

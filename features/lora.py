@@ -74,19 +74,17 @@ class LoRA(Feature):
         run.load_reference = lambda: WithoutAdapters(run.actor)
 
 
-class WithoutAdapters(nn.Module):
-    """The reference policy of --beta: an Actor whose adapters are switched off."""
+class WithoutAdapters:
+    """The reference policy of --beta: a Scorer whose adapters are switched off."""
 
     def __init__(self, actor):
-        super().__init__()
-        self.actor = [actor]                                 # in a list, so it is no submodule
+        self.actor = actor
+        self.policy = actor.policy
+        self.routed = actor.routed
 
-    policy = property(lambda self: self.actor[0].policy)
-    routed = property(lambda self: self.actor[0].routed)
-
-    def forward(self, rollout, **options):
+    def __call__(self, rollout, **options):
         with self.policy.peft_model.disable_adapter():
-            return self.actor[0](rollout, **options)
+            return self.actor(rollout, **options)
 
 
 def add_adapters(policy, settings, folder=None):

@@ -88,9 +88,8 @@ def weight_stats(weights, mask):
     """How unequal importance weights w [B, T] are, over the n loss tokens: mismatch_ess =
     (Σw)² / (n·Σw²), the effective sample size as a share of n, and mismatch_chi2 = mean (w - 1)².
     For weights with mean 1, ess = 1 / (1 + chi2). Both are None without loss tokens."""
-    if not mask.any():
+    w = weights[mask]                                                               # [n]
+    if not len(w):
         return {"mismatch_ess": None, "mismatch_chi2": None}
-    n = mask.sum()
-    w = weights.masked_fill(~mask, 0.0)                                             # [B, T]
-    return {"mismatch_ess": (w.sum() ** 2 / (n * w.square().sum()).clamp(min=1e-30)).item(),
-            "mismatch_chi2": (((w - 1) ** 2 * mask).sum() / n).item()}
+    return {"mismatch_ess": (w.sum() ** 2 / (len(w) * w.square().sum()).clamp(min=1e-30)).item(),
+            "mismatch_chi2": (w - 1).square().mean().item()}

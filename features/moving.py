@@ -20,11 +20,11 @@ def list_weights(frozen):
     return [p.data for p in frozen.policy.parameters()]
 
 
-def restore_weights(frozen, weights, what, flag):
-    """The reverse of list_weights. Raises ValueError if weights is None: the checkpoint lacks
-    `what`, which --flag moves."""
+def restore_weights(frozen, weights):
+    """The reverse of list_weights. Raises ValueError if weights is None."""
     if weights is None:
-        raise ValueError(f"--resume: the checkpoint has no {what}, which --{flag} moves: a run "
-                         "must begin with that flag; leave it out, or start a new run")
+        raise ValueError("--resume: the checkpoint has no reference policy or teacher that moves: "
+                         "a run must begin with --sync_ref_model or --teacher_update_rate; leave "
+                         "it out, or start a new run")
     for weight, saved in zip(list_weights(frozen), weights, strict=True):
         weight.copy_(saved)

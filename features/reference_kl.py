@@ -77,19 +77,16 @@ class ReferenceKL(Feature):
             self.loss = None
 
     def after_scoring(self, learner, batch, old):
-        self._move(batch.step)
+        settings = self.settings
+        done = batch.step - 1                                # batches
+        if settings.sync_ref_model and done and done % settings.ref_model_sync_steps == 0:
+            move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
         ref_logp = learner.score(batch.rollout, scorer=self.reference).logp         # [B, T]
         batch.more["ref_logp"] = ref_logp
-        if kl_in_rewards(self.settings):
+        if kl_in_rewards(settings):
             mask = batch.rollout.mask                                               # [B, T]
             batch.more["kl"] = kl_penalty(batch.old_logp, ref_logp, mask, "k1")     # [B, T]
-            batch.more["beta"] = self.settings.beta
-
-    def _move(self, step):
-        """Before batch `step`, move the reference towards the policy if it is time."""
-        settings = self.settings
-        if settings.sync_ref_model and step > 1 and (step - 1) % settings.ref_model_sync_steps == 0:
-            move_towards(self.reference, self.actor.policy, settings.ref_model_mixup_alpha)
+            batch.more["beta"] = settings.beta
 
     def loss(self, part, new, mini):
         kl = kl_penalty(new.logp, part.more["ref_logp"], part.rollout.mask,
@@ -106,8 +103,7 @@ class ReferenceKL(Feature):
 
     def load_state_dict(self, state):
         if self.settings.sync_ref_model:
-            restore_weights(self.reference, state.get("reference"), "reference policy",
-                            "sync_ref_model")
+            restore_weights(self.reference, state.get("reference"))
 
 
 def kl_in_rewards(settings):

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 
 from features.feature import Feature, flag, refuse
 from plumbing.engines.wrapper import Wrapper
-from plumbing.parallel.devices import autocast
-from routes import Pass, Routes, find_routers, record_routes, replay_routes
+from routes import Pass, Routes, find_routers, record_routes
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,9 @@ class RoutingReplay(Feature):
     def __init__(self, run):
         self.settings = run.settings
         self.learner = None
-        with autocast(run.device, run.settings.half):
-            check_routers(run.actor.policy)
+        if not find_routers(run.actor.policy):
+            raise ValueError("--routing_replay needs a mixture of experts: this model is dense, or "
+                             "its routers are not separate modules")
 
     def after_scoring(self, learner, batch, old):
         """From here on the routes of π_old's own forwards are forced, if there were any: they are
@@ -79,33 +79,16 @@ class RoutingReplay(Feature):
         flip_rate and tokens.jsonl describe."""
         routes = batch.rollout.attached["routes"]
         if not isinstance(routes, RecordedRoutes):
-            return {"route_bytes_per_token": None}
+            return {}
         free = self.learner.score(mini.rollout.without("routes")).routes            # [L, B, T, ·]
         mini.more["free_routes"] = (mini.rollout.attached["routes"].own or mini.routes, free)
         tokens = max(1, int(batch.rollout.mask.sum()))
-        return {"route_bytes_per_token": route_bytes(routes.recorded) / tokens}
-
-
-@torch.no_grad()
-def check_routers(policy):
-    """Refuse a policy that has no routers, or routers whose gates cannot be computed again."""
-    if not find_routers(policy):
-        raise ValueError("--routing_replay needs a mixture of experts: this model is dense, or its "
-                         "routers are not separate modules")
-    ids = torch.tensor([[0, 1]], device=policy.device)                              # [1, S]
-    with record_routes(policy) as routes:
-        policy(input_ids=ids)
-    with replay_routes(policy, routes):
-        policy(input_ids=ids)
+        size = sum(x.nbytes for p in routes.recorded.passes for x in p)
+        return {"route_bytes_per_token": size / tokens}
 
 
 def attach(rollout, routes):
     return replace(rollout, attached=rollout.attached | {"routes": routes})
-
-
-def route_bytes(routes):
-    """The memory of recorded routes, in bytes."""
-    return sum(x.numel() * x.element_size() for p in routes.passes for x in p)
 
 
 # ------------------------------------------------------------------- what is attached to a rollout

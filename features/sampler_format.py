@@ -12,7 +12,7 @@ import torch
 
 from features.feature import Feature, flag
 from plumbing.engines.wrapper import Wrapper
-from plumbing.model.copies import has_adapters, plain_copy
+from plumbing.model.copies import plain_copy
 
 HALVES = ("bfloat16", "float16")
 
@@ -38,9 +38,7 @@ class SamplerFormat(Feature):
     def wrap_sampler(cls, settings, sampler, training):
         """vLLM rounds a copy of its own, and 4-bit weights are sampled as they are."""
         rounds = settings.sampler != "vllm" and not getattr(settings, "load_in_4bit", False)
-        if not rounds or not training:
-            return sampler
-        return RoundedSampler(sampler, find_sampler_format(settings))
+        return RoundedSampler(sampler, settings) if rounds and training else sampler
 
 
 def find_sampler_format(settings):
@@ -48,39 +46,31 @@ def find_sampler_format(settings):
 
 
 class RoundedSampler(Wrapper):
-    """Samples from a copy of the policy whose weights are rounded to `dtype`."""
-
-    def __init__(self, sampler, dtype):
-        super().__init__(sampler)
-        self.dtype = dtype
+    """Samples from a copy of the policy whose weights are rounded."""
 
     def sample(self, *inputs, **options):
+        dtype = find_sampler_format(self.settings)
         policy = self.sampler.policy
         try:
-            self.sampler.policy = sampling_copy(policy, self.dtype)
+            self.sampler.policy = sampling_copy(policy, dtype)
             rollout = self.sampler.sample(*inputs, **options)
         finally:
             self.sampler.policy = policy
-        if self.dtype == "float16" and not rollout.sampler_logp.isfinite().all():
+        if dtype == "float16" and not rollout.sampler_logp.isfinite().all():
             raise ValueError("--sampler_dtype float16: this policy has activations beyond "
                              "float16's 65504; use --sampler_dtype float32")
         return rollout
 
 
-def all_float32(policy):
-    return all(p.dtype == torch.float32 for p in policy.parameters())
-
-
 def sampling_copy(policy, dtype):
     """The policy to sample with: in float32 the policy itself, else a copy rounded to `dtype`, as
     an inference engine holds it."""
-    if dtype == "float32" and all_float32(policy):
+    if dtype == "float32" and all(p.dtype == torch.float32 for p in policy.parameters()):
         return policy
     kind = getattr(torch, dtype) if dtype in HALVES else torch.float32  # of arithmetic, too
     copied = plain_copy(policy, kind)
-    source = copied if has_adapters(policy) else policy
-    for new, old in zip(copied.parameters(), source.parameters(), strict=True):
-        new.data.copy_(rounded(old.data, dtype))
+    for p in copied.parameters():
+        p.data = rounded(p.data, dtype)
     return copied
 
 

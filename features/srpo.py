@@ -70,9 +70,8 @@ class SRPO(Feature):
                                            run.settings.stage2_step, resamples(run.settings))
 
     def after_scoring(self, learner, batch, old):
-        if self.prompts.resample:
-            first = torch.cat([parts[:, 0] for _, parts in batch.sampled])          # [n]
-            self.prompts.record(~not_all_correct(first, batch.group_size))          # [n / G]
+        first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
+        self.prompts.record(~not_all_correct(first, batch.group_size))              # [n / G]
 
 
 def resamples(settings):
@@ -82,15 +81,11 @@ def resamples(settings):
 
 class Stages(PromptStream):
     """stage2_step: the first so many rollout batches use only the first source; 0: all sources from
-    the start. resample: whether history resampling is on. log: called with a line of text when
-    stage 2 begins and when no problem is left."""
+    the start. resample: whether history resampling is on."""
 
-    def __init__(self, sizes, seed=0, stage2_step=0, resample=False, log=print):
-        if stage2_step and len(sizes) < 2:
-            raise ValueError(f"stage2_step {stage2_step} needs two sources; sizes are {sizes}")
+    def __init__(self, sizes, seed=0, stage2_step=0, resample=False):
         self.stage2_step = stage2_step
         self.resample = resample
-        self.log = log
         self.stage = 1 if stage2_step else 2
         self.drawn = []                                      # since the last call of record
         self.solved = set()
@@ -101,8 +96,8 @@ class Stages(PromptStream):
         everything = range(sum(self.sizes) if self.stage == 2 else self.sizes[0])
         left = [i for i in everything if i not in self.dropped]
         if not left:
-            self.log(f"epoch {self.epoch}: all responses to all problems were correct; history "
-                     "resampling starts again with all")
+            print(f"epoch {self.epoch}: all responses to all problems were correct; history "
+                  "resampling starts again with all")
             self.dropped = set()
         return left or list(everything)
 
@@ -115,11 +110,11 @@ class Stages(PromptStream):
     def next(self, n, step=1):
         if self.stage == 1 and step > self.stage2_step:
             self.stage = 2
-            self.log(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
-                     f"{step - 1} batches")
+            print(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
+                  f"{step - 1} batches")
             self.new_epoch()
         numbers = super().next(n, step)
-        self.drawn += numbers if self.resample else []
+        self.drawn += numbers
         return numbers
 
     def record(self, all_correct):

@@ -37,6 +37,6 @@ class TokenCredit(Feature):
 def find_blamed(errors, mask):
     """[B, T] bool: the response tokens (one per character) at or after the first wrong step, whose
     place `errors` has for each response; None: all is right, so it does not matter."""
-    first = torch.tensor([0 if e is None else e for e in errors], device=mask.device)    # [B]
+    first = torch.tensor([place or 0 for place in errors], device=mask.device)    # [B]
     places = torch.arange(mask.shape[1], device=mask.device)                        # [T]
     return places >= first[:, None]                                                 # [B, T]

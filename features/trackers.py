@@ -63,10 +63,9 @@ def flat(record):
     None, text and the values per mini-batch are left out."""
     numbers = {}
     for name, value in record.items():
-        several = isinstance(value, (list, tuple))
-        inner = {str(i): x for i, x in enumerate(value)} if several else value
-        if isinstance(inner, dict):
+        inner = dict(enumerate(value)) if isinstance(value, (list, tuple)) else value
+        if isinstance(inner, dict) and name != "minibatches":
             numbers |= {f"{name}/{key}": number for key, number in flat(inner).items()}
         elif isinstance(value, (int, float)):
             numbers[name] = value
-    return {name: number for name, number in numbers.items() if not name.startswith("minibatches/")}
+    return numbers

@@ -80,7 +80,7 @@ class VllmSampler:
         rollout = as_rollout(self.policy, self.tokenizer, prompts, group_size, *responses,
                              self.stop)
         if changed:
-            check_agreement("vllm", self.policy, rollout, temperature, self.dtype)
+            check_agreement(self.policy, rollout, temperature, self.dtype)
         return rollout
 
 
@@ -100,18 +100,17 @@ NOISE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 @torch.no_grad()
-def check_agreement(name, policy, rollout, temperature, dtype):
-    """Compare the log-probs that an engine recorded with those of the policy.
+def check_agreement(policy, rollout, temperature, dtype):
+    """Compare the log-probs that vLLM recorded with those of the policy.
 
-    name: of the sampler, for the error. temperature: of sampling; 0: greedy, where log-probs have
-    temperature 1. dtype: of the engine's arithmetic. Raises ValueError if they differ by more than
-    rounding in `dtype` explains."""
+    temperature: of sampling; 0: greedy, where log-probs have temperature 1. dtype: of vLLM's
+    arithmetic. Raises ValueError if they differ by more than rounding in `dtype` explains."""
     part = rollout.rows(0, min(ROWS, rollout.group_size))
     logp = response_logp(policy, part, temperature or 1.0, entropy=False).logp      # [b, T]
     difference = (logp - part.sampler_logp)[part.mask].abs().mean().item()
     if not difference <= NOISE[dtype]:                       # NaN, too
         raise ValueError(
-            f"--sampler {name}: its log-probs differ from the policy's by {difference:.2g} nats "
+            f"--sampler vllm: its log-probs differ from the policy's by {difference:.2g} nats "
             f"per token, more than {NOISE[dtype]:g}, which rounding in {str(dtype)[6:]} explains: "
             "it does not sample from the weights that are trained; leave out --sampler")
 

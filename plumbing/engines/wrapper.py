@@ -4,8 +4,9 @@
 class Wrapper:
     """A sampler around another one: what a feature's wrap_sampler returns."""
 
-    def __init__(self, sampler):
+    def __init__(self, sampler, settings=None):
         self.sampler = sampler
+        self.settings = settings
         self.tokenizer = sampler.tokenizer
 
     policy = property(lambda self: self.sampler.policy,

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 import features
 import models
 from advantages import distillation, estimate_advantages, group_advantages
-from features.distillation import Distillation, add_distillation
+from features.distillation import Distillation
 from losses import policy_loss, token_weights
 from models import own_logp as one_by_one
 from tiny_run import jsonl, read_json
@@ -38,8 +39,16 @@ def test_the_advantage_is_a_loops_alone_and_added(coef):
     teacher, old, mask, rewards = random_batch()
     alone = estimate_advantages("distillation", rewards, 4, teacher_logp=teacher, old_logp=old,
                                 mask=mask)
+    feature = Distillation.__new__(Distillation)
+    feature.settings = SimpleNamespace(distillation_coef=coef)
+
+    def added(advantages):
+        batch = SimpleNamespace(advantages=advantages, old_logp=old, more={"teacher_logp": teacher},
+                                rollout=SimpleNamespace(mask=mask))
+        feature.advantages(batch)
+        return batch.advantages                                                     # [B, T]
     group = group_advantages(rewards, 4)                                            # [B]
-    both = add_distillation(group, coef, teacher, old, mask)                        # [B, T]
+    both = added(group)                                                             # [B, T]
     for i in range(8):
         for t in range(6):
             gap = teacher[i, t].item() - old[i, t].item() if mask[i, t] else 0.0
@@ -47,7 +56,7 @@ def test_the_advantage_is_a_loops_alone_and_added(coef):
             assert alone[i, t].item() == pytest.approx(gap, abs=1e-12)
             assert both[i, t].item() == pytest.approx(want, abs=1e-9)
     per_token = group[:, None] * mask                                               # [B, T]
-    assert add_distillation(per_token, coef, teacher, old, mask).equal(both)
+    assert added(per_token).equal(both)
     assert not distillation(teacher.requires_grad_(), old.requires_grad_(), mask).requires_grad
 
 
@@ -113,17 +122,17 @@ def test_a_finished_runs_checkpoint_trains_a_cold_start_towards_itself(teacher, 
     "--algorithm sdpo", "--algorithm grpo --advantage distillation --self_distillation answer",
     "--algorithm grpo --distillation_coef 1 --teacher_model_name_or_path {start}"])
 def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_routes(
-        line, run, judge, first, calls, cold_start):
+        line, run, judge, then, calls, cold_start):
     """It is another policy, mostly with another prompt, and no ratio is formed with it. Reference:
     one response at a time. In the first group two are right, in the second none, then all."""
     judge(lambda n, right, problem: n % 16 in (1, 3, *range(8, 16)))
     teachers = []
 
-    def note(self, learner, batch):
+    def note(result, self, learner, batch, old):
         teacher = self.teacher.policy if self.teacher else learner.policy
         teachers.append(copy.deepcopy(teacher))
-    first(Distillation, "_logp", note)
-    found, hints = calls(Distillation, "_logp"), calls(features.distillation, "hinted")
+    then(Distillation, "after_scoring", note)
+    found, hints = calls(Distillation, "after_scoring"), calls(features.distillation, "hinted")
     run(f"{line.format(start=cold_start)} --routing_replay old --steps 3 --warmup_steps 0 "
         "--learning_rate 0.003")
     for (_, _, tokenizer, batch), _, rollout in hints:
@@ -138,7 +147,8 @@ def test_the_teachers_routers_choose_by_themselves_where_the_policy_replays_rout
         assert rollout.mask.equal(batch.rollout.mask)
     rollouts = [rollout for *_, rollout in hints] or [args[2].rollout for args, *_ in found]
     apart = []
-    for teacher, rollout, (args, _, logp) in zip(teachers, rollouts, found, strict=True):
+    for teacher, rollout, (args, *_) in zip(teachers, rollouts, found, strict=True):
+        logp = args[2].more["teacher_logp"]                                         # [B, T]
         taught = args[2].more["taught"][:, None]                                    # [B, 1]
         assert logp.where(~taught, args[2].old_logp).equal(args[2].old_logp)
         kept = rollout.mask & taught                                                # [B, T]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from features import dynamic_sampling
+from features.dynamic_sampling import DynamicSampling
 
 
 def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
@@ -19,8 +19,7 @@ def test_dynamic_sampling_ends_when_there_is_nothing_left_to_learn(run, judge):
 def test_dynamic_sampling_logs_what_was_sampled(run, first):
     """The pass rate of the groups that were kept alone says nothing about the policy."""
     rounds = []
-    first(dynamic_sampling, "keep_signal",
-          lambda found, *_: rounds.__setitem__(slice(None), found))
+    first(DynamicSampling, "_find_signal", lambda self, *found: rounds.append(found))
     record, = run("--algorithm dapo --num_generations 2 --overlong_cache 0")
     rewards = torch.cat([parts[:, 0] for _, _, parts in rounds]).view(-1, 2)          # [groups, 2]
     lengths = [sum(row) for rollout, _, _ in rounds for row in rollout.mask.tolist()]

@@ -40,14 +40,20 @@ def loaded(flags, transform=four_bit.quantize):
     return load_policy(parse(flags.split()), None, CPU, transform=transform)[0]
 
 
+def small_layers(policy):
+    """[(name, layer)] of the 4-bit layers."""
+    return [(name, module) for name, module in policy.named_modules()
+            if hasattr(getattr(module, "weight", None), "quant_state")]
+
+
 def close(one, other, atol=1e-5):
     torch.testing.assert_close(one, other, atol=atol, rtol=0)
 
 
 def test_the_layers_hold_four_bits_and_compute_with_what_they_decode(dense):
     from bitsandbytes.functional import dequantize_4bit
-    small, plain = loaded(dense), loaded(dense, None)
-    layers = four_bit.small_layers(small)
+    small, plain = loaded(dense), loaded(dense, lambda policy: policy)
+    layers = small_layers(small)
     assert len(layers) == 2 * 7 and small.lm_head.weight.dtype == torch.float32
     for name, layer in layers:
         weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
@@ -109,10 +115,10 @@ def test_a_teacher_keeps_its_weights(dense):
     """The flag is about the policy: a teacher is not rounded, and may be a mixture of experts."""
     told = "--algorithm grpo --advantage distillation --teacher_model_name_or_path dense"
     args = parse(f"{dense} {told}".split())
-    plain = loaded(dense, None)
+    plain = loaded(dense, lambda policy: policy)
     run = Run(args, None, TOKENIZER, CPU, None, None)
     teacher, _ = run.load_checkpoint("teacher_model_name_or_path")
-    assert four_bit.small_layers(teacher.policy) == []
+    assert small_layers(teacher.policy) == []
     assert all(map(torch.equal, teacher.policy.parameters(), plain.parameters()))
 
 

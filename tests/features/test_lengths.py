@@ -39,7 +39,8 @@ def test_the_penalty_counts_observations_and_a_response_that_was_cut_off():
     lengths = Lengths(SimpleNamespace(settings=settings, task=task))
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 1], [1, 1, 1, 0, 0, 0]]).bool()
     rollout = SimpleNamespace(mask=mask, truncated=torch.tensor([False, False, True]))
-    assert lengths._penalty(rollout).tolist() == [0, -0.5, -1]
+    longer = lengths._longer(rollout, torch.ones(3, 1))                             # [3, 2]
+    assert longer.tolist() == [[1, 0], [1, -0.5], [1, -1]]
 
 
 def test_a_response_that_was_cut_off_has_no_gradient_and_its_reward_counts(run, calls, then):

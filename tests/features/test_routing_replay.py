@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from features.reference_kl import ReferenceKL
-from features.routing_replay import RecordedRoutes, RecordingSampler, attach, route_bytes
+from features.routing_replay import RecordedRoutes, RecordingSampler, RoutingReplay, attach
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics as run_metrics
 from plumbing.speed import fast
@@ -163,8 +163,13 @@ def test_routes_of_prompts_and_of_what_all_begin_with_serve_every_mini_batch(wid
 
 
 def test_the_memory_of_routes_is_counted():
-    routes = recorded(make(), rolled(make()), "plain", (0, 6))          # 6 rows, 8 tokens, 3 layers
-    assert route_bytes(routes) == 3 * 6 * 8 * (K * 8 + E * 4)
+    rollout = rolled(make())
+    routes = recorded(make(), rollout, "plain", (0, 6))                 # 6 rows, 8 tokens, 3 layers
+    feature = RoutingReplay.__new__(RoutingReplay)
+    feature.learner = SimpleNamespace(score=lambda rollout: SimpleNamespace(routes=None))
+    batch = SimpleNamespace(rollout=attach(rollout, RecordedRoutes(routes)), routes=None, more={})
+    size = feature.metrics(batch, batch, None)["route_bytes_per_token"] * rollout.mask.sum()
+    assert size == pytest.approx(3 * 6 * 8 * (K * 8 + E * 4))
 
 
 # ------------------------------------------------------------------------------------- the script

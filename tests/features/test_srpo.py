@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from features import dynamic_sampling
+from features.dynamic_sampling import DynamicSampling
 from features.srpo import SRPO, Stages, join
 from session.arguments import parse
 from tiny_run import TINY, jsonl, load_task, write
@@ -24,9 +25,9 @@ def test_a_restored_stream_goes_on_exactly(resample, stage2_step):
         for step in steps:
             drawn.append(stream.next(7, step))
             solved = torch.tensor([rng.random() < 0.2 for _ in drawn[-1]])          # [7]
-            stream.record(solved[:len(stream.drawn)])        # without resampling nothing is kept
+            stream.record(solved)
         return drawn
-    make = lambda: Stages([30, 11], 5, stage2_step, resample, log=lambda line: None)
+    make = lambda: Stages([30, 11], 5, stage2_step, resample)
     for done in range(40):
         stream, restored = make(), make()
         draw(stream, range(1, done + 1), random.Random(done))
@@ -46,15 +47,15 @@ LEFT = [0, 2, 3, 5, 6, 8, 9, 10, 11]                         # mixed and all-wro
     (True, [(12, ALL)], [*range(12)]),                       # all solved: starts again
     (True, [(12, ALL), (12, {0})], [*range(1, 12)]),
     (False, [(12, SOLVED)], [*range(12)])])
-def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, epochs, left):
+def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, epochs, left,
+                                                                              capsys):
     """epochs: how many are drawn, and which of them are solved."""
-    said = []
-    stream = Stages([12], resample=resample, log=said.append)
+    stream = Stages([12], resample=resample)
     for count, solved in epochs:
         drawn = stream.next(count)
-        stream.record(torch.tensor([i in solved for i in drawn] * resample))     # else none is kept
+        stream.record(torch.tensor([i in solved for i in drawn]))
     assert sorted(stream.next(len(left))) == left
-    assert ["starts again with all" in line for line in said] == [True] * (ALL == epochs[0][1])
+    assert ("starts again with all" in capsys.readouterr().out) == (ALL == epochs[0][1])
 
 
 def test_a_prompt_that_was_solved_once_and_fails_later_stays():
@@ -63,11 +64,6 @@ def test_a_prompt_that_was_solved_once_and_fails_later_stays():
     stream.next(5)
     stream.record(torch.tensor([False] * 5))
     assert sorted(stream.next(5)) == [0, 1, 2, 3, 4]
-
-
-def test_two_stages_need_two_sources():
-    with pytest.raises(ValueError, match="sizes"):
-        Stages([5], 0, 10)
 
 
 def test_a_cold_start_on_other_problems_or_in_another_order_is_another(another_start, run):
@@ -86,11 +82,8 @@ def test_stage2_step_counts_batches_also_under_dynamic_sampling(algorithm, round
     drawn = []
     then(Stages, "next",
          lambda numbers, self, n, step: drawn.append((step, numbers, self.sizes[0])))
-    keep = dynamic_sampling.keep_signal
-
-    def kept(found, wanted, advantage, total, last):
-        return keep(found, wanted, advantage, total, True) if len(found) == rounds else None
-    monkeypatch.setattr(dynamic_sampling, "keep_signal", kept)
+    monkeypatch.setattr(dynamic_sampling, "ROUNDS", rounds)
+    monkeypatch.setattr(DynamicSampling, "_find_signal", lambda *_: torch.zeros(4).bool())
     run(another_start + f"--algorithm {algorithm} --stage2_step 2 --steps 4")
     assert all(max(numbers) < size for step, numbers, size in drawn if step <= 2)
     assert any(max(numbers) >= size for step, numbers, size in drawn if step > 2)

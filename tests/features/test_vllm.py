@@ -95,10 +95,10 @@ def test_a_difference_beyond_rounding_stops_the_run(dtype, error, stops):
     rollout = sample(model(), TOKENIZER, PROMPTS, 4, 5, 0.7)
     rollout.sampler_logp = rollout.sampler_logp + error
     if not stops:
-        return check_agreement("vllm", model(), rollout, 0.7, dtype)
+        return check_agreement(model(), rollout, 0.7, dtype)
     words = "--sampler vllm: its log-probs differ from the policy's by"
     with pytest.raises(ValueError, match=words):
-        check_agreement("vllm", model(), rollout, 0.7, dtype)
+        check_agreement(model(), rollout, 0.7, dtype)
 
 
 # ------------------------------------------------------------------------------- the command line
