@@ -39,24 +39,18 @@ def plan(settings, folder, task, device):
         f"{settings.steps} rollout batches of {settings.prompts_per_step} prompts x "
         f"{settings.num_generations} responses, {settings.steps_per_generation} mini-batches each"
         f"{uses}{clip_range}; metrics are written to {folder}/metrics.jsonl",
-        *describe_updates(settings),
+        *describe_unused_clip(settings),
         *(note for feature in FEATURES for note in feature.notes(settings)), *task.notes])
 
 
-def describe_updates(settings):
-    """Notes on updates in which nothing can be clipped, or that nothing corrects."""
-    notes = []
-    clips = [name for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
+def describe_unused_clip(settings):
+    """A note on flags of the clip that have no effect, [] if there are none."""
+    clips = [f"--{name}" for name in ("epsilon", "epsilon_high", "dual_clip", "off_policy_mask")
              if name in settings.explicit_flags]
-    if clips and settings.updates_per_batch == 1 and settings.old_logp == "recompute":
-        notes.append(f"note: {' '.join(f'--{name}' for name in clips)} has no effect: with one "
-                     "update per rollout batch every ratio is 1, so nothing is clipped; use "
-                     "--steps_per_generation or --num_iterations above 1")
-    if settings.row.ratio == "none" and settings.updates_per_batch > 1:
-        notes.append(f"note: {settings.algorithm} has no importance ratio: nothing corrects the "
-                     f"{settings.updates_per_batch} updates per rollout batch for the policy that "
-                     "changes after the first")
-    return notes
+    if not clips or settings.updates_per_batch > 1 or settings.old_logp == "sampler":
+        return []
+    return [f"note: {' '.join(clips)} has no effect: with one update per rollout batch every ratio "
+            "is 1, so nothing is clipped; use --steps_per_generation or --num_iterations above 1"]
 
 
 # ---------------------------------------------------------------------------- before and after
