@@ -164,8 +164,6 @@ REFUSED = {
     f"{MODEL} --cold_start_steps 0": f"--cold_start_steps 0 {OWN_MODEL}",
     "--lora_r 8": "--lora_r 8 needs --use_peft",
     # -------------------------------------------------------------------------- the run
-    "--eval_samples 0 --eval_prompts 3":
-        "--eval_prompts 3 cannot be combined with --eval_samples 0",
     "--eval_samples 0 --eval_steps 3":
         "--eval_steps 3 cannot be combined with --eval_samples 0",
     "--resume true": "--resume … --output_dir",
