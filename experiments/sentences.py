@@ -101,7 +101,7 @@ GSPO wide is shown ahead ({learning: wide against GRPO}).
 
 GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
 
-tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (4 seeds
+tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (8 seeds
 
 About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
 {chosen deep_edge: GRPO} for 48.
