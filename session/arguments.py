@@ -501,7 +501,7 @@ def read_run_config(folder):
             config |= {"settings": config["given"], "resolved": config["arguments"]}
         steps = config["resolved"]["steps"]
         return config if isinstance(config["settings"], dict) and type(steps) is int else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

@@ -10,6 +10,7 @@ is refused, not executed.
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -29,6 +30,7 @@ PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some w
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
+STEP = re.compile(r"step_(0|[1-9][0-9]*)")       # the folder of a checkpoint
 RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per rollout batch
 
 
@@ -170,9 +172,9 @@ class Saver:
         other processes are out of reach."""
         learner = self.learner
         step = self.snapshot["step"]
+        lost = learner.settings.shard and processes.world() > 1
         finite = all(weight.isfinite().all() for weight in learner.actor.parameters())
-        saved = step in dict(list_checkpoints(self.folder))
-        if processes.rank() or learner.settings.shard or not finite or saved:
+        if processes.rank() or lost or not finite or step in dict(list_checkpoints(self.folder)):
             return
         half = learner.schedule.state_dict() != self.snapshot["schedule"]
         state = self.snapshot | self.optimizer_state()
@@ -269,9 +271,9 @@ def sync(path):
 def list_checkpoints(run):
     """[(step, folder)] of the run's checkpoints, oldest first. A folder with any other name, for
     example step_2_backup, is none."""
-    steps = [(folder.name.removeprefix("step_"), folder)
-             for folder in (run / "checkpoints").glob("step_*")]
-    return sorted((int(step), folder) for step, folder in steps if step.isdecimal())
+    steps = [(STEP.fullmatch(folder.name), folder)
+             for folder in (run / "checkpoints").glob("step_*") if folder.is_dir()]
+    return sorted((int(name[1]), folder) for name, folder in steps if name)
 
 
 def find_newest(run):

@@ -136,6 +136,10 @@ def check_combinations(settings):
          "is not a multiple of 8: the tiny MoE has 4 attention heads, each of an even width"),
         ("max_terms", settings.max_terms < settings.min_terms,
          f"is below --min_terms {settings.min_terms}"),
+        ("reward_weights", min(settings.reward_weights, default=0) < 0
+         and settings.scale_rewards == "mean" and "scale" in reads,
+         "gives rewards below 0, and --scale_rewards mean (MaxRL) divides by the mean reward of a "
+         "group: use --scale_rewards group or none"),
         ("scale_rewards", "scale_rewards" in settings.explicit_flags and "scale" not in reads,
          f"has no effect with --advantage {settings.advantage}, which does not read it: leave it "
          "out"),

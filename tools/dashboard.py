@@ -4,7 +4,7 @@ docs/metrics.md defines the metrics and their normal values.
 """
 
 import json
-from contextlib import suppress
+import sys
 
 from tools import style
 
@@ -60,12 +60,20 @@ def read_metrics(folder):
 
 
 def read_lines(file):
-    """The records of a .jsonl file, up to a line that a run is still writing. Raises ValueError if
-    there is none."""
+    """The records of a .jsonl file of a run. Lines that are incomplete, or no record, are skipped,
+    with a note on stderr. Raises ValueError if there is no record."""
     records = []
-    with suppress(ValueError):
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            records.append(json.loads(line))
+    skipped = []
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(lines, 1):
+        try:
+            record = json.loads(text)
+            records.append(record | {"step": int(record["step"])})
+        except (ValueError, TypeError, KeyError):
+            skipped.append(str(number))
     if not records:
         raise ValueError(f"{file} has no complete line, so there is nothing to show")
+    if skipped:
+        print(f"eval.py: {file}: skipped {len(skipped)} line(s) that are incomplete or not "
+              f"metrics: {', '.join(skipped[:5])}", file=sys.stderr)
     return records

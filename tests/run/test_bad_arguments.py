@@ -108,6 +108,8 @@ REFUSED = {
     "--algorithm maxrl --overlong_cache 0.2":
         "--overlong_cache 0.2 … --scale_rewards mean … below 0",
     "--algorithm dapo --scale_rewards mean": "--overlong_cache 0.2 … --scale_rewards group",
+    f"{DATA} --algorithm maxrl --reward_weights -1":
+        "--reward_weights … below 0 … --scale_rewards mean",
     # -------------------------------------------------------------------------- the sampler
     "--algorithm rspo --old_logp sampler": "--old_logp sampler … rspo",
     "--algorithm ppo --old_logp sampler": "--old_logp sampler … gae",

@@ -131,12 +131,13 @@ def test_the_dashboard_draws_held_out_figures(tmp_path):
     assert held_out.get_xydata().tolist() == [[0, .125], [2, .75], [2, 1]]
 
 
-def test_a_dashboard_of_two_runs_uses_the_whole_lines(tmp_path):
-    runs = [write_run(tmp_path / "cut", 3, tail='{"step": 5, "pass_r'),
+def test_a_dashboard_of_two_runs_uses_what_is_whole_and_says_what_it_skipped(tmp_path, capsys):
+    runs = [write_run(tmp_path / "cut", 3, tail='[1]\n{"step": 5, "pass_r'),
             write_run(tmp_path / "short", 1)]
     file = tmp_path / "both"
     eval.main(["dashboard", *runs, "--output", str(file)])
     assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 20_000
+    assert "skipped 2 line(s) that are incomplete or not metrics: 4, 5" in capsys.readouterr().err
 
 
 REFUSED = {                                                  # the line of eval.py: what it says

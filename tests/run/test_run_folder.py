@@ -88,7 +88,8 @@ def test_a_finished_run_without_its_checkpoints_does_not_start_again(finished, r
 
 
 def test_a_folder_beside_the_checkpoints_is_none(finished, run):
-    shutil.copytree("run/checkpoints/step_2", "run/checkpoints/step_2_backup")
+    for name in ("step_2_backup", "step_07"):
+        shutil.copytree("run/checkpoints/step_2", f"run/checkpoints/{name}")
     err = run.refused(f"{PASSK} run", main=evaluation.main)
     assert "its checkpoints: " in err and "run/checkpoints/step_3" in err
     assert [record["step"] for record in run("--resume --steps 4")] == [1, 2, 3, 4]
