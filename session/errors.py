@@ -9,10 +9,8 @@ import torch
 from plumbing.parallel import processes
 
 OUT_OF_MEMORY = ("out of GPU memory: lower --micro_batch_size, --max_completion_length, "
-                 "--prompts_per_step or --eval_prompts, with --sampler vllm "
-                 "--vllm_gpu_memory_utilization, or add what is not on yet of "
-                 "--gradient_checkpointing, --use_peft, --load_in_4bit and --optim adamw_8bit; "
-                 "--dry_run tries the longest responses")
+                 "--prompts_per_step or --eval_prompts, or do what docs/speed.md suggests (If "
+                 "memory runs out); --dry_run tries the longest responses")
 
 
 @contextmanager

@@ -93,8 +93,9 @@ def check_folder(settings):
     if not settings.overwrite_output_dir:
         raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
                          "--overwrite_output_dir to replace it, or another folder")
-    for name, source in list_sources(settings):
-        if Path(source).resolve().is_relative_to((folder / "checkpoints").resolve()):
+    deleted = [(folder / name).resolve() for name in RESULTS]
+    for name, source in (*list_sources(settings), *settings.explicit_flags.items()):
+        if any(map(Path(str(source)).resolve().is_relative_to, deleted)):
             raise ValueError(f"--overwrite_output_dir would delete {source}, which --{name} needs: "
                              "give another --output_dir")
 

@@ -182,6 +182,18 @@ def test_a_checkpoint_that_the_new_run_starts_from_is_not_deleted(finished, work
             assert f"--overwrite_output_dir would delete {path}, which --{flag} needs" in err
 
 
+def test_data_with_the_name_of_a_runs_records_are_not_deleted(finished, run):
+    shutil.copytree(NEWEST, "model")
+    for n, file in enumerate(("rows.jsonl", "run/samples.jsonl")):
+        jsonl(file, [{"prompt": f"{i}+{n}=", "answer": str(i + n)} for i in range(99)])
+    for flag in ("dataset_name", "test_dataset_name"):
+        data = {"dataset_name": "rows.jsonl", flag: "run/../run/samples.jsonl"}
+        line = " ".join(f"--{name} {file}" for name, file in data.items())
+        err = run.refused(f"--model_name_or_path model {line} --verifier exact {OVER}")
+        assert f"would delete run/../run/samples.jsonl, which --{flag} needs" in err
+    assert Path("run/samples.jsonl").exists() and NEWEST.exists()
+
+
 def test_what_no_run_has_written_is_not_deleted(finished, run):
     write("run/mine.yaml", "learning_rate: 1e-3\n")
     assert [one["step"] for one in run("--config run/mine.yaml --overwrite_output_dir")] == [1]
