@@ -54,7 +54,7 @@ from plumbing.speed import fast  # noqa: E402
 from shapes import SHAPES, random_model  # noqa: E402
 from timing import (MB, command_line, in_turns, measure_limit, peak_bytes,  # noqa: E402
                     quotients, rounded, spread, table, wait, write_json)
-from tools.trl import config_fields  # noqa: E402
+from tools.trl import translate  # noqa: E402
 
 NEVER = 2 ** 31 - 1  # an end token that no model emits, so every completion has its full length
 FORCED = "forced length"     # name of the task whose responses all have the largest length
@@ -142,7 +142,10 @@ class Trl:
         if not ends_naturally(task):
             fixed["generation_kwargs"] = {"eos_token_id": NEVER}
         recomputed = replace(settings, old_logp="recompute")     # TRL always recomputes them
-        config = GRPOConfig(**config_fields(recomputed) | fixed)
+        fields, missing, _ = translate(recomputed)
+        if missing:
+            raise ValueError(missing)
+        config = GRPOConfig(**fields | fixed)
         self.trainer = GRPOTrainer(
             folder, self.reward, config,
             Dataset.from_list([{"prompt": p.prompt} for p in task.train]),

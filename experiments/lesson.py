@@ -219,6 +219,7 @@ def draw_turns():
 
 def draw_game(game):
     """Section 6: the tokens of three games, colored by their advantage."""
+    from matplotlib.patches import Rectangle
     figure, grid = style.panels(2, 1, height=3.4, width=8.4, sharex=True)
     titles = ("gspo: one advantage for the response", "gspo_token with turn_returns: one per turn")
     for axes, title, key in zip(grid, titles, ("response", "turns")):
@@ -226,8 +227,9 @@ def draw_game(game):
             for t, (text, loss_token) in enumerate(zip(one["tokens"], one["mask"])):
                 A = (one[key] if key == "response" else one[key][t]) if loss_token else 0
                 colour = style.BLUE if A > 0 else style.RED
-                axes.add_patch(style.rectangle((t, -row), colour if loss_token else style.GREY,
-                                               min(1, abs(A) / 1.8) if loss_token else .12))
+                axes.add_patch(Rectangle((t, -row), 1, .9, edgecolor="none",
+                                         facecolor=colour if loss_token else style.GREY,
+                                         alpha=min(1, abs(A) / 1.8) if loss_token else .12))
                 axes.text(t + .5, .45 - row, text, ha="center", va="center", fontsize=7,
                           family="monospace", color=style.BLACK if loss_token else style.GREY)
             for t, text in enumerate(game["prompt"], -len(game["prompt"])):

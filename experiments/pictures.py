@@ -36,6 +36,15 @@ SIX = {                          # of README: objectives that differ in kind; dr
 
 # ---------------------------------------------------------------------------------- of questions
 
+def plot_seeds(axes, x, rows, name, colour, marker=None, line="-"):
+    """Draw the mean over seeds as a line and every seed as a thin line. rows: one sequence per
+    seed."""
+    for row in rows if len(rows) > 1 else ():
+        axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
+    means = [sum(column) / len(column) for column in zip(*rows)]
+    axes.plot(x, means, line, color=colour, label=name, marker=marker, markersize=4)
+
+
 def save(figure, name):
     """Write a figure as PNG and SVG: one of docs/evidence.md into docs/figures, another into
     runs/questions. Returns the PNG's path."""
@@ -115,8 +124,8 @@ def learning_curves(name, question, runs):
     for variant, (colour, line) in VARIANTS.items():
         rows = [run["figures"]["pass_rates"] for (one, *_), run in runs.items() if one == variant]
         if rows:
-            style.plot_seeds(axes, range(1, len(rows[0]) + 1), rows, names.get(variant, variant),
-                             colour, line=line)
+            plot_seeds(axes, range(1, len(rows[0]) + 1), rows, names.get(variant, variant),
+                       colour, line=line)
     style.label(axes, "", "rollout batch", "share of right responses in the batch")
     thin = "thick: mean; thin: a seed" if len(question.seeds) > 1 else "one run"
     axes.legend(loc="lower right", title=thin, title_fontsize=8)
@@ -179,9 +188,9 @@ def by_pass_rate(question, verdict, runs):
             rows = [run["figures"][name] for (one, *_), run in runs.items() if one == variant]
             eighths = [n for n in range(9) if rows and all(row[n] is not None for row in rows)]
             if eighths:
-                style.plot_seeds(axes, [n / 8 for n in eighths],
-                                 [[row[n] for n in eighths] for row in rows], variant, colour,
-                                 marker="o", line=line)
+                plot_seeds(axes, [n / 8 for n in eighths],
+                           [[row[n] for n in eighths] for row in rows], variant, colour,
+                           marker="o", line=line)
         axes.set(yscale="log", xlim=(-.03, 1.03))
         style.label(axes, "", "pass rate of the group", what)
     panels[0].legend(fontsize=8, title="thick: mean; thin: a seed", title_fontsize=8)

@@ -54,22 +54,7 @@ def save(figure, *files):
     pyplot().close(figure)
 
 
-def rectangle(corner, colour, alpha):
-    """A box of width 1 and height .9 at a corner (x, y), to be added to axes."""
-    from matplotlib.patches import Rectangle
-    return Rectangle(corner, 1, .9, facecolor=colour, alpha=alpha, edgecolor="none")
-
-
 def label(axes, title, x, y):
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-
-
-def plot_seeds(axes, x, rows, name, colour, marker=None, line="-"):
-    """Draw the mean over seeds as a line and every seed as a thin line. rows: one sequence per
-    seed."""
-    for row in rows if len(rows) > 1 else ():
-        axes.plot(x, row, line, color=colour, alpha=0.3, linewidth=0.8)
-    means = [sum(column) / len(column) for column in zip(*rows)]
-    axes.plot(x, means, line, color=colour, label=name, marker=marker, markersize=4)

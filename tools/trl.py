@@ -67,14 +67,6 @@ def translate(settings):
     return fields, missing and lacks, notes
 
 
-def config_fields(settings):
-    """{field of GRPOConfig: value}. Raises ValueError if TRL has no equivalent."""
-    fields, missing, _ = translate(settings)
-    if missing:
-        raise ValueError(missing)
-    return fields
-
-
 def config_text(settings):
     """Comments and `trl.GRPOConfig(field=value, ...)`, or one comment that names what is
     missing."""
