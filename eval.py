@@ -37,7 +37,7 @@ from plumbing.model.policy import load_policy
 from plumbing.parallel.devices import autocast, find_device_type
 from plumbing.engines.samplers import make_sampler
 from session.errors import errors_in_one_line
-from session.screen import print_once, format_interval
+from session.screen import format_game, format_interval, print_once
 from plumbing.parallel.processes import gather, gathered, share
 
 ROWS = 256      # responses that are sampled at a time
@@ -104,9 +104,9 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
     """Sample `samples` responses per problem (at temperature 0 one greedy response) and score
     them. sampler: a rollout.Sampler.
 
-    Returns a dict with "rewards" (the first component of each), "texts", "lengths" (in tokens),
-    "truncated" and "games" (features/turns.py: Game, or None), each [problems][samples], with
-    "pass_at_1" and with the entries of reward_scores. Several processes share the problems.
+    Returns plain data, which checkpoints keep: a dict with "rewards" (the first component of each),
+    "texts" (a game turn by turn), "lengths" (in tokens) and "truncated", each [problems][samples],
+    with "pass_at_1" and with the entries of reward_scores. Several processes share the problems.
     progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
@@ -114,7 +114,7 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
     indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
-    names = ("texts", "rewards", "parts", "lengths", "truncated", "games")
+    names = ("texts", "rewards", "parts", "lengths", "truncated")
     answers = {name: [] for name in names}
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
@@ -126,9 +126,9 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature, **played)
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
-        columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
-                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
-                   rollout.games or [None] * len(rollout.texts))
+        texts = [format_game(game) for game in rollout.games or ()] or rollout.texts
+        columns = (texts, scores[:, 0].tolist(), scores.tolist(),                      # [B, K]
+                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
         for rows, values in zip(answers.values(), columns):
             rows += [values[i:i + G] for i in range(0, len(values), G)]
     parts = gather(answers)

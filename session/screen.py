@@ -127,18 +127,18 @@ def find_example(task, both):
     right = [[rewards[0] >= 1 for rewards in answers["rewards"]] for answers in samples]
     gains = [new - old for old, new in zip(*right)]
     i = gains.index(max(gains))
-    old, new = (text if game is None else "\n".join(turns(game)) for text, game in (
-        (answers["texts"][i][0], answers["games"][i][0]) for answers in samples))
+    old, new = (answers["texts"][i][0] for answers in samples)
     problem = task.test[i]
     return {"prompt": problem.prompt.strip(), "answer": problem.answer, "before": old,
             "after": new, "right": [row[i] for row in right]}
 
 
-def turns(game):
-    """What was played (features/turns.py: Game) turn by turn."""
+def format_game(game):
+    """The text of what was played (features/turns.py: Game), a line per turn and observation."""
     rewards = iter(game.rewards)
-    return [f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
-            f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}" for m in game.messages]
+    return "\n".join(
+        f"  reads   {m['content']!r:.100}" if m["role"] != "assistant" else
+        f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}" for m in game.messages)
 
 
 def format_example(one):
