@@ -100,7 +100,7 @@ def reward_scores(task, parts):
             "reward_parts": dict(zip(task.component_names, means))}
 
 
-def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, progress=None):
+def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=None):
     """Sample `samples` responses per problem (at temperature 0 one greedy response) and score
     them. sampler: a rollout.Sampler.
 
@@ -120,8 +120,7 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
         part = slice(start, min(start + starts.step, indices.stop))
         chunk = problems[part]
-        prompts = task.encode(sampler.tokenizer, chunk, settings.chat_template,
-                              settings.max_prompt_length)
+        prompts = task.encode(sampler.tokenizer, chunk)
         played = {"rows": [p.row for p in chunk]} if task.played else {}
         rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
                                  temperature=temperature, **played)
@@ -137,16 +136,17 @@ def evaluate(settings, sampler, task, problems, samples, temperature, seed=0, pr
     return answers | {"pass_at_1": pass_at_1(answers["rewards"]), **rewards}
 
 
-def held_out(settings, actor, tokenizer, task):
-    """Evaluate on held-out prompts: {"sampled": ..., "greedy": ...}, each as evaluate returns it;
-    None without --eval_samples."""
+def held_out(settings, learner, task):
+    """Evaluate the trained policy on held-out prompts: {"sampled": ..., "greedy": ...}, each as
+    evaluate returns it; None without --eval_samples."""
     if not settings.eval_samples:
         return None
+    actor = learner.actor
     frozen = not all(p.requires_grad for p in actor.policy.parameters())     # in 16 bits, with half
     halved = autocast(actor.policy.device, settings.half if frozen else None)
     with gathered(actor) as policy, halved:
-        sampler = make_sampler(settings, policy, tokenizer, task)
-        return {kind: evaluate(settings, sampler, task, task.test[:settings.eval_prompts],
+        sampler = make_sampler(settings, policy, learner.tokenizer, task)
+        return {kind: evaluate(sampler, task, task.test[:settings.eval_prompts],
                                settings.eval_samples, temperature)
                 for kind, temperature in (("sampled", settings.temperature), ("greedy", 0.0))}
 
@@ -167,11 +167,10 @@ def passk(parsed):
     for name in options.model_name_or_path:
         policy, tokenizer = load_policy(settings, task, device, name)
         print_once(name_ends(policy, tokenizer))
-        print_once(task.filter_prompts(tokenizer, settings.chat_template,
-                                       settings.max_prompt_length))
+        print_once(task.filter_prompts(tokenizer))
         problems = task.test[:options.problems]
         sampler = make_sampler(settings, policy, tokenizer, task)
-        answers = evaluate(settings, sampler, task, problems, options.n, settings.temperature,
+        answers = evaluate(sampler, task, problems, options.n, settings.temperature,
                            settings.seed, progress=str(name))
         rows = score_problems(answers, options.k)
         results.append(dict(zip(problems, rows)))
@@ -213,7 +212,7 @@ def ask(parsed):
         sampler.environment.seeded = False
         sampled = [(settings.temperature, 1, settings.seed + i) for i in range(options.n)]
     for temperature, n, seed in [(0.0, 1, settings.seed), *sampled]:
-        answers = evaluate(settings, sampler, task, [problem], n, temperature, seed)
+        answers = evaluate(sampler, task, [problem], n, temperature, seed)
         for text, reward in zip(answers["texts"][0], answers["rewards"][0]):
             score = "" if options.answer is None else f"   reward {reward:g}"
             print(f"\ntemperature {temperature:g}{score}\n{text}")

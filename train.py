@@ -151,7 +151,7 @@ def train(settings, learner, task, recorder, saver):
         # what happened: the last mini-batch once more, under the new policy
         new = learner.score(mini.rollout, entropy=True)
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
-        held = held_out(settings, learner.actor, learner.tokenizer, task) if evaluate else None
+        held = held_out(settings, learner, task) if evaluate else None
         recorder.log(step, batch, mini, new, updates, times, held)
         if saver.step_done(step):
             break
@@ -172,8 +172,7 @@ def collect(settings, learner, task, step):
 
 def sample(settings, learner, task, problems, step, attempt=0):
     """π_old samples G responses to each prompt -> Rollout."""
-    prompts = task.encode(learner.tokenizer, problems, settings.chat_template,
-                          settings.max_prompt_length)
+    prompts = task.encode(learner.tokenizer, problems)
     B = len(prompts) * settings.num_generations
     T = task.max_completion_length
     uniforms = torch.rand(B, T, generator=generator_for(settings.seed, step, attempt + 1))  # [B, T]

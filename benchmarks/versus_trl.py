@@ -226,7 +226,8 @@ def prepare(case):
         task = forced_task(case.prompt, settings.prompts_per_step, case.tokens)
     else:
         settings = parse(flags)
-        task = tasks.prepare_task(settings)
+        task = None
+    task = tasks.prepare_task(settings, task)
     if case.model == "cold_start":
         for part in load_cold_start(settings, task, torch.device(case.device)):
             part.save_pretrained(folder)

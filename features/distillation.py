@@ -205,5 +205,5 @@ def hinted_prompt(settings, task, tokenizer, problem):
     """Token ids of a prompt that contains its answer, of any length: see check_hints."""
     parts = {"answer": problem.answer, "prompt": problem.prompt}
     text = re.sub(r"\{(answer|prompt)\}", lambda place: parts[place[1]], settings.hint_template)
-    return encode_prompt(task, tokenizer, replace(problem, prompt=text), settings.chat_template,
-                         sys.maxsize)
+    any_length = replace(task, max_prompt_length=sys.maxsize)
+    return encode_prompt(any_length, tokenizer, replace(problem, prompt=text))

@@ -30,7 +30,7 @@ def rows(settings, task, tokenizer):
     turn_end = find_turn_end(tokenizer) if settings.chat_template else None
     end = tokenizer.eos_token if turn_end is None else tokenizer.convert_ids_to_tokens(turn_end)
     end = settings.stop[0] if settings.stop else end
-    prompts = task.encode(tokenizer, task.train, settings.chat_template, settings.max_prompt_length)
+    prompts = task.encode(tokenizer, task.train)
     answers = [tokenizer(problem.answer + end, add_special_tokens=False)["input_ids"]
                for problem in task.train]
     return [{"input_ids": prompt + answer, "labels": [-100] * len(prompt) + answer}
@@ -47,7 +47,7 @@ def main(argv):
         task = tasks.prepare_task(settings)
         policy, tokenizer = load_policy(settings, task, torch.device(find_device_type(settings)))
         policy.requires_grad_()                              # merged adapters come frozen
-        task.filter_prompts(tokenizer, settings.chat_template, settings.max_prompt_length)
+        task.filter_prompts(tokenizer)
         options = TrainingArguments(
             settings.output_dir, max_steps=settings.steps, seed=settings.seed,
             per_device_train_batch_size=settings.prompts_per_step,

@@ -24,7 +24,7 @@ def print_estimate(settings, learner, task, train, held_out, began):
     loaded = time.perf_counter()
     evaluated_by_run = min(settings.eval_prompts, len(task.test))
     few = replace(settings, eval_prompts=min(evaluated_by_run, EVALUATED))
-    scores = held_out(few, learner.actor, learner.tokenizer, task)
+    scores = held_out(few, learner, task)
     evaluated = time.perf_counter()
     first = FirstBatch()
     train(replace(settings, steps=1, eval_steps=0), learner, task, first, first)

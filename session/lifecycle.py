@@ -24,8 +24,7 @@ def run_training(settings, task, device, train, held_out):
         screen.print_once(screen.plan(settings, folder, task, device))
         policy, tokenizer = load_trained_policy(settings, task, device, saved)
         screen.print_once(name_ends(policy, tokenizer))
-        screen.print_once(task.filter_prompts(tokenizer, settings.chat_template,
-                                              settings.max_prompt_length))
+        screen.print_once(task.filter_prompts(tokenizer))
         checkpoints.seed_all(settings.seed)  # the same critic if the warm-up is cached
         progress = {"bad": 0, "equal": 0, "best_pass_rate": 0.0, "best_score": (), "collapsed": "",
                     "verifier_errors": 0}
@@ -33,7 +32,7 @@ def run_training(settings, task, device, train, held_out):
         if settings.dry_run:
             return dry_run.print_estimate(settings, learner, task, train, held_out, began)
         if not saved:
-            progress["before"] = held_out(settings, learner.actor, tokenizer, task)
+            progress["before"] = held_out(settings, learner, task)
         # saves the last complete batch if an error ends the next
         with checkpoints.Saver(folder, learner, progress, task) as saver:
             if saved:
@@ -51,6 +50,6 @@ def run_training(settings, task, device, train, held_out):
             screen.print_once(f"stopped after batch {saver.step} and saved; python train.py "
                               f"{format_flags(resume)} continues")
             raise SystemExit(130)
-        after = held_out(settings, learner.actor, tokenizer, task)
+        after = held_out(settings, learner, task)
         recorder.held_out(saver.step, after)
         screen.report(settings, folder, task, progress, after, time.perf_counter() - began)

@@ -41,7 +41,9 @@ class Task:
     tokenizer: object = None
     system_prompt: str | None = None     # a message before every prompt without one of its own
     prompt_template: str = "{prompt}"    # the text that the policy reads for a prompt
+    chat_template: bool = True   # whether the tokenizer's chat template is used, if it has one
     chat_template_kwargs: dict = field(default_factory=dict)     # variables of the chat template
+    max_prompt_length: int = 1024        # the longest prompt in tokens
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     played: bool = False         # with an environment: the first component is the return
@@ -138,7 +140,7 @@ class Task:
                                  f"{reward}, and verifier_errors counts such responses\n")
         return components
 
-    def encode(self, tokenizer, problems, chat, max_prompt_length):
+    def encode(self, tokenizer, problems):
         """The token ids of problems; each problem is tokenized once. Raises ValueError as
         encode_prompt does."""
         if self.tokenizer is not tokenizer:
@@ -146,16 +148,15 @@ class Task:
             self.ids = {}
         for problem in problems:
             if problem not in self.ids:
-                self.ids[problem] = encode_prompt(self, tokenizer, problem, chat,
-                                                  max_prompt_length)
+                self.ids[problem] = encode_prompt(self, tokenizer, problem)
         return [self.ids[problem] for problem in problems]
 
-    def filter_prompts(self, tokenizer, chat, max_prompt_length):
+    def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
         shows the first prompt as the policy reads it, and notes; "" for the built-in task. Raises
         ValueError if no prompt of a train source, or of the test split, is left."""
         if self.one_width:
-            self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
+            self.encode(tokenizer, self.train[:1])
             return ""
         refused = []
 
@@ -163,7 +164,7 @@ class Task:
             left = []
             for problem in problems:
                 try:
-                    self.encode(tokenizer, [problem], chat, max_prompt_length)
+                    self.encode(tokenizer, [problem])
                     left.append(problem)
                 except ValueError as error:
                     refused.append(str(error))
@@ -180,12 +181,12 @@ class Task:
         for function in self.reward_functions:
             if function.kind == "math":
                 notes += describe_unreadable(function, self.train + self.test)
-        if chat and tokenizer.chat_template:
-            notes += describe_template(self, tokenizer, max_prompt_length)
+        if self.chat_template and tokenizer.chat_template:
+            notes += describe_template(self, tokenizer)
         elif self.chat_template_kwargs:
             notes.append("note: --chat_template_kwargs has no effect: these prompts have no chat "
                          "template")
-        first, = self.encode(tokenizer, self.train[:1], chat, max_prompt_length)
+        first, = self.encode(tokenizer, self.train[:1])
         return "\n".join([*notes, describe_prompt(tokenizer, first)])
 
 
@@ -208,7 +209,7 @@ def describe_prompt(tokenizer, ids):
     return f"first prompt, {len(ids)} tokens: {text!r}"
 
 
-def describe_template(task, tokenizer, max_prompt_length):
+def describe_template(task, tokenizer):
     """[notes] on variables that the chat template does not have, and on a template that prints
     today's date."""
     template = tokenizer.get_chat_template()
@@ -217,28 +218,28 @@ def describe_template(task, tokenizer, max_prompt_length):
     notes = [f"note: --chat_template_kwargs {name} has no effect: the chat template has no such "
              "variable" for name in names]
     try:
-        encode_prompt(task, tokenizer, task.train[0], True, max_prompt_length,
-                      strftime_now="")                       # in place of the function: no clock
+        # strftime_now: in place of the function that reads the clock
+        encode_prompt(task, tokenizer, task.train[0], strftime_now="")
     except ValueError:
         notes.append("note: the chat template prints today's date: a run that is resumed on "
                      "another day reads other prompts")
     return notes
 
 
-def encode_prompt(task, tokenizer, problem, chat, max_prompt_length, **variables):
-    """The token ids of a prompt of the task. If `chat` is set and the tokenizer has a chat
-    template, the prompt goes through it; variables: further ones of the template.
+def encode_prompt(task, tokenizer, problem, **variables):
+    """The token ids of a prompt of the task. If the task uses a chat template and the tokenizer has
+    one, the prompt goes through it; variables: further ones of the template.
 
     The task's prompt_template stands for the prompt, or for the last message of a conversation. Its
     system_prompt is a system message, unless the conversation begins with its own; without a chat
     template it is put before the prompt, separated by an empty line. Raises ValueError that names
-    the row if the prompt has no tokens, more than max_prompt_length tokens, or cannot be tokenized.
+    the row if the prompt has no tokens, too many of them, or cannot be tokenized.
     """
     system = task.system_prompt
     where = problem.where or repr(problem.prompt[:40])
     text = task.prompt_template.replace("{prompt}", problem.prompt)
     try:
-        if chat and tokenizer.chat_template:
+        if task.chat_template and tokenizer.chat_template:
             messages = as_messages(replace(problem, prompt=text, earlier=problem.earlier or ()))
             render = partial(tokenizer.apply_chat_template, **task.chat_template_kwargs | variables)
             if system is not None and messages[0]["role"] != "system":
@@ -253,9 +254,9 @@ def encode_prompt(task, tokenizer, problem, chat, max_prompt_length, **variables
             ids = encode_text(tokenizer, f"{system}\n\n{text}" if system else text)
     except Exception as error:                               # tokenizers raises bare Exceptions
         raise ValueError(f"{where}: the prompt cannot be tokenized: {error}")
-    if not 1 <= len(ids) <= max_prompt_length:
+    if not 1 <= len(ids) <= task.max_prompt_length:
         raise ValueError(f"{where}: the prompt has {len(ids)} tokens; between 1 and "
-                         f"{max_prompt_length} fit")
+                         f"{task.max_prompt_length} fit")
     return ids
 
 

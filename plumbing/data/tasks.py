@@ -71,6 +71,8 @@ def prepare_task(settings, task=None):
     a name, train and test problems and a verify function. --stop adds strings to the task's own
     stop strings; --max_completion_length replaces its own limit."""
     task = task or make_task(settings)
+    task.chat_template = settings.chat_template
+    task.max_prompt_length = settings.max_prompt_length
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
     task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task

@@ -47,11 +47,11 @@ def load_policy(settings, task, device, folder=None, transform=lambda policy: po
 
     try:
         policy.name_or_path = name
-        if task and settings.chat_template and not settings.resume:
+        if task and task.chat_template and not settings.resume:
             add_turn_end(policy, tokenizer)
         policy = move_to_device(transform(policy), device).eval()
         check_log_probs(policy, tokenizer)
-        check_length(policy, settings.max_prompt_length, task)
+        check_length(policy, task)
         check_routers(policy)
     except ValueError as error:
         raise ValueError(f"--model_name_or_path {name}: {error}") from error
@@ -178,15 +178,14 @@ def check_tokenizer(policy, tokenizer):
                          'token: name them in tokenizer_config.json ("eos_token")')
 
 
-def check_length(policy, longest, task):
-    """Refuse rows that may be longer than those whose log-probs are right. longest: tokens of a
-    prompt."""
+def check_length(policy, task):
+    """Refuse rows that may be longer than those whose log-probs are right."""
     limit = find_max_length(policy)
-    if task and limit and longest + task.max_completion_length > limit:
+    if task and limit and task.max_prompt_length + task.max_completion_length > limit:
         raise ValueError(
             f"its log-probs are right for rows of at most {limit} tokens: it has a table of so "
             "many positions, or a RoPE that depends on the longest row of a batch; lower "
-            f"--max_prompt_length {longest} or --max_completion_length "
+            f"--max_prompt_length {task.max_prompt_length} or --max_completion_length "
             f"{task.max_completion_length}: their sum may be at most {limit}")
 
 

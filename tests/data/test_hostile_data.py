@@ -208,12 +208,12 @@ def test_a_million_character_prompt_is_read_and_then_refused_by_its_row(tmp_path
     problem = next(p for p in task.train + task.test if len(p.prompt) == 1_000_000)
     words = "x.csv line 3: the prompt has 1000000 tokens"
     with pytest.raises(ValueError, match=words):
-        task.encode(builtin_tokenizer(), [problem], True, 512)
+        task.encode(builtin_tokenizer(), [problem])
 
 
 def test_a_prompt_of_exactly_the_limit_fits_and_no_other_is_read():
-    encode = lambda problem: encode_prompt(Task("", [], [], None), builtin_tokenizer(), problem,
-                                           False, 24)
+    task = Task("", [], [], None, max_prompt_length=24)
+    encode = lambda problem: encode_prompt(task, builtin_tokenizer(), problem)
     assert len(encode(Problem("1" * 24, ""))) == 24
     for prompt, words in (("1" * 25, "has 25 tokens"),
                           ("What is 2+2?", "^rows.jsonl line 8: the prompt cannot be tokenized")):

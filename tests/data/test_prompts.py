@@ -24,8 +24,8 @@ EXACT = ROWS + "--verifier exact "
 
 
 def read(tokenizer, chat=True, **around):
-    task = Task("", [], [], None, **around)
-    return tokenizer.decode(encode_prompt(task, tokenizer, ROW, chat, 200))
+    task = Task("", [], [], None, chat_template=chat, max_prompt_length=200, **around)
+    return tokenizer.decode(encode_prompt(task, tokenizer, ROW))
 
 
 def with_template(template=None):

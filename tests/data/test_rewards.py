@@ -532,7 +532,7 @@ def test_a_conversation_without_a_chat_template_is_refused(conversations, refuse
 def test_a_conversation_is_read_as_the_chat_template_writes_it(conversations):
     task = load_task("talk.jsonl", verifier="exact")
     problem = task.train[0]
-    read = lambda: conversations.decode(task.encode(conversations, [problem], True, 99)[0])
+    read = lambda: conversations.decode(task.encode(conversations, [problem])[0])
     assert read() == f"1,{problem.prompt}="
     task.prompt_template, task.ids = "0{prompt}0", {}
     assert read() == f"1,0{problem.prompt}0="

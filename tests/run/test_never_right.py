@@ -66,5 +66,5 @@ def right(folder):
     task = tasks.prepare_task(settings)
     policy, tokenizer = eval.load_policy(settings, task, torch.device("cpu"), folder)
     sampler = eval.make_sampler(settings, policy, tokenizer, task)
-    answers = eval.evaluate(settings, sampler, task, task.test[:16], 2, 1.0)
+    answers = eval.evaluate(sampler, task, task.test[:16], 2, 1.0)
     return answers["pass_at_1"][0]
