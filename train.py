@@ -144,7 +144,7 @@ def train(settings, learner, task, recorder, saver):
 
         # importance ratio ─► clip and optimize ─► new π_θ, a mini-batch of whole groups at a time
         updates = []
-        for mini in mini_batches(settings, task, batch, step):
+        for mini in mini_batches(settings, task, batch):
             updates.append(update(settings, learner, mini))
         times.append(read_clock(learner.device))
 
@@ -152,7 +152,7 @@ def train(settings, learner, task, recorder, saver):
         new = learner.score(mini.rollout, entropy=True)
         evaluate = settings.eval_steps and step % settings.eval_steps == 0 and step < settings.steps
         held = held_out(settings, learner, task) if evaluate else None
-        recorder.log(step, batch, mini, new, updates, times, held)
+        recorder.log(batch, mini, new, updates, times, held)
         if saver.step_done(step):
             break
 
@@ -186,10 +186,10 @@ def reward(learner, rollout, problems):
     return parts.to(rollout.mask.device)                                            # [B, K]
 
 
-def mini_batches(settings, task, batch, step):
+def mini_batches(settings, task, batch):
     """The batch in --steps_per_generation mini-batches of whole groups, with their token weights;
     all of it --num_iterations times, each in a new random order. old_logp stays as it is."""
-    generator = generator_for(settings.seed, step)
+    generator = generator_for(settings.seed, batch.step)
     orders = [torch.randperm(len(batch.problems), generator=generator)
               for _ in range(settings.num_iterations)]                              # μ times [Q]
     for index in [part for order in orders for part in order.chunk(settings.steps_per_generation)]:

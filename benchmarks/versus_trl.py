@@ -117,8 +117,8 @@ class Ours:
         saver = Mock(Saver, step=step - 1)       # a method that Saver does not have is an error
         saver.step_done.return_value = False
         recorder = Mock(Recorder)
-        # log(step, batch, mini, new, updates, times, held): after the updates, after the last pass
-        recorder.log = lambda *values: ends.extend([values[5][-1], train.read_clock(self.device)])
+        # log(batch, mini, new, updates, times, held): after the updates, after the last pass
+        recorder.log = lambda *values: ends.extend([values[4][-1], train.read_clock(self.device)])
         began = time.perf_counter()
         train.train(replace(self.settings, steps=step), self.learner, self.task, recorder, saver)
         return ends[ends_naturally(self.task)] - began

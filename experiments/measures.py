@@ -88,8 +88,8 @@ class Lab:
         return train.Batch(rollout, problems, parts, old.logp, step=step, advantages=advantages,
                            routes=old.routes)
 
-    def minibatches(self, step, batch):
-        return train.mini_batches(self.args, self.task, batch, step)
+    def minibatches(self, batch):
+        return train.mini_batches(self.args, self.task, batch)
 
     def update(self, mini):
         """One optimizer step -> its stats: clip shares and ratios as they were before it."""
@@ -116,7 +116,7 @@ def drift(seed, flags="", quick=False):
         labs = {"grpo": lab.twin("--algorithm", "grpo", "--epsilon_high", "0.27"), "gspo": lab}
         for name, one in labs.items():
             of_batch = []
-            for k, mini in enumerate(one.minibatches(step, batch), 1):
+            for k, mini in enumerate(one.minibatches(batch), 1):
                 if k == 4 and name == "gspo":
                     mask = mini.rollout.mask                                         # [B, T]
                     log_w = one.score(mini.rollout).logp - mini.old_logp             # [B, T]
@@ -173,7 +173,7 @@ def lengths(seed, flags="", quick=False):
     for step in (1, 2, 3):                # two batches warm up the optimizer
         if step == 3:
             old = copy.deepcopy(lab.policy)
-        minis = list(lab.minibatches(step, lab.rollout(step)))
+        minis = list(lab.minibatches(lab.rollout(step)))
         for mini in minis[:3] if step == 3 else minis:
             lab.update(mini)
     if not quick:
@@ -232,7 +232,7 @@ def flips(seed, flags="", quick=False):
     lab = Lab(seed, f"--steps 12 {flags}")
     native = replayed = 0
     for step in range(1, (3 if quick else 12) + 1):
-        minis = list(lab.minibatches(step, lab.rollout(step, routes=True)))
+        minis = list(lab.minibatches(lab.rollout(step, routes=True)))
         for mini in minis:
             lab.update(replace(mini, rollout=mini.rollout.without("routes")))
         mask = mini.rollout.mask                                                     # [B, T]
@@ -258,7 +258,7 @@ def by_pass_rate(seed, flags="", quick=False):
     lab = Lab(seed, f"--steps 50 {flags}")
     minis = []                                        # a list of groups each
     for step in range(1, (3 if quick else 50) + 1):
-        for k, mini in enumerate(lab.minibatches(step, lab.rollout(step)), 1):
+        for k, mini in enumerate(lab.minibatches(lab.rollout(step)), 1):
             if k > 1:                                 # on the first all ratios are 1
                 minis.append(group_figures(lab, mini))
             lab.update(mini)

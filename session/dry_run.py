@@ -44,7 +44,7 @@ class FirstBatch:
 
     step = 0
 
-    def log(self, step, batch, *_):
+    def log(self, batch, *_):
         self.batch = batch
 
     def step_done(self, step):

@@ -118,7 +118,7 @@ def free_routes(mini, new):
     return mini.more.get("free_routes", (mini.routes, new.routes))
 
 
-def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=()):
+def batch_record(settings, task, batch, mini, new, updates, metrics_hooks):
     """The record of a rollout batch in metrics.jsonl. mini: its last mini-batch; new: the Scores of
     that mini-batch under the new policy; updates: the statistics of every optimizer step;
     metrics_hooks: the features' `metrics`."""
@@ -136,7 +136,7 @@ def batch_record(settings, step, task, batch, mini, new, updates, metrics_hooks=
     mismatch = None
     if settings.old_logp == "recompute":
         mismatch = mismatch_kl(batch.old_logp, rollout.sampler_logp, mask)
-    return {"step": step, **rollout_metrics(batch, task, settings.advantage),
+    return {"step": batch.step, **rollout_metrics(batch, task, settings.advantage),
             **update_metrics(updates),
             **policy_metrics(mini.old_logp, new.logp, mini.rollout.mask),
             "entropy": masked_mean(new.entropy, mini.rollout.mask),
@@ -198,16 +198,15 @@ class Recorder:
                     f"stopped in batch {step}. The last checkpoint is intact; try a lower "
                     "--learning_rate")
 
-    def log(self, step, batch, mini, new, updates, times, held=None):
+    def log(self, batch, mini, new, updates, times, held=None):
         """Record a completed rollout batch. updates: what train.update returned for each
         mini-batch. times: when the batch began, was sampled, scored and used, in seconds. held: the
         result of eval.held_out after it, or None."""
-        self.stop_if_bad(step, updates)
+        self.stop_if_bad(batch.step, updates)
         settings = self.settings
         progress = self.progress
         hooks = self.learner.features.hooks
-        record = batch_record(settings, step, self.task, batch, mini, new, updates,
-                              hooks["metrics"])
+        record = batch_record(settings, self.task, batch, mini, new, updates, hooks["metrics"])
         if self.clips_s:
             record |= self.clip_range_metrics(record["log_w_var"], record["log_s_var"])
         progress["best_pass_rate"] = max(progress["best_pass_rate"], record["pass_rate"])
@@ -222,15 +221,16 @@ class Recorder:
             "verifier_errors": progress["verifier_errors"],
             **{name: end - start for name, start, end in zip(phases, times, times[1:])},
             "tokens_per_second": int(batch.rollout.mask.sum()) / (times[-1] - times[0]),
-            **self.held_out_record(step, held)}
+            **self.held_out_record(batch.step, held)}
         if self.first:
-            self.write(step, record, batch, mini, new)
+            self.write(record, batch, mini, new)
             if held:
-                print(f"after batch {step}: {screen.format_scores(held)}", flush=True)
+                print(f"after batch {batch.step}: {screen.format_scores(held)}", flush=True)
 
-    def write(self, step, record, batch, mini, new):
+    def write(self, record, batch, mini, new):
         """Write the record, the samples and the tokens to the run's files, and print the line."""
         settings = self.settings
+        step = batch.step
         G = batch.rollout.group_size
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": round(batch.rewards[i * G].item(), 7)}
@@ -241,7 +241,7 @@ class Recorder:
         checkpoints.append(self.folder / "metrics.jsonl", record)
         checkpoints.append(self.folder / "samples.jsonl", {"step": step, "samples": firsts})
         if settings.save_tokens:
-            group = group_record(step, mini, new, self.learner, self.task)
+            group = group_record(mini, new, self.learner, self.task)
             checkpoints.append(self.folder / "tokens.jsonl", group)
         left = (time.perf_counter() - self.began) / (step - self.start) * (settings.steps - step)
         print(format_line(record, settings.steps, left, self.progress["collapsed"]), flush=True)
@@ -313,7 +313,7 @@ def format_line(record, steps, seconds_left, collapsed=""):
 
 # ---------------------------------------------------------------------- one group's tokens
 
-def group_record(step, mini, new, learner, task):
+def group_record(mini, new, learner, task):
     """A line of tokens.jsonl: the G responses of the first group of a mini-batch in which not all
     advantages are 0. new: the mini-batch's Scores under the policy after the updates; nothing is
     computed again.
@@ -365,7 +365,7 @@ def group_record(step, mini, new, learner, task):
     decode = learner.tokenizer.decode
     A = one.advantages
     record = {
-        "step": step, "prompt": decode(rollout.prompt_ids[rollout.prompt_mask].tolist()),
+        "step": mini.step, "prompt": decode(rollout.prompt_ids[rollout.prompt_mask].tolist()),
         "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
         "rewards": rounded(one.rewards.tolist()),

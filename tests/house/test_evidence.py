@@ -282,7 +282,7 @@ def test_a_run_is_made_once_and_again_after_its_line_is_deleted(workplace, monke
 def test_the_groups_of_a_mini_batch_add_up_to_it():
     """measures.by_pass_rate: shares by group against those of the whole mini-batch."""
     lab = measures.Lab(0, " ".join([*TINY, "--learning_rate 0.01 --eval_samples 0"]))
-    first, mini = lab.minibatches(1, lab.rollout(1))
+    first, mini = lab.minibatches(lab.rollout(1))
     lab.update(first)
     rows = measures.group_figures(lab, mini)
     G, T = mini.group_size, mini.rollout.mask.sum(-1)                                # [b]

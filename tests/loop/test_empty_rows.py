@@ -69,9 +69,9 @@ def of_rows(scores, rows):
 def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
     compared = []
 
-    def twice(args, step, task, batch, mini, new, updates, metrics_hooks):
+    def twice(args, task, batch, mini, new, updates, metrics_hooks):
         batch.sampled = batch.sampled or [(batch.rollout, batch.parts)]
-        record = batch_record(args, step, task, batch, mini, new, updates, metrics_hooks)
+        record = batch_record(args, task, batch, mini, new, updates, metrics_hooks)
         G = batch.group_size
         rows = [*range(len(new.logp)), *range(len(new.logp) - G, len(new.logp))]
         empty = torch.zeros_like(mini.rollout.mask)
@@ -81,7 +81,7 @@ def test_an_added_empty_group_changes_no_metric(flags, run, monkeypatch):
         losses = {name: 0.0 for name in updates[0] if name.endswith("loss")}
         nothing = {name: x.item() for name, x in stats.items()} | losses | dict(
             grad_norm=0.0, skipped=False, overflow=False, empty=True)
-        more = batch_record(args, step, task, with_empty_group(batch), with_empty_group(mini),
+        more = batch_record(args, task, with_empty_group(batch), with_empty_group(mini),
                             of_rows(new, rows), [nothing, *updates], metrics_hooks)
         assert more.pop("empty_minibatches") == record["empty_minibatches"] + 1
         assert more.pop("minibatches")[1:] == record["minibatches"]

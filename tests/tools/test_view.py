@@ -58,12 +58,12 @@ def tensors(seed=0):
 
 def line(step, rollout, old, new, rewards, advantages, first_error=None, **more):
     """The line of tokens.jsonl of one group, to which features add `more`."""
-    batch = Batch(rollout, [None], rewards[:, None], old, rewards, advantages)
+    batch = Batch(rollout, [None], rewards[:, None], old, rewards, advantages, step=step)
     features = SimpleNamespace(hooks={"tokens": [lambda rollout: more]})
     learner = SimpleNamespace(tokenizer=Words(), features=features)
     errors = dict(zip(rollout.texts, first_error or []))
     task = SimpleNamespace(first_error=errors and (lambda text, problem: errors[text]))
-    return group_record(step, batch, Scores(new, None, None), learner, task)
+    return group_record(batch, Scores(new, None, None), learner, task)
 
 
 def record(step=1, seed=0, **more):
