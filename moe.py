@@ -1,7 +1,7 @@
 """The policy: a tiny Qwen3-MoE. routes.py records and replays its routers like those of any MoE.
 
 TinyMoE has the architecture of `transformers.Qwen3MoeForCausalLM`, the same parameter names, the
-same call and the same KV caches; each can read the other's checkpoints. RoPE
+same call and the same growing KV cache (DynamicCache); each can read the other's checkpoints. RoPE
 scaling, sliding windows, attention dropout, layers without experts and activations other than SiLU
 are not implemented; a config that asks for them raises ValueError.
 
@@ -195,7 +195,7 @@ class Backbone(nn.Module):
         d = self.layers[0].self_attn.width
         theta = self.config.rope_parameters["rope_theta"]
         cos, sin = angles(position_ids, d, theta, x.dtype)                          # [B, S, 1, d]
-        mask, causal = attention_pattern(steps, attention_mask, cache)      # [B, 1, S, C] or None
+        mask, causal = attention_pattern(steps, attention_mask, past + S)   # [B, 1, S, C] or None
 
         for layer in self.layers:
             call = partial(checkpoint, layer, use_reentrant=False) if recompute else layer
@@ -203,17 +203,16 @@ class Backbone(nn.Module):
         return MoeModelOutputWithPast(self.norm(x), cache)    # transformers 5.24 renames the second
 
 
-def attention_pattern(steps, attention_mask, cache):
+def attention_pattern(steps, attention_mask, C):
     """(mask [B or 1, 1, S, C] or None, is_causal): the query at position steps[s] of the cache
-    attends to the keys at positions <= steps[s], except padding."""
+    attends to the keys at positions <= steps[s], except padding. C: number of keys."""
     S = len(steps)
     if attention_mask is not None and attention_mask.dim() == 4:  # the caller's own mask
         return attention_mask, False
-    C = S if cache is None else cache.get_mask_sizes(S, 0)[0]
     if attention_mask is None and S == C > 1:
         return None, True   # nothing cached: causal attention without a mask is fastest
-    if attention_mask is None and S == 1 and not getattr(cache, "is_compileable", False):
-        return None, False  # one new token sees all of a growing cache; a static cache has gaps
+    if attention_mask is None and S == 1:
+        return None, False  # one new token sees the whole cache
     key = torch.arange(C, device=steps.device)                                      # [C]
     mask = (key <= steps[:, None])[None, None]                                      # [1, 1, S, C]
     if attention_mask is not None:
@@ -259,12 +258,11 @@ class TinyMoE(nn.Module):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def save_pretrained(self, directory, state_dict=None):
-        """Write a checkpoint of transformers' Qwen3MoeForCausalLM. state_dict: the weights to write
-        in place of the model's own."""
+    def save_pretrained(self, directory):
+        """Write a checkpoint of transformers' Qwen3MoeForCausalLM."""
         with torch.device("meta"):
             twin = Qwen3MoeForCausalLM(self.config)
-        twin.load_state_dict(self.state_dict() if state_dict is None else state_dict, assign=True)
+        twin.load_state_dict(self.state_dict(), assign=True)
         twin.tie_weights()
         twin.generation_config = self.generation_config
         twin.save_pretrained(directory)

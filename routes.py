@@ -66,8 +66,7 @@ def router_hooks(model, on_router, on_forward):
 
     def begin(module, args, kwargs):
         nonlocal shape
-        inputs = args[0] if args else kwargs.get("input_ids")
-        shape = (kwargs["inputs_embeds"] if inputs is None else inputs).shape[:2]
+        shape = (args[0] if args else kwargs["input_ids"]).shape
 
     def end(module, args, output):
         nonlocal shape

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 import models
 from moe import TinyMoE
@@ -95,13 +95,10 @@ def test_gradient_checkpointing_refuses_a_cache():
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("chunks", [[11], [4, 7], [4] + [1] * 7], ids=str)
-@pytest.mark.parametrize("static", [False, True])
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_one_full_pass(padded, chunks, static):
+def test_decoding_with_a_cache_equals_one_full_pass(padded, chunks):
     tiny, mask = make(), MASK if padded else None
     cache = DynamicCache(config=tiny.config)
-    if static:
-        cache = StaticCache(tiny.config, max_cache_len=16)
     parts, past = [], 0
     for part in IDS.split(chunks, 1):
         past += part.shape[1]
@@ -165,13 +162,10 @@ def test_we_read_what_transformers_and_we_wrote(tmp_path, changes):
         assert tied == ("tie_word_embeddings" in changes)
 
 
-def test_a_given_state_dict_is_saved_and_the_precision_is_kept(tmp_path):
-    tiny = make()
-    weights = {name: torch.zeros_like(w).bfloat16() for name, w in tiny.state_dict().items()}
-    tiny.save_pretrained(tmp_path, state_dict=weights)
+def test_the_precision_of_saved_weights_is_kept(tmp_path):
+    make().bfloat16().save_pretrained(tmp_path)
     for weight in TinyMoE.from_pretrained(tmp_path).parameters():
-        assert weight.dtype == torch.bfloat16 and (weight == 0).all()
-    assert next(tiny.parameters()).abs().sum() > 0
+        assert weight.dtype == torch.bfloat16
 
 
 def edited(change):
