@@ -27,7 +27,8 @@ class Task:
     name: str
     train: list                  # of Problem; disjoint from test, unless `notes` says otherwise
     test: list
-    verify: Callable             # (response, problem) -> reward, a number or bool
+    verify: Callable | None      # (response, problem) -> reward, a number or bool; None: what the
+    #                              reward_functions and the environment give
     stop: tuple = ()             # strings that end a response, besides the end-of-sequence token
     first_error: Callable | None = None  # (response, problem) -> index of its first wrong character
     teacher: Callable | None = None      # (problem, random.Random) -> a response, right or wrong,
@@ -35,7 +36,7 @@ class Task:
     one_width: bool = False      # all prompts have the same number of tokens
     sizes: tuple = ()            # train problems per source, in the order of `train`; (): one
     notes: list = field(default_factory=list)    # messages for the user about loading
-    reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction; (): verify alone
+    reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
     ids: dict = field(default_factory=dict)      # problem -> token ids, made by `tokenizer`
     tokenizer: object = None
@@ -109,7 +110,7 @@ class Task:
         """
         G = len(texts) // len(problems)
         repeated = [problem for problem in problems for _ in range(G)]              # B
-        if not self.reward_functions and not self.played:
+        if self.verify:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, repeated)]
             return torch.tensor(rewards).view(-1, 1)
         single, batched = [[f for f in self.reward_functions if f.batched == kind]

@@ -41,15 +41,12 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     functions = tuple(make_reward_function(kind, settings.verifier_timeout or ANSWER_LIMIT, columns)
                       for kind in kinds)
 
-    def verify(response, problem):
-        return task.total(task.reward_components([response], [problem])).item()
-
     template = read_text(settings, "prompt_template")
     template = "{prompt}" if template is None else template
     if "{prompt}" not in template:
         raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
                          "{prompt}, which is replaced by the prompt")
-    task = Task(dataset_name, train, test, verify, notes=notes, reward_functions=functions,
+    task = Task(dataset_name, train, test, None, notes=notes, reward_functions=functions,
                 played=environment, reward_weights=settings.reward_weights or (),
                 system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
                 chat_template_kwargs=settings.chat_template_kwargs or {})

@@ -84,12 +84,11 @@ def gather(part):
 def share_reward_components(reward_components):
     """Task.reward_components that shares the groups among the processes; every process gets the
     whole result."""
-    def shared(texts, problems, ids=None, games=None):
+    def shared(texts, problems, ids, games):
         own = share(len(problems))
         G = len(texts) // len(problems)
         rows = slice(own.start * G, own.stop * G)
-        parts = reward_components(texts[rows], problems[own], ids and ids[rows],
-                                  games and games[rows])
+        parts = reward_components(texts[rows], problems[own], ids[rows], games and games[rows])
         return torch.cat(gather(parts))                                             # [B, K]
     return shared
 

@@ -72,7 +72,7 @@ def test_parts_are_weighed_in_the_order_in_which_they_are_named(task, sums):
         a = largest[problem.prompt]
         parts = judge.reward_components([problem.answer, "no"], [problem] * 2)
         assert parts.tolist() == [[1, 0.5, a], [0, 0.5, a]]
-        assert judge.verify(problem.answer, problem) == 2 - a
+        assert judge.total(parts, 2)[0] == 2 - a
     judge.reward_weights = [1.0, 2.0]
     with pytest.raises(ValueError, match="holds 2 numbers, but the reward has 3 components: right"):
         judge.weights(torch.ones(4, 3))
@@ -328,7 +328,8 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
     for rank in range(world):
         share = lambda n: slice(rank * n // world, (rank + 1) * n // world)
         monkeypatch.setattr(processes, "share", share)
-        found.append(processes.share_reward_components(judge.reward_components)(texts, problems))
+        shared = processes.share_reward_components(judge.reward_components)
+        found.append(shared(texts, problems, [[0]] * len(texts), None))
     rewards = judge.total(torch.cat(found), 4)
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 

@@ -227,7 +227,7 @@ def test_math_reads_what_follows_the_hashes_of_a_worked_answer():
         assert (problem.prompt, problem.answer) == (row["question"], row["answer"])
         if number % 4 == 0:                                  # math-verify takes 30 ms each
             answers = [row["answer"], rf"\boxed{{{final}}}", "The answer is 77777."]
-            assert [task.verify(text, problem) for text in answers] == [1, 1, 0]
+            assert task.reward_components(answers, [problem]).tolist() == [[1], [1], [0]]
     task.reward_functions[0].close()
 
 
@@ -293,8 +293,8 @@ def test_the_recipe_of_reasoning_gym_keeps_the_packages_own_score(workplace):
     assert pairs(task) == {entry["question"]: entry["answer"] for entry in theirs}
     for problem in task.train[:2]:
         said = f"I think <answer>{problem.answer}</answer>"
-        assert [task.verify(text, problem) for text in (problem.answer, said)] == [1, 1]
-        assert task.verify("nonsense", problem) < 0.1
+        rewards = task.reward_components([problem.answer, said, "nonsense"], [problem])
+        assert rewards[:2].tolist() == [[1], [1]] and rewards[2] < 0.1
     task.reward_functions[0].close()
 
 

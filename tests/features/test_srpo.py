@@ -108,7 +108,8 @@ def test_two_joined_tasks_keep_their_sources_and_share_their_reward_functions(wo
     assert task.name == "x.jsonl + yy.jsonl" and task.sizes == (9, 9) and len(task.test) == 2
     assert [p.prompt[0] for p in task.test] == ["x", "y"], "in turns"
     assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
-    assert [task.verify("b", p) for p in task.train] == [2] * 9 + [3] * 9
+    rewards = task.total(task.reward_components(["b"] * 18, task.train))
+    assert rewards.tolist() == [2] * 9 + [3] * 9
     problems = [task.train[0], task.train[-1], task.train[1]]
     assert task.reward_components(["a", "a", "b"], problems).tolist() == [[1, 2], [1, 3], [0, 2]]
 
