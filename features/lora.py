@@ -68,7 +68,12 @@ class LoRA(Feature):
         start = settings.model_name_or_path
         add_adapters(policy, settings, start if is_adapter(start) else None)
         policy.save_pretrained = partial(save_adapters, policy)
-        return load_adapters(policy, folder) if folder else policy
+        if folder:                           # of this run: its tokens that end a response, too
+            from transformers import GenerationConfig        # train.py --help does not wait for it
+            generation = GenerationConfig.from_pretrained(folder)
+            policy.generation_config.eos_token_id = generation.eos_token_id
+            load_adapters(policy, folder)
+        return policy
 
     def __init__(self, run):
         run.load_reference = lambda: WithoutAdapters(run.actor)

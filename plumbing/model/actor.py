@@ -6,7 +6,6 @@ from functools import partial
 import torch
 
 from plumbing.data.stream import PromptStream
-from plumbing.model.chat import keep_ends
 from plumbing.model.halves import halve_matrices
 from plumbing.model.policy import find_max_length, load_policy
 from plumbing.parallel import processes
@@ -77,8 +76,6 @@ def load_trained_policy(settings, task, device, saved=None):
     adapters = getattr(settings, "use_peft", False)          # features/lora.py loads those of saved
     start = None if adapters else saved
     policy, tokenizer = load_policy(settings, task, device, start, transform, base_only=adapters)
-    if saved:
-        keep_ends(policy, saved)
     if settings.router_shift:
         check_router_shift(policy, settings.algorithm)
     if settings.half:

@@ -3,8 +3,6 @@ assistant's turns, and the token that ends a turn, which ends a response, too.""
 
 from typing import NamedTuple
 
-from transformers import GenerationConfig
-
 from rollout import end_tokens
 
 REPLY = "REPLY"          # stands for the assistant's words in a rendered conversation
@@ -88,13 +86,6 @@ def find_turn_end(tokenizer):
         return read_turns(tokenizer).end if tokenizer.chat_template else None
     except ValueError:               # the template cannot write a conversation: there are no turns
         return None
-
-
-def keep_ends(policy, folder):
-    """Let the tokens that end a response be those of a checkpoint of the run that goes on, which
-    may have begun before add_turn_end."""
-    saved = GenerationConfig.from_pretrained(folder)
-    policy.generation_config.eos_token_id = saved.eos_token_id
 
 
 def name_ends(policy, tokenizer):
