@@ -56,7 +56,9 @@ class Rollout:
 
     def groups(self, index):
         """The groups of the prompts numbered `index` [q] (integers), as a new Rollout."""
-        return self.cut(index, number_rows(index, self.group_size), self.group_size)
+        G = self.group_size
+        rows = index[:, None] * G + torch.arange(G, device=index.device)            # [q, G]
+        return self.cut(index, rows.flatten(), G)
 
     def rows(self, start, stop):
         """Rows start:stop as a new Rollout. They must be whole groups or a part of one group;
@@ -101,12 +103,6 @@ class Rollout:
         attached = {name: x.cut(self, prompts, rows) for name, x in self.attached.items()}
         return replace(self, **of_prompts, **of_rows, texts=texts, games=games,
                        group_size=group_size, attached=attached)
-
-
-def number_rows(index, group_size):
-    """The row numbers [q · G] of the groups of the prompts `index` [q], on the device of index."""
-    offsets = torch.arange(group_size, device=index.device)                         # [G]
-    return (index[:, None] * group_size + offsets).flatten()
 
 
 # ---------------------------------------------------------------------------------------- sampling

@@ -237,7 +237,8 @@ class Core:
                              unset="on for a checkpoint on a GPU without bfloat16")
     device: str = flag("auto", "device to compute on; auto: a CUDA GPU if there is one, else the "
                        "CPU; mps (Apple GPUs) has not been tested on real hardware",
-                       choices=devices.KINDS, evaluation=True, also="cpu no_cuda")
+                       choices=("auto", "cpu", "cuda", "mps"), evaluation=True,
+                       also="cpu no_cuda")
     shard: bool = flag(False, "with torchrun: shard the model with FSDP2 instead of keeping a full "
                        "copy in every process", also="fsdp fsdp2 deepspeed", fixed=True)
 
@@ -481,7 +482,7 @@ def resolve(settings):
     tokens = settings.save_tokens
     return replace(
         settings, epsilon=epsilon, epsilon_high=high,
-        reduction=settings.reduction or row.reduction, **devices.arithmetic(settings),
+        reduction=settings.reduction or row.reduction, **devices.choose_autocast(settings),
         save_tokens=not settings.model_name_or_path if tokens is None else tokens)
 
 

@@ -2,7 +2,8 @@
 
 
 class Wrapper:
-    """A sampler around another one: what a feature's wrap_sampler returns."""
+    """A sampler around another one: what a feature's wrap_sampler returns. A class of this kind has
+    a method `sample`, which calls self.sampler.sample."""
 
     def __init__(self, sampler, settings=None):
         self.sampler = sampler
@@ -13,6 +14,3 @@ class Wrapper:
                       lambda self, policy: setattr(self.sampler, "policy", policy))
 
     stop = property(lambda self: self.sampler.stop)
-
-    def sample(self, *inputs, **options):
-        return self.sampler.sample(*inputs, **options)

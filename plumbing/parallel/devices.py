@@ -1,25 +1,23 @@
-"""The device that a run computes on, and the arithmetic that suits it.
+"""The device that a run computes on, and the number format that suits it.
 
     --device     auto: CUDA if there is a GPU, else the CPU; mps (Apple) is used only if it is asked
                  for, because it has not been tested on real hardware
-    arithmetic   float32; for a checkpoint on a GPU bfloat16, or float16 with a gradient scaler
-                 on GPUs that only emulate bfloat16 (T4, V100 and older)
+    autocast     none, so float32; for a checkpoint on a GPU bfloat16, or float16 with a gradient
+                 scaler on GPUs that only emulate bfloat16 (T4, V100 and older)
 """
 
 from contextlib import nullcontext
 
 import torch
 
-KINDS = ("auto", "cpu", "cuda", "mps")
-THERE = {"cuda": lambda: torch.cuda.is_available(), "cpu": lambda: True,
-         "mps": lambda: torch.backends.mps.is_available()}
-
 
 def find_device_type(settings):
     """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
+    cuda = torch.cuda.is_available()
     if settings.device == "auto":
-        return "cuda" if THERE["cuda"]() else "cpu"
-    if not THERE[settings.device]():
+        return "cuda" if cuda else "cpu"
+    available = {"cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
+    if not available[settings.device]:
         raise ValueError(f"--device {settings.device}: torch {torch.__version__} finds no such "
                          "device on this machine; use --device auto")
     return settings.device
@@ -30,7 +28,7 @@ def has_bfloat16():
     return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def arithmetic(settings):
+def choose_autocast(settings):
     """{"bf16": ..., "fp16": ...}: these flags of a run, chosen here if they were not given.
 
     Raises ValueError if both are on, or if the GPU has no bfloat16 arithmetic for --bf16.

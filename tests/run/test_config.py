@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import train
-from plumbing.parallel import devices
 from session.arguments import parse
 from session.config import read_node
 from tiny_run import TINY, differences, write
@@ -122,7 +122,7 @@ def test_a_run_of_a_file_is_resumed_and_compared_with_it(run):
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_is_accepted_and_says_what_it_needs(recipe, monkeypatch):
-    monkeypatch.setitem(devices.THERE, "mps", lambda: True)  # a Mac's recipe
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)    # a Mac's recipe
     given = parse(["--config", str(recipe)]).explicit_flags
     text = recipe.read_text(encoding="utf-8")
     assert given.keys() == yaml.safe_load(text).keys() | {"config"}
