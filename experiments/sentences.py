@@ -9,8 +9,9 @@ SENTENCES = {
 "README.md": """
 CPU core in {first train} s (train.py) and {first gspo} s (gspo.py); half
 
-To a held-out {first prompt} the policy answers {first before} before training and {first after}
-after it; pass@1 goes from {mean default: before} to **{mean default: after}** (3 seeds).
+To the held-out prompt {first prompt} the policy answers {first before} before training and {first
+after} after it; pass@1, the share of right responses, goes from {mean default: before} to **{mean
+default: after}** (3 seeds).
 
 scores best, {mean league_edge: dapo_paper is ahead of grpo} over GRPO, but draws {samples of the
 first} times as many samples; of the {members} compared, {members near the first} others are
@@ -21,7 +22,8 @@ difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}).
 
 CPU: pass@1 {mean smollm2: before} to {mean smollm2: after} in {mean smollm2: seconds} s
 
-yes: {mean clipped: GSPO's share} here, 15 % in the paper; GRPO {mean clipped: GRPO's share}.
+yes: {mean clipped: GSPO's share} of the tokens here, 15% in the paper. GRPO clips {mean clipped:
+GRPO's share}.
 
 default run is {versus_trl} times as fast as TRL's
 """,
@@ -31,7 +33,7 @@ an advantage per turn: {turns: GSPO wide: more games won at the end} with the ra
 
 Another recorded batch, of {lesson responses} responses, after its updates. The standard deviation
 is {lesson std w} for log w, {lesson std product} for the logarithm of the product, {lesson std s}
-for log s. GRPO's
+for log s. Nearly
 
 a standard deviation {lesson quotient} times smaller than log w; √L = {lesson root L}. If
 
@@ -40,8 +42,8 @@ a standard deviation {lesson quotient} times smaller than log w; √L = {lesson 
 
 log w has heavy tails: {lesson small} of the tokens
 
-moved it. In a healthy run {mean bounded: s leaves the clip range in less than 1 % of
-answers} of the responses
+network. In a healthy run {mean bounded: s leaves the clip range in less than 1 % of answers} of the
+responses
 
 every token gets {lesson game whole}, the wrong turn too. With an advantage per turn the wrong
 turn gets {lesson game last turn}.
