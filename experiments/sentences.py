@@ -159,10 +159,10 @@ at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
 """,
 "docs/family.md": """
-minus the verifier's is {distilled: the teacher alone}, both minus the verifier {distilled:
+teacher minus the verifier is {distilled: the teacher alone}, both minus the verifier {distilled:
 teacher and verifier}.
 
-model cannot: SDPO gains {added: SDPO gains}; SmolLM2 can: 0.50
+model cannot: SDPO changes its pass@1 by {added: SDPO gains} (3 seeds). SmolLM2 can: 0.50
 """,
 "docs/speed.md": """
 It is {gpu-share} times what
