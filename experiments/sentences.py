@@ -55,7 +55,8 @@ moved elsewhere}); only
 "docs/data.md": """
 where its log-probs stay within {vllm_apart} nats of the policy's,
 
-on one core, held-out games won rose from {mean guess: before} to {mean guess: after}. In one
+on one core, the share of held-out games won rose from {mean guess: before} to {mean guess: after}.
+In a
 """,
 "docs/corrections.md": """
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
