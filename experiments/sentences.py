@@ -62,14 +62,14 @@ In a
 still move s. Here {mean bounded: s leaves the clip range in less than 1 % of answers} of the
 responses
 
-the two agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
+the two sides agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
 float64. The
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
 errs more than w_t in {s worse with a baseline} of the draws, without it in {s worse without}. So
 
-off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. If answers
+off its figure. Here: {mean clipped: GSPO's share} against {mean clipped: GRPO's share}. Shares
 """,
 "docs/evidence.md": """
 paper's range, by {turn_number: GSPO: the gain at 12 turns is larger than at 2} ({mean turn_number:
@@ -168,7 +168,7 @@ model cannot: SDPO changes its pass@1 by {added: SDPO gains} (3 seeds). SmolLM2 
 "docs/speed.md": """
 It is {gpu-share} times what
 
-The default run went from {gpu-learns} there. Not tried
+the default run raised pass@1 from {gpu-learns}. Not tried
 
 rate of matrix products, {speed_limit}.
 
@@ -182,9 +182,9 @@ for windows of L tokens of {bf16 responses} responses
 
 independent between tokens, about {bf16 arithmetic}/√L. A clip
 
-as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16 true}.
-Weights
+with L as arithmetic does: {bf16 lost} at {bf16 longest} tokens, where log s truly moves by {bf16
+true}. Weights
 
-ratio per token is {quotient of epsilons} times as wide
+clip range is {quotient of epsilons} times as wide
 """,
 }
