@@ -82,25 +82,23 @@ two mini-batches R2 − R3 is {replay: bfloat16 mb2: R2 is ahead of R3} (bfloat1
 ahead of R2} and {replay: int4 mb4: R3 is ahead of R2}, with sixteen {replay: bfloat16 mb16: R3 is
 ahead of R2} and {replay: int4 mb16: R3 is ahead of R2}. All
 
-median |log s| is {clipped_who: GSPO: |log s| is larger} with GSPO and {clipped_who: GSPO wide:
-|log s| is larger} with GSPO wide times
-
-median |log w| with GRPO {clipped_who: GRPO: |log w| is larger}, undecided. Tokens of such groups
-are clipped {clipped_who: GRPO: clipped more often} times as often with GRPO, {clipped_who: GSPO:
-clipped more often} with GSPO; with
+median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
+GSPO wide: |log s| is larger} times with GSPO wide, and with GRPO their median |log w| {clipped_who:
+GRPO: |log w| is larger} times, undecided. Their tokens are clipped {clipped_who: GRPO: clipped more
+often} times as often with GRPO, {clipped_who: GSPO: clipped more often} with GSPO; with
 
 per response: GSPO wide {turns: GSPO wide: more games won at the end}, GRPO {turns: GRPO: more games
 won at the end}, GSPO with the paper's range {turns: GSPO: more games won at the end}. The last gain
 is larger by {turns: the gain at the end is larger with the paper's range than with a wide one} than
 
-clip range, by {length: LUSPO ends longer than GSPO with its range} tokens; that GSPO shortens
-responses is undecided ({length: GSPO ends shorter than it began}); pass@1
+clip range, by {length: LUSPO ends longer than GSPO with its range} tokens. That GSPO shortens
+responses is undecided ({length: GSPO ends shorter than it began}). pass@1
 
-Of {members} members, each at its best, `dapo_paper` has the highest mean:
+Of {members} algorithms, each at its best rate and clip range, `dapo_paper` has the highest mean:
 {league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
 samples; {members near the first} others do
 
-GSPO wide is shown ahead ({learning: wide against GRPO}).
+GRPO no difference is shown ({learning: wide against GRPO}).
 
 GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
 
@@ -109,8 +107,8 @@ tokens it is ahead by {counting: GSPO wide is ahead of GSPO} in reward (8 seeds
 About {chosen learning: GRPO, mb4} for 4 layers, with GRPO as with GSPO;
 {chosen deep_edge: GRPO} for 48.
 
-GSPO wide ends {steps: GSPO wide at 0.0008 × 16} above GRPO: exploratory, one of 18 contrasts, p by
-Holm {p steps: GSPO wide at 0.0008 × 16}.
+GSPO wide ends {steps: GSPO wide at 0.0008 × 16} above GRPO: exploratory, one of 18 contrasts,
+Holm's p {p steps: GSPO wide at 0.0008 × 16}.
 
 GRPO gained {reuse: GRPO gains from μ = 4, equal samples}, GSPO
 {reuse: GSPO gains from μ = 4, equal samples}, GSPO wide
@@ -118,14 +116,14 @@ GRPO gained {reuse: GRPO gains from μ = 4, equal samples}, GSPO
 
 by 4 instead of 2 (GRPO: {reuse: GRPO at μ = 4 minus μ = 2}).
 
-without one it loses {mean learning: no clip, large steps} at large steps
+without it pass@1 changes by {mean learning: no clip, large steps} at large steps
 
 no difference at 48 layers ({depth: GSPO against GRPO, 2.8e-4}; replay
 {depth: GRPO replay against GRPO, 2.8e-4}).
 
 GSPO ends {collapse: GSPO prevents it} above GRPO: exploratory
 
-which loses {mean dose: wide loses less than 0.05 at int4}. Otherwise
+whose loss is {mean dose: wide loses less than 0.05 at int4}. Otherwise
 
 8 batches of staleness cost GSPO wide {mean lags: lost by GSPO wide at staleness 8}, GRPO
 {mean lags: lost by GRPO at staleness 8}.
@@ -137,24 +135,23 @@ for these questions it cannot be checked: {unrecorded}. **Your
 the paper's range clips {mean counting: the clip of GSPO acts} of the tokens, GSPO wide
 {mean counting: the clip of GSPO wide acts}, GRPO {mean counting: the clip of GRPO acts}.
 
-the mean of GSPO wide over six step sizes, {steps: GSPO wide, mean}, rests on one of them; without
-it it is {steps: GSPO wide, mean without 0.0008 × 16}.
+over six step sizes GSPO wide is on average {steps: GSPO wide, mean} above GRPO, but that rests on
+one of them; without it the mean is {steps: GSPO wide, mean without 0.0008 × 16}.
 
-GSPO with the paper's range is {learning: against GRPO} from GRPO,
-{learning: against GRPO with replay} from GRPO with replay, which adds
-{learning: replay against none} to GRPO.
+GSPO with the paper's range is {learning: against GRPO} from GRPO and {learning: against GRPO with
+replay} from GRPO with replay; replay adds {learning: replay against none} to GRPO.
 
-there `dapo_paper` is {league: the first against GRPO} ahead.
+seeds: `dapo_paper` is {league: the first against GRPO} ahead.
 
-it stays at {chosen league_edge: rloo}. PPO
+and stays at {chosen league_edge: rloo}. PPO
 
 at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
 before training ({mean depth: before}; GRPO {mean depth: GRPO}) and {mean depth: flips} of the
 experts
 
-GSPO is {deep_edge: GSPO is ahead of GRPO} from it; its best rate, {chosen deep_edge: GSPO}, is the
-largest
+GSPO is {deep_edge: GSPO is ahead of GRPO} from it; GSPO's best rate, {chosen deep_edge: GSPO}, is
+the largest
 
 at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
