@@ -63,7 +63,7 @@ still move s. Here {mean bounded: s leaves the clip range in less than 1 % of an
 responses
 
 the two sides agree to {mean identity: in float32} in float32 and {mean identity: in float64} in
-float64. The
+float64. The paper's
 
 0.2 / 3e-4 = {quotient of epsilons}: the *clip ranges* differ
 
@@ -77,10 +77,7 @@ GSPO: gain at 2 turns} to {mean turn_number: GSPO: gain at 12 turns}); for GSPO 
 undecided ({turn_number: GSPO wide: the gain at 12 turns is larger than at 2}; gains {mean
 turn_number: GSPO wide: gain at 2 turns} to {mean turn_number: GSPO wide: gain at 12 turns}).
 
-two mini-batches R2 − R3 is {replay: bfloat16 mb2: R2 is ahead of R3} (bfloat16 sampler) and
-{replay: int4 mb2: R2 is ahead of R3} (int4); with four R3 − R2 is {replay: bfloat16 mb4: R3 is
-ahead of R2} and {replay: int4 mb4: R3 is ahead of R2}, with sixteen {replay: bfloat16 mb16: R3 is
-ahead of R2} and {replay: int4 mb16: R3 is ahead of R2}. All
+16 mini-batches R3 − R2 is {replay: bfloat16 mb16: R3 is ahead of R2}, undecided. Neither
 
 median |log s| is {clipped_who: GSPO: |log s| is larger} times as large with GSPO, {clipped_who:
 GSPO wide: |log s| is larger} times with GSPO wide, and with GRPO their median |log w| {clipped_who:
@@ -98,7 +95,7 @@ Of {members} algorithms, each at its best rate and clip range, `dapo_paper` has 
 {league_edge: dapo_paper is ahead of grpo} above GRPO, from {samples of the first} times its
 samples; {members near the first} others do
 
-GRPO no difference is shown ({learning: wide against GRPO}).
+GSPO wide is not shown to differ from GRPO ({learning: wide against GRPO}).
 
 GSPO wide ends {mean learning: wide against the paper's clip range} above the paper's range
 
@@ -143,7 +140,7 @@ replay} from GRPO with replay; replay adds {learning: replay against none} to GR
 
 seeds: `dapo_paper` is {league: the first against GRPO} ahead.
 
-and stays at {chosen league_edge: rloo}. PPO
+to choose and stays at {chosen league_edge: rloo}. PPO
 
 at its best (`ppo`) ends {ppo: PPO equals GRPO or is ahead} from GRPO.
 
