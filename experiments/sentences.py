@@ -154,8 +154,8 @@ at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
 """,
 "docs/family.md": """
-teacher minus the verifier is {distilled: the teacher alone}, both minus the verifier {distilled:
-teacher and verifier}.
+teacher minus verifier {distilled: the teacher alone}, both minus verifier {distilled: teacher and
+verifier}.
 
 model cannot: SDPO changes its pass@1 by {added: SDPO gains} (3 seeds). SmolLM2 can: 0.50
 """,
