@@ -154,7 +154,7 @@ at 6e-4) {mean collapse: GRPO collapses, MoE} of GRPO's runs collapse,
 {mean collapse: GSPO collapses, MoE} of GSPO's;
 """,
 "docs/family.md": """
-teacher minus verifier {distilled: the teacher alone}, both minus verifier {distilled: teacher and
+teacher minus reward {distilled: the teacher alone}, both minus reward {distilled: teacher and
 verifier}.
 
 model cannot: SDPO changes its pass@1 by {added: SDPO gains} (3 seeds). SmolLM2 can: 0.50
