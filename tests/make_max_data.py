@@ -11,10 +11,9 @@ the pattern from the lines and is right about half the time, which leaves someth
 {a, b} asked for in the test file occur nowhere in the train file.
 """
 import argparse
+import json
 import random
 from pathlib import Path
-
-from tiny_run import jsonl
 
 SHOTS = ((15, 62), (83, 40), (29, 33), (71, 58))
 
@@ -33,8 +32,12 @@ def make_max_data(folder, train_size=2000, test_size=256, seed=0):
             prompt = "".join(f"max({x},{y})={max(x, y)}\n" for x, y in SHOTS) + f"max({a},{b})="
             yield {"prompt": prompt, "answer": str(max(a, b))}
 
-    return [Path(jsonl(folder / f"max_of_two_{name}.jsonl", rows(questions)))
-            for name, questions in (("train", known[:train_size]), ("test", held_out))]
+    paths = []
+    for name, questions in (("train", known[:train_size]), ("test", held_out)):
+        paths.append(folder / f"max_of_two_{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows(questions)),
+                             encoding="utf-8")
+    return paths
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import models
 import session.learner
 import train
 from documents import COMMANDS, DOCUMENTS, ROOT, pieces
-from make_max_data import make_max_data
 from plumbing.data.running_sum import builtin_tokenizer
 from session import metrics
 from tiny_run import TINY, jsonl, write
@@ -141,8 +140,7 @@ def test_the_commands_of_a_document_run(document, model, batches):
                         "    return float(answer in response)\n")
         else:
             jsonl(name, [{"prompt": f"{i}+2=", "answer": str(i + 2)} for i in range(20)])
-    Path("data").mkdir()
-    make_max_data(Path("data"))
+    subprocess.run([sys.executable, ROOT / "tests/make_max_data.py", "data"], check=True)
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
     for kind, line, text in pieces(document):
         if kind == "file":
