@@ -243,7 +243,8 @@ class Core:
                        "copy in every process", also="fsdp fsdp2 deepspeed", fixed=True)
 
     config: str | None = flag(None, "YAML file of flags by their names, for example one of "
-                              "recipes/, or the config.json of a run; the command line wins",
+                              "recipes/, or the config.json of a run; command-line flags "
+                              "override it",
                               unset="none", section="the run")
     dry_run: bool = flag(False, "show a prompt, a response with its reward, and the memory and the "
                                 "time that the run needs; no run folder is left", without="resume")
