@@ -118,20 +118,20 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     answers = {name: [] for name in names}
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
-        part = slice(start, min(start + starts.step, indices.stop))
-        chunk = problems[part]
+        rows = slice(start, min(start + starts.step, indices.stop))
+        chunk = problems[rows]
         prompts = task.encode(sampler.tokenizer, chunk)
         played = {"rows": [p.row for p in chunk]} if task.played else {}
-        rollout = sampler.sample(prompts, G, uniforms=uniforms[part].flatten(0, 1),
+        rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
         texts = [format_game(game) for game in rollout.games or ()] or rollout.texts
         columns = (texts, scores[:, 0].tolist(), scores.tolist(),                      # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
-        for rows, values in zip(answers.values(), columns):
-            rows += [values[i:i + G] for i in range(0, len(values), G)]
-    parts = gather(answers)
-    answers = {name: sum((part[name] for part in parts), []) for name in answers}
+        for answer, values in zip(answers.values(), columns):
+            answer += [values[i:i + G] for i in range(0, len(values), G)]
+    of_processes = gather(answers)
+    answers = {name: sum((share[name] for share in of_processes), []) for name in answers}
     rewards = reward_scores(task, answers.pop("parts"))
     return answers | {"pass_at_1": pass_at_1(answers["rewards"]), **rewards}
 

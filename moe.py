@@ -296,12 +296,12 @@ def check_config(config):
     if config.num_experts_per_tok > config.num_experts:
         raise ValueError(f"num_experts_per_tok {config.num_experts_per_tok} exceeds num_experts "
                          f"{config.num_experts}")
-    given = config.to_dict() | config.rope_parameters
-    ours = dict(rope_type="default", hidden_act="silu", sliding_window=None, attention_dropout=0,
-                decoder_sparse_step=1, mlp_only_layers=[])
-    for name, value in ours.items():
-        if given[name] != value:
-            raise ValueError(f"{name} {given[name]!r} is not implemented in TinyMoE, which "
+    values = config.to_dict() | config.rope_parameters
+    supported = dict(rope_type="default", hidden_act="silu", sliding_window=None,
+                     attention_dropout=0, decoder_sparse_step=1, mlp_only_layers=[])
+    for name, value in supported.items():
+        if values[name] != value:
+            raise ValueError(f"{name} {values[name]!r} is not implemented in TinyMoE, which "
                              f"supports only {value!r}")
 
 

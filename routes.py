@@ -98,14 +98,14 @@ def record_routes(model):
     Nested inside replay_routes it records the forced routes; around replay_routes it records the
     routers' own. Raises ValueError for a model without routers."""
     routes = Routes()
-    now = {}
+    outputs = {}                                             # of the current forward, by layer
 
     def on_router(layer, router, output, shape):
         if shape:
-            now[layer] = output
+            outputs[layer] = output
 
     def on_forward(shape):
-        logits, _, indices = zip(*(now.pop(layer) for layer in sorted(now)))
+        logits, _, indices = zip(*(outputs.pop(layer) for layer in sorted(outputs)))
         routes.passes.append(Pass(*(torch.stack(x).unflatten(1, shape) for x in (indices, logits))))
 
     with router_hooks(model, on_router, on_forward):
@@ -124,7 +124,7 @@ def replay_routes(model, routes):
     forwards = 0
     many = len(routes.passes) > 1
     recomputed = 0          # layers that a backward recomputed
-    due = 0                 # forwards that require recomputing
+    checkpointed = 0        # forwards that a backward will recompute
 
     def on_router(layer, router, output, shape):
         nonlocal recomputed
@@ -149,10 +149,11 @@ def replay_routes(model, routes):
         return logits, compute_gates(router, logits, forced).to(gates.dtype), forced
 
     def on_forward(shape):
-        nonlocal forwards, due
+        nonlocal forwards, checkpointed
         forwards += 1
-        again = any(getattr(m, "gradient_checkpointing", 0) and m.training for m in model.modules())
-        due += torch.is_grad_enabled() and again
+        checkpoints = any(getattr(m, "gradient_checkpointing", False) and m.training
+                          for m in model.modules())
+        checkpointed += torch.is_grad_enabled() and checkpoints
 
     with router_hooks(model, on_router, on_forward) as layers:
         recorded = [len(p.indices) for p in passes]
@@ -162,7 +163,7 @@ def replay_routes(model, routes):
         yield
         if forwards < len(passes):
             raise ValueError(f"replay_routes: {forwards} of {len(passes)} forwards were replayed")
-        if due and not recomputed:
+        if checkpointed and not recomputed:
             raise ValueError("replay_routes: with gradient checkpointing, backward() recomputes "
                              "layers: call it inside the block")
 

@@ -25,8 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 from plumbing.parallel import processes
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-PART = replace(WHOLE, strict=False)      # AdamW may have no state yet of some weights
+GATHERED = StateDictOptions(full_state_dict=True, cpu_offload=True)
+NOT_STRICT = replace(GATHERED, strict=False)     # AdamW may have no state yet of some weights
 
 KEEP = 2  # largest number of checkpoints that a run keeps
 STATE = "state.pt"
@@ -53,12 +53,12 @@ def append(path, record):
 def cut_records(path, step):
     """Drop the lines of a .jsonl file that are later than batch `step`, and a line that a kill has
     cut off, so that a resumed run has every step once."""
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError, KeyError):
             if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-    write_text(path, "".join(kept))
+                lines.append(line + "\n")
+    write_text(path, "".join(lines))
 
 
 @contextmanager
@@ -68,8 +68,8 @@ def name_file_in_errors(path):
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        there = next(folder for folder in path.parents if folder.exists())
-        free = f"{shutil.disk_usage(there).free / 1e6:,.0f} MB are free there"
+        folder = next(folder for folder in path.parents if folder.exists())
+        free = f"{shutil.disk_usage(folder).free / 1e6:,.0f} MB are free there"
         reason = " ".join(str(error).split())
         raise OSError(f"{path} could not be written: {reason} ({free})") from error
 
@@ -124,7 +124,7 @@ class Saver:
         the state is gathered from all processes, so every process must call this."""
         actor = self.learner.actor
         optimizer = self.learner.optimizer
-        state = (get_optimizer_state_dict(actor, optimizer, options=WHOLE)
+        state = (get_optimizer_state_dict(actor, optimizer, options=GATHERED)
                  if self.learner.settings.shard else optimizer.state_dict())
         critic = {name: getattr(weight, "full_tensor", lambda: weight)()
                   for name, weight in actor.state_dict().items() if name.startswith("critic.")}
@@ -176,11 +176,12 @@ class Saver:
         finite = all(weight.isfinite().all() for weight in learner.actor.parameters())
         if processes.rank() or lost or not finite or step in dict(list_checkpoints(self.folder)):
             return
-        half = learner.schedule.state_dict() != self.snapshot["schedule"]
+        updated = learner.schedule.state_dict() != self.snapshot["schedule"]
         state = self.snapshot | self.optimizer_state()
         save(self.folder, learner.actor.policy, learner.tokenizer, state)
+        updates = ", with the updates that this batch had made" * updated
         print(f"\nerror in batch {step + 1}; {self.folder}/checkpoints/step_{step} was saved"
-              f"{', with the updates that this batch had made' * half}; --resume continues from it")
+              f"{updates}; --resume continues from it")
 
 
 def load_optimizer(learner, state):
@@ -188,13 +189,13 @@ def load_optimizer(learner, state):
     actor = learner.actor
     optimizer = learner.optimizer
     if learner.settings.shard:
-        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=PART)
+        set_optimizer_state_dict(actor, optimizer, state["optimizer"], options=NOT_STRICT)
         for name, p in actor.named_parameters():             # which torch fills in
             if name not in state["optimizer"]["state"]:
                 optimizer.state.pop(p, None)
     else:
         optimizer.load_state_dict(state["optimizer"])
-    set_model_state_dict(actor, state["critic"], options=PART)
+    set_model_state_dict(actor, state["critic"], options=NOT_STRICT)
 
 
 def apply_optimizer_flags(learner):

@@ -52,12 +52,13 @@ class Learner:
     def score(self, rollout, entropy=False, scorer=None):
         """response_logp of a whole rollout without gradient, in micro-batches -> Scores. scorer:
         another than the policy's."""
-        # In 16 bits with the rows of an update, so that both round alike; else all rows at once.
-        alike = self.settings.micro_batch_size or self.settings.half
+        # In 16 bits with as many rows as in an update, so that both round alike; else all at once.
+        as_in_update = self.settings.micro_batch_size or self.settings.half
         other = scorer or self.actor
         record = self.settings.old_logp == "recompute" and other.routed      # the routers' choices
         chunks = []
-        for start, stop in self.micro_batches(rollout, None if alike else len(rollout.mask)):
+        size = None if as_in_update else len(rollout.mask)
+        for start, stop in self.micro_batches(rollout, size):
             part = rollout.rows(start, stop)
             with forced(other.policy, part):
                 scores = (scorer or self.response_logp)(
@@ -72,12 +73,14 @@ class Learner:
         size: rows per pass; None: as in an update."""
         size = size or self.rows_per_pass()
         B = len(rollout.mask)
-        own = processes.share(B) if self.world > 1 else slice(0, B)
-        return [(start, min(start + size, own.stop)) for start in range(own.start, own.stop, size)]
+        share = processes.share(B) if self.world > 1 else slice(0, B)
+        starts = range(share.start, share.stop, size)
+        return [(start, min(start + size, share.stop)) for start in starts]
 
     def rows_per_pass(self):
-        """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits rounding
-        may depend on them, so --micro_batch_size is an upper limit, and all passes are equal."""
+        """Rows of a forward pass of an update: whole groups, or a part of one. In 16 bits a row may
+        be rounded otherwise among more or fewer rows: all passes then have the same number of rows,
+        at most --micro_batch_size."""
         settings = self.settings
         G = settings.num_generations
         rows = settings.prompts_per_step // settings.steps_per_generation // self.world * G

@@ -90,10 +90,10 @@ def policy_metrics(old_logp, new_logp, mask):
     new = cross_entropy(new_logp, mask)                                             # [B]
     s = sequence_ratio(new_logp, old_logp, mask)                                    # [B]
     stats = {name: x.item() for name, x in ratio_stats(new_logp, old_logp, mask).items()}
-    spread = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
-    apart = stats["log_w_var"] > ROUNDING
-    spread["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if apart else None
-    return {**spread, "perplexity_old": masked_mean(old.exp(), rows),
+    record = {name: x for name, x in stats.items() if STATISTICS[name] != "count"}
+    changed = stats["log_w_var"] > ROUNDING
+    record["variance_factor"] = stats["log_s_var"] / stats["log_w_var"] if changed else None
+    return {**record, "perplexity_old": masked_mean(old.exp(), rows),
             "perplexity_new": masked_mean(new.exp(), rows), "delta_h": masked_mean(old - new, rows),
             # 0 for an empty row
             "equivalence_error": (s - old.exp() / new.exp()).abs().max().item()}
@@ -332,22 +332,22 @@ def group_record(mini, new, learner, task):
     finite become null.
     """
     G = mini.rollout.group_size
-    live = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)     # [prompts]
-    group = int(live.int().argmax())                         # the first such group, or group 0
+    moves = mini.advantages.reshape(len(mini.problems), -1).ne(0).any(-1)    # [prompts]
+    group = int(moves.int().argmax())                        # the first such group, or group 0
     rows = slice(group * G, (group + 1) * G)
-    one = mini.rows(rows.start, rows.stop)
-    rollout = one.rollout
-    more = {"old_logp": one.old_logp, "new_logp": new.logp[rows],
-            "sampler_logp": rollout.sampler_logp}
+    shown = mini.rows(rows.start, rows.stop)
+    rollout = shown.rollout
+    per_token = {"old_logp": shown.old_logp, "new_logp": new.logp[rows],
+                 "sampler_logp": rollout.sampler_logp}
     free = free_routes(mini, new)
     if all(free):
-        more["old_experts"], more["new_experts"] = (x.indices[:, rows] for x in free)
-        more["router_shift"] = router_shift(
-            one.routes.logits, new.routes.logits[:, rows], one.routes.indices, rollout.mask)
-    if one.factors is not None:
-        more["factors"] = one.factors
+        per_token["old_experts"], per_token["new_experts"] = (x.indices[:, rows] for x in free)
+        per_token["router_shift"] = router_shift(
+            shown.routes.logits, new.routes.logits[:, rows], shown.routes.indices, rollout.mask)
+    if shown.factors is not None:
+        per_token["factors"] = shown.factors
     for tokens in learner.features.hooks["tokens"]:
-        more |= tokens(rollout)
+        per_token |= tokens(rollout)
     mask = rollout.mask.tolist()                             # [G, T]
     truncated = rollout.truncated.tolist()                   # even if its tokens left the loss
     ends = [len(row) - row[::-1].index(True) if any(row) else len(row) if cut_off else 0
@@ -363,17 +363,18 @@ def group_record(mini, new, learner, task):
 
     ids = cut(rollout.response_ids.tolist())
     decode = learner.tokenizer.decode
-    A = one.advantages
+    A = shown.advantages
     record = {
         "step": mini.step, "prompt": decode(rollout.prompt_ids[rollout.prompt_mask].tolist()),
         "ids": ids, "tokens": [[decode([token]) for token in row] for row in ids],
         "mask": [[int(m) for m in row] for row in cut(mask)],
-        "rewards": rounded(one.rewards.tolist()),
+        "rewards": rounded(shown.rewards.tolist()),
         "advantages": rounded(A.tolist()) if A.dim() == 1 else cut(A),
         "cut_off": [not any(row) for row in mask]}
     if task.first_error:
-        record["first_error"] = [task.first_error(text, one.problems[0]) for text in rollout.texts]
-    return record | {name: cut(x) for name, x in more.items()}
+        problem, = shown.problems
+        record["first_error"] = [task.first_error(text, problem) for text in rollout.texts]
+    return record | {name: cut(x) for name, x in per_token.items()}
 
 
 def rounded(values):

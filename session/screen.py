@@ -141,14 +141,14 @@ def format_game(game):
         f"  writes  {m['content']!r:.80}   reward {next(rewards, 0):g}" for m in game.messages)
 
 
-def format_example(one):
+def format_example(example):
     """An example as three lines, long texts cut; a game turn by turn."""
-    if one["before"].startswith("  writes "):
-        return ["", f"prompt  {one['prompt'][-100:]!r}", f"before\n{one['before']}",
-                f"after\n{one['after']}"]
-    return ["", f"prompt  {one['prompt'][-100:]!r}   (right: {one['answer'][:100]!r})",
-            *(f"{when:7} {one[when][:200]!r} {'right' if right else 'wrong'}"
-              for when, right in zip(("before", "after"), one["right"]))]
+    if example["before"].startswith("  writes "):
+        return ["", f"prompt  {example['prompt'][-100:]!r}", f"before\n{example['before']}",
+                f"after\n{example['after']}"]
+    return ["", f"prompt  {example['prompt'][-100:]!r}   (right: {example['answer'][:100]!r})",
+            *(f"{when:7} {example[when][:200]!r} {'right' if right else 'wrong'}"
+              for when, right in zip(("before", "after"), example["right"]))]
 
 
 def format_next_command(settings, folder, task):

@@ -116,13 +116,13 @@ class Task:
         single, batched = [[f for f in self.reward_functions if f.batched == kind]
                            for kind in (False, True)]
 
-        def score(text, problem):
+        def score_response(text, problem):
             return {name: value for f in single for name, value in
                     f.components(text, problem.answer, problem.row).items()}
-        scores = in_parallel(score, texts, repeated)
+        scores = in_parallel(score_response, texts, repeated)        # B times {component: number}
         for f in batched:
-            for one, value in zip(scores, f.rewards(texts, repeated, ids, games)):
-                one[f.name] = value
+            for score, value in zip(scores, f.rewards(texts, repeated, ids, games)):
+                score[f.name] = value
         for score, game in zip(scores, games or []):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
         components = torch.tensor([[score.get(name, 0.0) for name in self.component_names]

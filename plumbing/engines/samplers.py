@@ -15,12 +15,12 @@ from rollout import Sampler
 def make_sampler(settings, policy, tokenizer, task, training=False):
     """What samples in rollouts (training) or in evaluations: the class that --sampler names, or the
     built-in one, as the features wrap it."""
-    kind = Sampler if settings.plain else FastSampler
+    sampler_class = Sampler if settings.plain else FastSampler
     if ":" in (settings.sampler or ""):                      # FILE.py:CLASS
         file = Path(settings.sampler.rpartition(":")[0]).resolve()
-        kind = load_class(settings.sampler, file, file.stat().st_mtime_ns)
+        sampler_class = load_class(settings.sampler, file, file.stat().st_mtime_ns)
     try:
-        sampler = kind(policy, tokenizer, task.max_completion_length, settings.temperature,
+        sampler = sampler_class(policy, tokenizer, task.max_completion_length, settings.temperature,
                        task.stop)
     except TypeError as error:
         raise ValueError(f"--sampler {settings.sampler}: {error}") from error
@@ -35,12 +35,12 @@ def load_class(name, file, changed):
     get the same class, so that they can share an engine. Raises ValueError if it does not load or
     has no method `sample`."""
     try:
-        kind = load_function(name)
+        loaded = load_function(name)
     except Exception as error:                               # whatever the user's file raises
         raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
-    if not hasattr(kind, "sample"):
-        raise ValueError(f"--sampler {name}: {kind!r} has no method sample")
-    return kind
+    if not hasattr(loaded, "sample"):
+        raise ValueError(f"--sampler {name}: {loaded!r} has no method sample")
+    return loaded
 
 
 # --------------------------------------------------------------------------------------- wrappers
@@ -54,11 +54,11 @@ class SharedSampler(Wrapper):
 
     def sample(self, prompts, group_size, uniforms=None, rows=None, **options):
         """rows: of the data, one per prompt, for an environment (features/turns.py)."""
-        own = processes.share(len(prompts))
-        options |= {} if rows is None else {"rows": rows[own]}
+        share = processes.share(len(prompts))
+        options |= {} if rows is None else {"rows": rows[share]}
         if uniforms is not None:
-            uniforms = uniforms.unflatten(0, (len(prompts), group_size))[own].flatten(0, 1)
+            uniforms = uniforms.unflatten(0, (len(prompts), group_size))[share].flatten(0, 1)
         with processes.gathered(self.actor) as policy:
             self.policy = policy
-            rollout = self.sampler.sample(prompts[own], group_size, uniforms=uniforms, **options)
+            rollout = self.sampler.sample(prompts[share], group_size, uniforms=uniforms, **options)
         return concat(processes.gather(rollout))

@@ -80,20 +80,20 @@ def read_checkpoint(name):
     """(policy, tokenizer) from a folder or the hub, in float32. Raises ValueError if that is not
     possible or a weight, the tokenizer or the config is missing."""
     if steps := [*Path(name).glob("checkpoints/step_*"), *Path(name).glob("step_*")]:
-        found = ", ".join(sorted(map(str, steps)))
-        raise ValueError(f"it is the folder of a run; its checkpoints: {found}")
+        names = ", ".join(sorted(map(str, steps)))
+        raise ValueError(f"it is the folder of a run; its checkpoints: {names}")
     if message := explain_missing(name):
         raise ValueError(message)
     if Path(name).exists() and not (Path(name) / "config.json").is_file():
         raise ValueError("no config.json there; it must be a Hugging Face checkpoint folder or a "
                          "hub id")
-    policy, problems = read_or_describe(read_model, name)
-    if problems["missing_keys"]:
-        lacking = ", ".join(sorted(problems["missing_keys"]))
+    policy, loading = read_or_describe(read_model, name)
+    if loading["missing_keys"]:
+        lacking = ", ".join(sorted(loading["missing_keys"]))
         raise ValueError(f"its weights lack {lacking}, which would be random numbers")
-    if problems["mismatched_keys"]:
-        key, found, needed = sorted(problems["mismatched_keys"])[0]
-        raise ValueError(f"its weight {key} has the shape {list(found)}, its config.json needs "
+    if loading["mismatched_keys"]:
+        key, shape, needed = sorted(loading["mismatched_keys"])[0]
+        raise ValueError(f"its weight {key} has the shape {list(shape)}, its config.json needs "
                          f"{list(needed)}")
     if getattr(policy, "is_quantized", False):
         raise ValueError("its weights are quantized, which cannot be trained: save them in 16 or "
@@ -217,10 +217,11 @@ def check_log_probs(policy, tokenizer):
         for name, draw, score in (("plain", sample, response_logp),
                                   ("fast", fast_sample, fast_response_logp)):
             drawn = draw(policy, tokenizer, prompts, 2, 3, uniforms=uniforms)
-            want = score_one_by_one(policy, drawn)                                  # [B, T]
+            expected = score_one_by_one(policy, drawn)                              # [B, T]
             scored = score(policy, drawn, entropy=False).logp                       # [B, T]
             for part, logp in (("sampling", drawn.sampler_logp), ("scoring", scored)):
-                close = (logp - want).abs() < CLOSE * (1 + want.abs())    # [B, T]  False for NaN
+                error = (logp - expected).abs()                                     # [B, T]
+                close = error < CLOSE * (1 + expected.abs())              # [B, T]  False for NaN
                 wrong += [] if close.all() else [f"{part} ({name})"]
     except Exception as error:  # the model's own code may raise anything
         raise ValueError(f"{type(policy).__name__} is not supported: sampling or scoring fails: "

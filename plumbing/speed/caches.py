@@ -38,16 +38,16 @@ class GrowingLayer(DynamicLayer):
 
     def update(self, keys, values, *args, **kwargs):
         old = self.get_seq_length()
-        more = keys.shape[2]
+        new = keys.shape[2]
         if not old:
             self.lazy_initialization(keys, values)
-            self.room = [keys[:, :, :0], values[:, :, :0]]
-        if old + more > self.room[0].shape[2]:
-            extra = more + max(32, old // 2)
-            self.room = [F.pad(x, (0, 0, 0, extra)) for x in self.room]     # [n, heads, room, d]
-        for room, x in zip(self.room, (keys, values)):
-            room[:, :, old:old + more] = x
-        self.keys, self.values = (x[:, :, :old + more] for x in self.room)
+            self.buffers = [keys[:, :, :0], values[:, :, :0]]
+        if old + new > self.buffers[0].shape[2]:
+            extra = new + max(32, old // 2)
+            self.buffers = [F.pad(x, (0, 0, 0, extra)) for x in self.buffers]   # [n, heads, ·, d]
+        for buffer, x in zip(self.buffers, (keys, values)):
+            buffer[:, :, old:old + new] = x
+        self.keys, self.values = (x[:, :, :old + new] for x in self.buffers)
         return self.keys, self.values
 
     def batch_repeat_interleave(self, repeats):
@@ -58,8 +58,8 @@ class GrowingLayer(DynamicLayer):
 
     def change_rows(self, change):
         length = self.get_seq_length()
-        self.room = [change(x) for x in self.room]
-        self.keys, self.values = (x[:, :, :length] for x in self.room)
+        self.buffers = [change(x) for x in self.buffers]
+        self.keys, self.values = (x[:, :, :length] for x in self.buffers)
 
 
 def make_cache(config):

@@ -226,11 +226,11 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
     on_gpu = model.device.type == "cuda"
     max_logits = max_logits or (2**26 if on_gpu else MAX_LOGITS)    # 256 MB in float32, or 64 MB
     # with something attached to it, every response keeps its row
-    rows = bool(rollout.attached) or must_keep_rows(model)
-    small, where = (rollout, slice(None)) if rows else merge_repeats(rollout)
+    keep_rows = bool(rollout.attached) or must_keep_rows(model)
+    small, source = (rollout, slice(None)) if keep_rows else merge_repeats(rollout)     # [B]
     width = rollout.mask.shape[1]
     T = width
-    fixed = record or rows  # the shape of a forward must not follow from what was sampled
+    fixed = record or keep_rows     # the shape of a forward must not depend on what was sampled
     if not fixed:
         used = small.mask.any(0).nonzero()
         T = int(used.max()) + 1 if len(used) else 1     # the rest is padding in every row
@@ -239,12 +239,12 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
     scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
                                 max_logits)
-    pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[where]
+    pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[source]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:
         last = passes.passes[-1].indices.shape[1]
         if last != len(rollout.prompt_ids):  # equal responses have shared a row
-            passes = passes.rows([slice(None)] * (len(passes.passes) - 1) + [where])
+            passes = passes.rows([slice(None)] * (len(passes.passes) - 1) + [source])
         scores.passes = passes
         scores.routes = select_response_routes(passes, rollout)                     # [L, B, T, ·]
     return scores
