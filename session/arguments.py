@@ -26,7 +26,7 @@ from features import FEATURES
 from features.feature import flag, unescape
 from losses import OBJECTIVES, with_options
 from plumbing.parallel import devices
-from session.checks import check_choice, check_settings, is_user_file, suggest
+from session.checks import check_settings, is_user_file, suggest
 from session.config import read_config
 from session.errors import errors_in_one_line
 
@@ -387,9 +387,8 @@ def parse(argv, run_settings=None):
         folder = explicit["output_dir"]
         run = read_run_config(folder)
         explicit = read_run_layer(run.get("settings", {}), explicit, folder) | explicit
-    algorithm = explicit.get("algorithm", Settings.algorithm)
-    check_choice(Settings(algorithm=algorithm), "algorithm", ALGORITHMS)
-    preset = {name: value for name, value in ALGORITHMS[algorithm].items() if name != "objective"}
+    row = ALGORITHMS.get(explicit.get("algorithm", Settings.algorithm), {})     # or it is refused
+    preset = {name: value for name, value in row.items() if name != "objective"}
     deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}
     defaults = CHECKPOINT_DEFAULTS if explicit.get("model_name_or_path") else defaults

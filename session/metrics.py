@@ -198,7 +198,7 @@ class Recorder:
                     f"stopped in batch {step}. The last checkpoint is intact; try a lower "
                     "--learning_rate")
 
-    def log(self, batch, mini, new, updates, times, held=None):
+    def log(self, batch, mini, new, updates, times, held):
         """Record a completed rollout batch. updates: what train.update returned for each
         mini-batch. times: when the batch began, was sampled, scored and used, in seconds. held: the
         result of eval.held_out after it, or None."""
@@ -282,30 +282,24 @@ def explain_equal_rewards(first, record):
             f"function read such responses? {helps}")
 
 
-def format_line(record, steps, seconds_left, collapsed=""):
+def format_line(record, steps, seconds_left, collapsed):
     """The line of a rollout batch on the screen. collapsed: what describe_collapse returned."""
-    def short(x, digits=2):
-        return f"{x:.{digits}f}".replace("0.", ".", 1) if abs(x) < 1 else f"{x:.{digits}f}"
-
-    def small(x):
-        return f"{x:.1e}".replace("e-0", "e-")
-
     parts = record["reward_parts"]
     flips = record["flip_rate"]
     perplexity = record["perplexity_new"]
-    named = "  ".join(f"{name} {short(mean)}" for name, mean in parts.items())
+    named = "  ".join(f"{name} {mean:.2f}" for name, mean in parts.items())
     low = record["clip_low"]
     high = record["clip_high"]
     seconds = sum(record[f"seconds_{lap}"] for lap in ("rollout", "logp", "update"))
     words = [
-        f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {short(record['reward'])}",
-        f"({named})" if len(parts) > 1 else "", f"pass {short(record['pass_rate'])}",
-        f"zero-var {short(record['zero_variance_groups'])}", f"len {record['length']:5.1f}",
-        f"clip {short(low + high)} (low {short(low)} high {short(high)})",
-        f"var log w {small(record['log_w_var'])} log s {small(record['log_s_var'])}",
+        f"batch {record['step']:{len(str(steps))}}/{steps}", f"reward {record['reward']:.2f}",
+        f"({named})" if len(parts) > 1 else "", f"pass {record['pass_rate']:.2f}",
+        f"zero-var {record['zero_variance_groups']:.2f}", f"len {record['length']:5.1f}",
+        f"clip {low + high:.2f} (low {low:.2f} high {high:.2f})",
+        f"var log w {record['log_w_var']:.1e} log s {record['log_s_var']:.1e}",
         "" if flips is None else f"flips {flips:5.1%}",
-        "" if perplexity is None else f"ppl {short(perplexity, 3)}",
-        f"|g| {short(record['grad_norm'])}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
+        "" if perplexity is None else f"ppl {perplexity:.3f}",
+        f"|g| {record['grad_norm']:.2f}", f"{seconds:.1f} s", f"{seconds_left:.0f} s left"]
     bad = record["skipped"] - record["overflows"]
     skipped = f"  {bad} bad update(s) skipped" if bad else ""
     return "  ".join(filter(None, words)) + f"  COLLAPSED? {collapsed}" * bool(collapsed) + skipped

@@ -6,6 +6,7 @@ engine wrote after it is dropped.
 """
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from rollout import end_test, end_tokens, finish, left_pad, pad_token, token_ids
 
@@ -27,18 +28,17 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
         raise ValueError("the engine must return at least one token for every response, and one "
                          "log-prob for every token")
     prompts = left_pad(token_ids(tokenizer, prompts), pad, device)         # [Q, P] ids and mask
-    width = max(sizes)
-    response = padded(responses, width, pad).to(device)                             # [B, T]
-    logp = padded(logps, width, 0.0).to(device)                                     # [B, T]
+    response = pad_right(responses, pad).to(device)                                 # [B, T]
+    logp = pad_right(logps, 0.0).to(device)                                         # [B, T]
 
     is_end = end_test(policy, tokenizer, stop)
     lengths = torch.tensor(sizes, device=device)                                    # [B]
     ended = torch.zeros(len(sizes), dtype=torch.bool, device=device)                # [B]
-    for t in range(width):
+    for t in range(max(sizes)):
         ends = ~ended & (t < lengths) & is_end(response[:, :t + 1])                 # [B]
         lengths = torch.where(ends, t + 1, lengths)                                 # [B]
         ended |= ends
-    after = torch.arange(width, device=device) >= lengths[:, None]                  # [B, T]
+    after = torch.arange(max(sizes), device=device) >= lengths[:, None]             # [B, T]
     response = response.masked_fill(after, pad)
     logp = logp.masked_fill(after, 0.0)
     if not logp.isfinite().all():
@@ -46,9 +46,9 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 
-def padded(rows, width, fill):
-    """Lists of numbers, each padded on the right with `fill` -> tensor [B, width]."""
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+def pad_right(rows, fill):
+    """Lists of numbers, padded on the right with `fill` -> tensor [B, T]."""
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
 def ending_tokens(policy, tokenizer, stop):

@@ -23,7 +23,7 @@ from transformers import Qwen3MoeConfig
 
 from moe import TinyMoE
 from plumbing.data import running_sum
-from plumbing.engines.responses import padded
+from plumbing.engines.responses import pad_right
 from plumbing.parallel import processes
 from plumbing.speed.experts import move_to_device
 from rollout import Rollout, Scorer, left_pad
@@ -155,10 +155,9 @@ def make_teacher_rollout(policy, tokenizer, problems, answers):
         pieces[-1] = [*pieces[-1], tokenizer.eos_token_id]
         ids.append(sum(pieces, []))
         own.append([i % 2 == 0 for i, piece in enumerate(pieces) for _ in piece])
-    width = max(map(len, ids))
     device = policy.device
     pad = tokenizer.pad_token_id
-    response = padded(ids, width, pad).to(device)                                   # [B, T]
-    mask = padded(own, width, False).to(device)                                     # [B, T]
+    response = pad_right(ids, pad).to(device)                                       # [B, T]
+    mask = pad_right(own, False).to(device)                                         # [B, T]
     return Rollout(*left_pad(prompts, pad, device), response, mask, torch.zeros(mask.shape),
                    torch.zeros(len(ids), dtype=torch.bool), answers, 1)
