@@ -125,7 +125,7 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
-        texts = [format_game(game) for game in rollout.games or ()] or rollout.texts
+        texts = [format_game(game) for game in rollout.games] or rollout.texts
         columns = (texts, scores[:, 0].tolist(), scores.tolist(),                      # [B, K]
                    rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
         for answer, values in zip(answers.values(), columns):

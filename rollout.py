@@ -51,7 +51,7 @@ class Rollout:
     group_size: int
     attached: dict = field(default_factory=dict)     # what features add, by name; see `cut`
     turn_rewards: torch.Tensor | None = None     # [B, T] a turn's reward at its last token, else 0
-    games: list | None = None    # B records of what was played (features/turns.py: Game)
+    games: list = field(default_factory=list)    # of features.turns.Game, for each response
     prefix: int = 0              # number of first tokens that all prompts share (FastSampler)
 
     def groups(self, index):
@@ -86,7 +86,7 @@ class Rollout:
     def token_lists(self):
         """The token ids of each response as B lists: end-of-sequence token and observations
         included, padding not."""
-        lengths = [game.length for game in self.games or []] or self.mask.sum(-1).tolist()
+        lengths = [game.length for game in self.games] or self.mask.sum(-1).tolist()
         return [ids[:n] for ids, n in zip(self.response_ids.tolist(), lengths)]
 
     def cut(self, prompts, rows, group_size):

@@ -60,7 +60,7 @@ def transcript(batch, task, advantage):
     record = rollout_metrics(batch, task, advantage)
     lines = [f"prompt: {problem.prompt!r}",
              f"response, {int(rollout.mask[0].sum())} tokens: {rollout.texts[0]!r}",
-             *map(screen.format_game, (rollout.games or [])[:1]),
+             *map(screen.format_game, rollout.games[:1]),
              f"right: {problem.answer!r}; reward {batch.rewards[0]:g}"
              f"{screen.format_components(parts)}",
              f"first batch: pass rate {record['pass_rate']:.3f}, zero-variance groups "

@@ -235,7 +235,7 @@ class Recorder:
         firsts = [{"prompt": problem.prompt, "response": batch.rollout.texts[i * G],
                    "reward": round(batch.rewards[i * G].item(), 7)}
                   for i, problem in enumerate(batch.problems[:2])]
-        for i, game in enumerate((batch.rollout.games or [])[:2 * G:G]):
+        for i, game in enumerate(batch.rollout.games[:2 * G:G]):
             firsts[i] |= {"turns": game.messages, "turn_rewards": game.rewards}
         self.report(record)
         checkpoints.append(self.folder / "metrics.jsonl", record)

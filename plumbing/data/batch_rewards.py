@@ -72,9 +72,9 @@ class BatchRewardFunction:
             raise ValueError(f"--verifier {kind!r}: {error}; a reward function gets "
                              f"{', '.join(every)}")
 
-    def rewards(self, texts, problems, ids=None, games=None):
+    def rewards(self, texts, problems, ids, games):
         """The rewards of B texts as a list of floats, with NaN for None. problems: B problems.
-        ids: the token ids of the texts, B lists. games: what was played with an environment;
+        ids: the token ids of the texts, B lists. games: what was played with an environment, or [];
         completions are then its messages."""
         known = {"prompts": [p.prompt if p.earlier is None else as_messages(p) for p in problems],
                  "completions": [game.messages for game in games] if games else [

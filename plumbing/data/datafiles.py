@@ -30,14 +30,13 @@ class Problem:
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
 
 
-def load_problems(name, test_name=None, prompt_column=None, answer_column=None, rows=None,
-                  environment=False):
+def load_problems(name, test_name, columns, rows, environment):
     """(train, test, notes) from a data file or a hub id: two lists of Problem, and messages for the
-    user. rows: rows to use instead of these, as read_rows returns them.
+    user. rows: rows to use instead of these, as read_rows returns them, or None.
 
-    Columns: prompt, question or problem; answer or solution; or the columns named by the arguments,
-    where `a.b` is the entry b of the object in column a. Numbers become text. Every row is a
-    problem of its own.
+    columns: the names of the prompt's and the answer's, where `a.b` is the entry b of the object in
+    column a; if there are none: prompt, question or problem; answer or solution. Numbers become
+    text. Every row is a problem of its own.
 
     Test split: test_name, or else the hub's own (test or validation); its prompts are removed from
     the train split. Without either, the test split is the tenth of the prompts with the smallest
@@ -52,9 +51,9 @@ def load_problems(name, test_name=None, prompt_column=None, answer_column=None, 
     if test_name:
         first, second = read_file_or_hub(test_name)
         test_rows = second or first
-    columns = prompt_column, answer_column, not environment
-    train = to_problems(rows, name, *columns)
-    test = to_problems(test_rows, test_name or name, *columns) if test_rows or test_name else []
+    options = columns, not environment
+    train = to_problems(rows, name, *options)
+    test = to_problems(test_rows, test_name or name, *options) if test_rows or test_name else []
     key = row_key if environment else prompt_key
     held_out = set(map(key, test))
     total = len(train)
@@ -182,9 +181,9 @@ def read_hub(name):
 
 # -------------------------------------------------------------------------------- checking of rows
 
-def to_problems(rows, source, prompt_column=None, answer_column=None, answers=True):
-    """(where, row) pairs -> a Problem for each, in this order. answers: whether rows need an
-    answer; without one it is "".
+def to_problems(rows, source, columns=(), answers=True):
+    """(where, row) pairs -> a Problem for each, in this order. columns: as in load_problems;
+    answers: whether rows need an answer; without one it is "".
 
     A prompt is a text, or a conversation as in TRL's data sets: a list of messages with a role and
     a content, the last of them the user's. Raises ValueError that names the invalid row or the
@@ -196,15 +195,14 @@ def to_problems(rows, source, prompt_column=None, answer_column=None, answers=Tr
         if not isinstance(row, dict):
             raise ValueError(f"{where}: not an object with named columns but {type(row).__name__}")
     names = column_names(rows[0][1])
-    columns = []
-    for use, chosen, usual in (("prompt", prompt_column, PROMPT_COLUMNS),
-                               ("answer", answer_column, ANSWER_COLUMNS)):
-        candidates = [chosen] if chosen else usual
-        columns.append(next((name for name in candidates if name in names), None))
-        if columns[-1] is None and (chosen or answers or use == "prompt"):
-            raise ValueError(f"{source}: no column {' or '.join(candidates)} for the {use}; it has "
+    candidates = [[name] for name in columns] or [PROMPT_COLUMNS, ANSWER_COLUMNS]
+    chosen = []
+    for use, usual in zip(("prompt", "answer"), candidates):
+        chosen.append(next((name for name in usual if name in names), None))
+        if chosen[-1] is None and (columns or answers or use == "prompt"):
+            raise ValueError(f"{source}: no column {' or '.join(usual)} for the {use}; it has "
                              f"{', '.join(names) or 'none'}: --columns PROMPT ANSWER names two")
-    prompt_column, answer_column = columns
+    prompt_column, answer_column = chosen
     problems = []
     for where, row in rows:
         prompt = find_cell(row, prompt_column)

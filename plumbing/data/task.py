@@ -100,7 +100,7 @@ class Task:
         rewards = with_group_mean(rewards, group_size) + values[:, K:].sum(1)       # [B]
         return rewards.float().to(components.device)
 
-    def reward_components(self, texts, problems, ids=None, games=None):
+    def reward_components(self, texts, problems, ids=None, games=()):
         """The components of the rewards [B, K] of B = Q·G responses to Q problems; the G responses
         to a problem are adjacent, in the order of `problems`. Several are scored at a time.
 
@@ -123,7 +123,7 @@ class Task:
         for f in batched:
             for score, value in zip(scores, f.rewards(texts, repeated, ids, games)):
                 score[f.name] = value
-        for score, game in zip(scores, games or []):
+        for score, game in zip(scores, games):
             score["return"] = math.fsum(game.rewards)        # ten times 0.1 is 1
         components = torch.tensor([[score.get(name, 0.0) for name in self.component_names]
                                    for score in scores])                            # [B, K]

@@ -34,8 +34,8 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     """
     environment = bool(getattr(settings, "environment", None))
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
-    train, test, notes = load_problems(dataset_name, test_dataset_name,
-                                       *settings.columns or (None, None), rows, environment)
+    train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
+                                       environment)
     kinds = settings.verifier or ["math"] * (not environment)
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
     functions = tuple(make_reward_function(kind, settings.verifier_timeout or ANSWER_LIMIT, columns)
@@ -47,9 +47,9 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
         raise ValueError(f"--prompt_template {settings.prompt_template}: it must contain "
                          "{prompt}, which is replaced by the prompt")
     task = Task(dataset_name, train, test, None, notes=notes, reward_functions=functions,
-                played=environment, reward_weights=settings.reward_weights or (),
+                played=environment, reward_weights=settings.reward_weights,
                 system_prompt=read_text(settings, "system_prompt"), prompt_template=template,
-                chat_template_kwargs=settings.chat_template_kwargs or {})
+                chat_template_kwargs=settings.chat_template_kwargs)
     for f in functions:
         if f.from_file and not f.batched:    # by one process: all must use the same names
             f.names = processes.on_first(lambda: f.try_references(train[:8]))

@@ -88,7 +88,7 @@ def share_reward_components(reward_components):
         own = share(len(problems))
         G = len(texts) // len(problems)
         rows = slice(own.start * G, own.stop * G)
-        parts = reward_components(texts[rows], problems[own], ids[rows], games and games[rows])
+        parts = reward_components(texts[rows], problems[own], ids[rows], games[rows])
         return torch.cat(gather(parts))                                             # [B, K]
     return shared
 

@@ -28,7 +28,7 @@ def concat(rollouts):
         texts=[text for r in rollouts for text in r.texts],
         attached={name: x.join([r.attached[name] for r in rollouts[1:]], P, T)
                   for name, x in first.attached.items()},
-        games=first.games and [game for r in rollouts for game in r.games],
+        games=[game for r in rollouts for game in r.games],
         prefix=find_shared_prefix(rollouts))
 
 

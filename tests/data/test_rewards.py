@@ -329,7 +329,7 @@ def test_a_problem_that_occurs_twice_in_a_batch_has_two_groups(world, task, monk
         share = lambda n: slice(rank * n // world, (rank + 1) * n // world)
         monkeypatch.setattr(processes, "share", share)
         shared = processes.share_reward_components(judge.reward_components)
-        found.append(shared(texts, problems, [[0]] * len(texts), None))
+        found.append(shared(texts, problems, [[0]] * len(texts), []))
     rewards = judge.total(torch.cat(found), 4)
     assert rewards.tolist() == [0] * 4 + [0, 1] * 2 + [1] * 4 + [0] * 4
 
