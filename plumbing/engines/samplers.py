@@ -52,12 +52,11 @@ class SharedSampler(Wrapper):
         super().__init__(sampler)
         self.actor = actor
 
-    def sample(self, prompts, group_size, uniforms=None, rows=None, **options):
+    def sample(self, prompts, group_size, uniforms, rows=None, **options):
         """rows: of the data, one per prompt, for an environment (features/turns.py)."""
         share = processes.share(len(prompts))
         options |= {} if rows is None else {"rows": rows[share]}
-        if uniforms is not None:
-            uniforms = uniforms.unflatten(0, (len(prompts), group_size))[share].flatten(0, 1)
+        uniforms = uniforms.unflatten(0, (len(prompts), group_size))[share].flatten(0, 1)
         with processes.gathered(self.actor) as policy:
             self.policy = policy
             rollout = self.sampler.sample(prompts[share], group_size, uniforms=uniforms, **options)
