@@ -212,7 +212,7 @@ def forced_task(prompt_tokens, count, length):
                                     for k in range(prompt_tokens)), "") for i in range(count * 8)]
     coin = cycle([1.0, 0.0])
     return Task(FORCED, problems, problems[:1], lambda text, problem: next(coin),
-                sizes=(len(problems),), max_completion_length=length)
+                max_completion_length=length)
 
 
 def prepare(case):
@@ -247,7 +247,7 @@ def run_case(case):
         rollout.end_tokens = lambda model, tokenizer: [NEVER]
     sides = {"trl": Trl(settings, task, folder, device),
              "ours": Ours(settings, task, folder, device)}
-    stream = PromptStream(task.sizes)
+    stream = PromptStream(len(task.train))
     numbers = [stream.next(settings.prompts_per_step) for _ in range(rounds + 2)]
     peak = {name: peak_bytes(lambda: side.seconds(numbers[-1], 1), device)
             for name, side in sides.items()}
@@ -323,7 +323,7 @@ def measure_contributions(ours, rounds):
         "the sampler's log-probs reused (off by default)": [
             (ours, "settings", replace(ours.settings, old_logp="sampler")),
             (learner.actor, "routed", False)]}
-    stream = PromptStream(ours.task.sizes, seed=1)
+    stream = PromptStream(len(ours.task.train), seed=1)
     numbers = [stream.next(ours.settings.prompts_per_step) for _ in range(rounds + 1)]
 
     def without(changes, turn):

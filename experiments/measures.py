@@ -160,7 +160,6 @@ def lengths(seed, flags="", quick=False):
                  for n in TERMS}
     task.train = [p for found in by_length.values() for p in (found * 200)[:200]]    # each as often
     task.verify = share_right
-    task.sizes = (len(task.train),)
     torch.manual_seed(seed)
     cold = TinyMoE(cold_start.make_tiny_config(args, tokenizer))
     before = cold_start.BATCH

@@ -61,13 +61,20 @@ class SRPO(Feature):
         if settings.stage2_step:                             # stage 2 adds the longer half
             task.train.sort(key=lambda problem: problem.prompt.count("+"))
             middle = (settings.min_terms + settings.max_terms) // 2
-            first = sum(problem.prompt.count("+") < middle for problem in task.train)
-            task.sizes = (first, len(task.train) - first)
+            task.train = [replace(problem, stage=2) if problem.prompt.count("+") >= middle
+                          else problem for problem in task.train]
         return task
 
     def __init__(self, run):
-        self.prompts = run.stream = Stages(run.stream.sizes, run.stream.seed,
-                                           run.settings.stage2_step, resamples(run.settings))
+        settings = run.settings
+        train = run.task.train
+        first = sum(problem.stage == 1 for problem in train)
+        sizes = (first, len(train) - first)
+        if settings.stage2_step and not all(sizes):
+            raise ValueError(f"--stage2_step {settings.stage2_step}: none of the train prompts of "
+                             f"the {'second' if first else 'first'} source fits")
+        self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
+                                           resamples(settings))
 
     def after_scoring(self, learner, batch, old):
         first = torch.cat([parts[:, 0] for _, parts in batch.sampled])              # [n]
@@ -80,8 +87,9 @@ def resamples(settings):
 
 
 class Stages(PromptStream):
-    """stage2_step: the first so many rollout batches use only the first source; 0: all sources from
-    the start. resample: whether history resampling is on."""
+    """sizes: the number of problems of the first source and of the second, which follow them.
+    stage2_step: the first so many rollout batches use only the first source; 0: both from the
+    start. resample: whether history resampling is on."""
 
     def __init__(self, sizes, seed=0, stage2_step=0, resample=False):
         self.stage2_step = stage2_step
@@ -90,10 +98,11 @@ class Stages(PromptStream):
         self.drawn = []                                      # since the last call of record
         self.solved = set()
         self.dropped = set()
-        super().__init__(sizes, seed)
+        self.sizes = sizes
+        super().__init__(sum(sizes), seed)
 
     def problems(self):
-        everything = range(sum(self.sizes) if self.stage == 2 else self.sizes[0])
+        everything = range(self.count if self.stage == 2 else self.sizes[0])
         left = [i for i in everything if i not in self.dropped]
         if not left:
             print(f"epoch {self.epoch}: all responses to all problems were correct; history "
@@ -110,7 +119,7 @@ class Stages(PromptStream):
     def next(self, n, step=1):
         if self.stage == 1 and step > self.stage2_step:
             self.stage = 2
-            print(f"stage 2: {sum(self.sizes[1:])} problems of the second source join after "
+            print(f"stage 2: {self.sizes[1]} problems of the second source join after "
                   f"{step - 1} batches")
             self.new_epoch()
         numbers = super().next(n, step)
@@ -148,7 +157,7 @@ def join(first, second):
     for function in second.reward_functions:
         function.close()
     alternating = itertools.zip_longest(first.test, second.test)
-    return replace(first, name=f"{first.name} + {second.name}", train=sources[0] + sources[1],
+    later = [replace(problem, stage=2) for problem in sources[1]]
+    return replace(first, name=f"{first.name} + {second.name}", train=sources[0] + later,
                    test=[p for pair in alternating for p in pair if p is not None],
-                   sizes=tuple(map(len, sources)),
                    notes=list(dict.fromkeys(first.notes + second.notes)))

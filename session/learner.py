@@ -105,7 +105,8 @@ def make_learner(settings, task, policy, tokenizer, device):
     #   6. the optimizer gets the parameters of the actor: FSDP2 has replaced them
     reads = ADVANTAGES[settings.advantage].reads
     actor = make_scorer(settings, policy, critic="values" in reads).to(device)
-    run = Run(settings, task, tokenizer, device, actor, PromptStream(task.sizes, settings.seed))
+    stream = PromptStream(len(task.train), settings.seed)
+    run = Run(settings, task, tokenizer, device, actor, stream)
     features = Features(feature(run) for feature in settings.features)
     sampler = make_sampler(settings, policy, tokenizer, task, training=True)
     reward_components = task.reward_components

@@ -7,11 +7,11 @@ class PromptStream:
     """An endless shuffled sequence of problem numbers, epoch by epoch. state_dict() returns the
     current position.
 
-    sizes: the number of problems of each source (Task.sizes), at least 1.
+    count: the number of problems, at least 1.
     """
 
-    def __init__(self, sizes, seed=0):
-        self.sizes = list(sizes)
+    def __init__(self, count, seed=0):
+        self.count = count
         self.seed = seed
         self.epoch = 0
         self.position = 0
@@ -19,7 +19,7 @@ class PromptStream:
 
     def problems(self):
         """The numbers of the problems of this epoch, in their order."""
-        return list(range(sum(self.sizes)))
+        return list(range(self.count))
 
     def shuffle(self):
         self.order = self.problems()

@@ -10,7 +10,6 @@ import re
 import sys
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
 from typing import Callable
 
 import torch
@@ -34,7 +33,6 @@ class Task:
     teacher: Callable | None = None      # (problem, random.Random) -> a response, right or wrong,
     #                                      for the supervised warm-up of a tiny MoE
     one_width: bool = False      # all prompts have the same number of tokens
-    sizes: tuple = ()            # train problems per source, in the order of `train`; (): one
     notes: list = field(default_factory=list)    # messages for the user about loading
     reward_functions: tuple = ()         # RewardFunction, BatchRewardFunction
     reward_weights: tuple = ()   # one per component, in their order; (): 1 each
@@ -48,9 +46,6 @@ class Task:
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
     played: bool = False         # with an environment: the first component is the return
-
-    def __post_init__(self):
-        self.sizes = self.sizes or (len(self.train),)
 
     def digest_prompts(self):
         """SHA-256 of the training prompts, by which --resume notices that they, or their order,
@@ -155,7 +150,7 @@ class Task:
     def filter_prompts(self, tokenizer):
         """Tokenize every prompt and remove those that encode_prompt refuses. Returns a text that
         shows the first prompt as the policy reads it, and notes; "" for the built-in task. Raises
-        ValueError if no prompt of a train source, or of the test split, is left."""
+        ValueError if no prompt of a split is left."""
         if self.one_width:
             self.encode(tokenizer, self.train[:1])
             return ""
@@ -172,12 +167,9 @@ class Task:
             if problems and not left:
                 raise ValueError(f"none of the {len(problems)} {split} prompts fits; {refused[-1]}")
             return left
-        train = iter(self.train)
         total = len(self.train) + len(self.test)
-        sources = [fitting([*islice(train, size)], "train") for size in self.sizes]
+        self.train = fitting(self.train, "train")
         self.test = fitting(self.test, "test")
-        self.train = sum(sources, [])
-        self.sizes = tuple(map(len, sources))
         notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
         for function in self.reward_functions:
             if function.kind == "math":

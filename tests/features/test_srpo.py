@@ -50,7 +50,7 @@ LEFT = [0, 2, 3, 5, 6, 8, 9, 10, 11]                         # mixed and all-wro
 def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, epochs, left,
                                                                               capsys):
     """epochs: how many are drawn, and which of them are solved."""
-    stream = Stages([12], resample=resample)
+    stream = Stages([12, 0], resample=resample)
     for count, solved in epochs:
         drawn = stream.next(count)
         stream.record(torch.tensor([i in solved for i in drawn]))
@@ -59,7 +59,7 @@ def test_history_resampling_drops_solved_prompts_and_keeps_the_others(resample, 
 
 
 def test_a_prompt_that_was_solved_once_and_fails_later_stays():
-    stream = Stages([5], resample=True)
+    stream = Stages([5, 0], resample=True)
     stream.solved = {2}
     stream.next(5)
     stream.record(torch.tensor([False] * 5))
@@ -105,7 +105,8 @@ def test_two_joined_tasks_keep_their_sources_and_share_their_reward_functions(wo
         jsonl(f"{name}.jsonl", [{"prompt": f"{name}{i}", "answer": "a"} for i in range(10)])
     task = join(*(load_task(f"{name}.jsonl", verifier=["exact", "mine.py:long"])
                   for name in ("x", "yy")))
-    assert task.name == "x.jsonl + yy.jsonl" and task.sizes == (9, 9) and len(task.test) == 2
+    assert task.name == "x.jsonl + yy.jsonl" and len(task.test) == 2
+    assert [p.stage for p in task.train] == [1] * 9 + [2] * 9
     assert [p.prompt[0] for p in task.test] == ["x", "y"], "in turns"
     assert [p.prompt[:-1] for p in task.train] == ["x"] * 9 + ["yy"] * 9
     rewards = task.total(task.reward_components(["b"] * 18, task.train))
