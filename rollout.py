@@ -73,9 +73,7 @@ class Rollout:
     def after(self, prompts, tokenizer):
         """The same responses after other prompts, given as Q lists of token ids."""
         ids, mask = left_pad(prompts, pad_token(tokenizer), self.mask.device)       # [Q, P] each
-        return Rollout(ids, mask, self.response_ids, self.mask, self.sampler_logp, self.truncated,
-                       self.texts, self.group_size, self.without("routes").attached,
-                       self.turn_rewards, self.games)
+        return replace(self.without("routes"), prompt_ids=ids, prompt_mask=mask, prefix=0)
 
     def without(self, name):
         """The rollout without what is attached by that name. Without "routes", routers choose by
@@ -291,10 +289,10 @@ class Scorer(nn.Module):
         self.policy = policy
         self.routed = bool(find_routers(policy))             # whether there are routers to record
 
-    def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
+    def forward(self, rollout, temperature=1.0, entropy=False, record=False):
         """record: also return the experts that the routers chose."""
         with record_routes(self.policy) if record else nullcontext() as passes:
-            scores = response_logp(self.policy, rollout, temperature, entropy, entropy_grad)
+            scores = response_logp(self.policy, rollout, temperature, entropy)
         if record:  # token t is predicted at position P - 1 + t of the row
             first = rollout.prompt_mask.shape[1] - 1
             scores.passes = passes
@@ -302,15 +300,13 @@ class Scorer(nn.Module):
         return scores
 
 
-def response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                  max_logits=MAX_LOGITS):
+def response_logp(model, rollout, temperature=1.0, entropy=True, max_logits=MAX_LOGITS):
     """log π(y_t | x, y_<t) of the response tokens of a rollout -> Scores.
 
-    temperature: the one they were sampled with. entropy: also compute the entropy; entropy_grad:
-    with gradient, which an entropy bonus needs. max_logits: the most logits that exist at a time;
-    the LM head runs in chunks of that size."""
+    temperature: the one they were sampled with. entropy: also compute the entropy. max_logits: the
+    most logits that exist at a time; the LM head runs in chunks of that size."""
     hidden = response_hidden(model, rollout)                                        # [B, T, D]
-    return token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits)
+    return token_scores(model, hidden, rollout, temperature, entropy, max_logits)
 
 
 def response_hidden(model, rollout, make_mask=None):
@@ -331,7 +327,7 @@ def response_hidden(model, rollout, make_mask=None):
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
 
 
-def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max_logits):
+def token_scores(model, hidden, rollout, temperature, entropy, max_logits):
     """hidden [B, T, D] of a rollout -> Scores. The LM head runs only at the positions that predict
     a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
     recomputed in the backward pass."""
@@ -345,7 +341,7 @@ def token_scores(model, hidden, rollout, temperature, entropy, entropy_grad, max
     kept = rollout.attached.get("kept")                      # features/kept_tokens.py
     leave = kept.leave(where, rows) if kept else [None] * len(parts)
     call = token_logp if len(parts) == 1 else partial(checkpoint, token_logp, use_reentrant=False)
-    chunks = [call(head, h, y, temperature, entropy, entropy_grad, some)
+    chunks = [call(head, h, y, temperature, entropy, some)
               for (h, y), some in zip(parts, leave)]
     empty = torch.zeros(mask.numel(), device=mask.device)                           # [B·T]
     values = [empty.index_copy(0, where, torch.cat(x)).view(mask.shape)             # [B, T] each
@@ -372,7 +368,7 @@ def make_head(model):
     return head
 
 
-def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=False, leave=None):
+def token_logp(head, hidden, targets, temperature, entropy=True, leave=None):
     """LM head (see `make_head`) and log-softmax: hidden [N, D], targets [N] -> (log-probs [N],), or
     with entropy (log-probs [N], entropies [N]). leave: a function that puts -inf into the logits
     of the tokens that could not be drawn."""
@@ -383,9 +379,8 @@ def token_logp(head, hidden, targets, temperature, entropy=True, entropy_grad=Fa
     chosen = logp.gather(-1, targets[:, None]).squeeze(-1)                          # [N]
     if not entropy:
         return (chosen,)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        least = torch.finfo(logp.dtype).min     # a logit of -inf: 0 · log 0 = 0, not NaN
-        return chosen, -(logp.exp() * logp.clamp(min=least)).sum(-1)                # [N] each
+    least = torch.finfo(logp.dtype).min         # a logit of -inf: 0 · log 0 = 0, not NaN
+    return chosen, -(logp.exp() * logp.clamp(min=least)).sum(-1)                    # [N] each
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def pass_with_longest_responses(learner, rollout, T):
     new = learner.response_logp(longest, temperature=learner.settings.temperature,
                                 **learner.update_options)
     outputs = (new.logp, new.entropy, new.values)                                   # [b, T] each
-    sum(x.sum() for x in outputs if x is not None and x.requires_grad).backward()
+    sum(x.sum() for x in outputs if x is not None).backward()
 
 
 def duration(settings, start, batch, evaluation):

@@ -122,7 +122,6 @@ def make_learner(settings, task, policy, tokenizer, device):
         stream=run.stream, features=features, world=world,
         needs_old_entropy=features.needs_old_entropy or "entropy" in reads,
         update_options={"entropy": features.needs_new_entropy,
-                        "entropy_grad": features.needs_new_entropy,
                         "record": features.needs_routes or settings.router_shift},
         skip_zero_variance=zero_variance_groups.can_be_skipped(settings, features, world),
         widest=torch.float32 if device.type == "mps" else torch.float64,    # MPS has no float64

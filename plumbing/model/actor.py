@@ -27,13 +27,13 @@ class Actor(Scorer):
         self.critic = None                                   # hidden [B, T, D] -> values [B, T]
         self.checkpointed = checkpoint_layers(policy) if settings.gradient_checkpointing else []
 
-    def forward(self, rollout, temperature=1.0, entropy=False, entropy_grad=False, record=False):
+    def forward(self, rollout, temperature=1.0, entropy=False, record=False):
         """A rollout -> its Scores under the policy. record: also return the routes."""
         for layer in self.checkpointed:
             layer.training = torch.is_grad_enabled()  # its submodules stay in eval mode: no dropout
         way = super().forward if self.plain else partial(fast_response_logp, self.policy)
         with autocast(self.policy.device, self.half):
-            scores = way(rollout, temperature, entropy, entropy_grad, record=record)
+            scores = way(rollout, temperature, entropy, record=record)
         values = None if self.critic is None else self.critic(scores.hidden)        # [B, T]
         return replace(scores, hidden=None, values=values)
 

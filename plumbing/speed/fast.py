@@ -217,8 +217,8 @@ def move_prefix_first(ids, mask, prefix):
 
 # --------------------------------------------------------------------------------------- log-probs
 
-def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_grad=False,
-                       max_logits=None, record=False):
+def fast_response_logp(model, rollout, temperature=1.0, entropy=True, max_logits=None,
+                       record=False):
     """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
     chunks, which read the LM head's weights less often (None: as the device wants it).
 
@@ -237,8 +237,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, entropy_gr
         small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
-    scores = plain.token_scores(model, hidden, small, temperature, entropy, entropy_grad,
-                                max_logits)
+    scores = plain.token_scores(model, hidden, small, temperature, entropy, max_logits)
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[source]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:

@@ -140,8 +140,7 @@ def test_stop_strings_end_a_row_and_stay_loss_tokens(tokenizer, prompt, stop, T,
 def test_a_token_that_is_ruled_out_has_no_entropy():
     """A logit of -inf: 0 · log 0 is 0, in the value and in the gradient."""
     logits = torch.tensor([[1.0, -torch.inf, 0.5], [0.0, 0.0, 2.0]], requires_grad=True)
-    chosen, entropy = token_logp(lambda hidden: hidden, logits, torch.tensor([0, 2]), 1.0,
-                                 entropy_grad=True)
+    chosen, entropy = token_logp(lambda hidden: hidden, logits, torch.tensor([0, 2]), 1.0)
     kept = torch.tensor([1.0, 0.5], dtype=torch.float64).requires_grad_()
     want = -(kept.softmax(-1) * kept.log_softmax(-1)).sum()
     assert entropy[0].item() == pytest.approx(want.item(), rel=1e-6) and chosen.isfinite().all()

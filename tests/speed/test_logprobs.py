@@ -67,7 +67,7 @@ def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
     model = make(kind)
     if checkpointing:
         checkpoint_activations(model.train())
-    scores = score(model, rollout, temperature, entropy_grad=True, **options)
+    scores = score(model, rollout, temperature, **options)
     found = torch.stack([scores.logp, scores.entropy])
     assert torch.allclose(found, want, atol=1e-5)
     difference = gradient(model, (found * weights).sum()) - reference
@@ -77,8 +77,7 @@ def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
 def test_the_entropy_has_a_gradient_or_is_left_out_as_asked():
     model = make()
     entropy = lambda **asked: fast_response_logp(model, rolled(model), **asked).entropy
-    assert entropy(entropy=False) is None and not entropy().requires_grad
-    assert entropy(entropy_grad=True).requires_grad
+    assert entropy(entropy=False) is None and entropy().requires_grad
 
 
 @every_model
