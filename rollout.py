@@ -34,7 +34,8 @@ warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarni
 
 from routes import Pass, Routes, find_routers, record_routes
 
-MAX_LOGITS = 2**24  # the most logits that exist at a time: 64 MB in float32
+MAX_LOGITS = 2**24          # the most logits that exist at a time: 64 MB in float32
+MAX_LOGITS_ON_GPU = 2**26   # 256 MB: larger chunks read the LM head's weights less often
 
 
 @dataclass
@@ -300,13 +301,12 @@ class Scorer(nn.Module):
         return scores
 
 
-def response_logp(model, rollout, temperature=1.0, entropy=True, max_logits=MAX_LOGITS):
+def response_logp(model, rollout, temperature=1.0, entropy=True):
     """log π(y_t | x, y_<t) of the response tokens of a rollout -> Scores.
 
-    temperature: the one they were sampled with. entropy: also compute the entropy. max_logits: the
-    most logits that exist at a time; the LM head runs in chunks of that size."""
+    temperature: the one they were sampled with. entropy: also compute the entropy."""
     hidden = response_hidden(model, rollout)                                        # [B, T, D]
-    return token_scores(model, hidden, rollout, temperature, entropy, max_logits)
+    return token_scores(model, hidden, rollout, temperature, entropy)
 
 
 def response_hidden(model, rollout, make_mask=None):
@@ -327,11 +327,12 @@ def response_hidden(model, rollout, make_mask=None):
     return hidden[:, prompt_mask.shape[1] - 1:]                                     # [B, T, D]
 
 
-def token_scores(model, hidden, rollout, temperature, entropy, max_logits):
+def token_scores(model, hidden, rollout, temperature, entropy):
     """hidden [B, T, D] of a rollout -> Scores. The LM head runs only at the positions that predict
     a loss token, so that no [B, T, V] tensor is allocated; if it runs in several chunks, they are
     recomputed in the backward pass."""
     head = make_head(model)
+    max_logits = MAX_LOGITS_ON_GPU if hidden.device.type == "cuda" else MAX_LOGITS
     rows = max(1, max_logits // model.config.vocab_size)
     mask = rollout.mask                                                             # [B, T]
     where = mask.flatten().nonzero()[:, 0]                           # [N] of the B·T positions

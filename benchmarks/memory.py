@@ -12,10 +12,12 @@ in one tensor. benchmarks/simulate.py counts the memory of whole models on a GPU
 import os
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import rollout  # noqa: E402
 from plumbing.speed.fast import fast_response_logp  # noqa: E402
 from shapes import random_model, random_rollout  # noqa: E402
 from timing import MB, command_line, peak_bytes, publish, table  # noqa: E402
@@ -30,6 +32,12 @@ def passes(compute_logp, model):
     return round(logp), round(peak_bytes(lambda: compute_logp(model).sum().backward()) / MB)
 
 
+def all_at_once(model, batch):
+    """fast_response_logp's log-probs from one tensor with all logits."""
+    with patch.object(rollout, "MAX_LOGITS", 2 ** 62):
+        return fast_response_logp(model, batch, entropy=False).logp
+
+
 def vocabulary(lengths):
     """{T: {side: peak MB of (log-prob pass, update)}}, one response of T tokens. A side that would
     not fit in memory is left out."""
@@ -40,14 +48,13 @@ def vocabulary(lengths):
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     found = {}
     for T in lengths:
-        rollout = random_rollout(VOCABULARY, 1, 1, 16, T)
-        ids = torch.cat([rollout.prompt_ids, rollout.response_ids], 1)
+        batch = random_rollout(VOCABULARY, 1, 1, 16, T)
+        ids = torch.cat([batch.prompt_ids, batch.response_ids], 1)
         labels = ids.clone()
         labels[:, :16] = -100
-        sides = {"ours": lambda m: fast_response_logp(m, rollout, entropy=False).logp}
+        sides = {"ours": lambda m: fast_response_logp(m, batch, entropy=False).logp}
         if 4 * T * VOCABULARY * 4 < free / 2:
-            sides["at once"] = lambda m: fast_response_logp(m, rollout, entropy=False,
-                                                            max_logits=2 ** 62).logp
+            sides["at once"] = lambda m: all_at_once(m, batch)
         if add_fused_lm_head:
             sides["trl"] = lambda m: m(input_ids=ids, attention_mask=torch.ones_like(ids),
                                        labels=labels, fused_lm_head=True).log_probs

@@ -23,7 +23,7 @@ from transformers import DynamicCache
 import rollout as plain
 from plumbing.speed.caches import copies_rows, make_cache, shares_prefix, takes_any_mask
 from plumbing.speed.rollouts import select_response_routes
-from rollout import (MAX_LOGITS, Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
+from rollout import (Sampler, Scores, draw_token, end_test, finish, left_pad, pad_token,
                      token_ids)
 from routes import record_routes
 
@@ -217,14 +217,9 @@ def move_prefix_first(ids, mask, prefix):
 
 # --------------------------------------------------------------------------------------- log-probs
 
-def fast_response_logp(model, rollout, temperature=1.0, entropy=True, max_logits=None,
-                       record=False):
-    """rollout.response_logp, with prompts and equal responses computed once; on a GPU in larger
-    chunks, which read the LM head's weights less often (None: as the device wants it).
-
-    record: what the routers chose, too."""
-    on_gpu = model.device.type == "cuda"
-    max_logits = max_logits or (2**26 if on_gpu else MAX_LOGITS)    # 256 MB in float32, or 64 MB
+def fast_response_logp(model, rollout, temperature=1.0, entropy=True, record=False):
+    """rollout.response_logp, with prompts and equal responses computed once. record: also return
+    the experts that the routers chose."""
     # with something attached to it, every response keeps its row
     keep_rows = bool(rollout.attached) or must_keep_rows(model)
     small, source = (rollout, slice(None)) if keep_rows else merge_repeats(rollout)     # [B]
@@ -237,7 +232,7 @@ def fast_response_logp(model, rollout, temperature=1.0, entropy=True, max_logits
         small = replace(small, response_ids=small.response_ids[:, :T], mask=small.mask[:, :T])
     with record_routes(model) if record else nullcontext() as passes:
         hidden = response_hidden(model, small, fixed)                               # [b, T, D]
-    scores = plain.token_scores(model, hidden, small, temperature, entropy, max_logits)
+    scores = plain.token_scores(model, hidden, small, temperature, entropy)
     pad = lambda x: x if x is None else F.pad(x, (0, 0) * (x.dim() - 2) + (0, width - T))[source]
     scores = Scores(pad(scores.logp), pad(scores.entropy), pad(scores.hidden))
     if record:

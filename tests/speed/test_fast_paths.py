@@ -94,13 +94,14 @@ def test_the_first_line_of_a_run_says_which_path_it_takes(flag, path, module, un
 
 # ---------------------------------------------------------------------- memory and the benchmarks
 
-def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens():
+def test_the_peak_of_an_update_does_not_hold_the_logits_of_all_tokens(monkeypatch):
     V = 8192
+    monkeypatch.setattr("rollout.MAX_LOGITS", 64 * V)
     model = memory.random_model("qwen2", 16, 1, 2, 2, 16, V, tied=False)
 
     def peak(T):
         batch = memory.random_rollout(V, 1, 1, 8, T)
-        score = lambda: fast_response_logp(model, batch, entropy=False, max_logits=64 * V)
+        score = lambda: fast_response_logp(model, batch, entropy=False)
         model.zero_grad()
         return memory.peak_bytes(lambda: score().logp.sum().backward())
     more = peak(512) - peak(256)

@@ -34,13 +34,12 @@ BATCHES = {  # what is scored, with the temperature
     "temperature": lambda model: (rolled(model, temperature=0.7), 0.7),
     "a common prefix": lambda model: (rolled(model, T=10, seed=4, prompts=FEW_SHOT), 1.0),
     "equal responses": lambda model: (repeated(rolled(model, G=4, seed=15)).rows(0, 8), 1.0)}
-WAYS = {  # how: the function, MAX_PACKED, options, gradient checkpointing
-    "plain": (response_logp, 0, {}, False),
-    "packed": (fast_response_logp, fast.MAX_PACKED, {}, False),
-    "shared": (fast_response_logp, 0, {}, False),
-    "five rows of logits at a time": (fast_response_logp, fast.MAX_PACKED,
-                                       dict(max_logits=17 * 5), False),
-    "checkpointing": (fast_response_logp, fast.MAX_PACKED, {}, True)}
+WAYS = {  # how: the function, MAX_PACKED, MAX_LOGITS, gradient checkpointing
+    "plain": (response_logp, 0, 2**24, False),
+    "packed": (fast_response_logp, fast.MAX_PACKED, 2**24, False),
+    "shared": (fast_response_logp, 0, 2**24, False),
+    "five rows of logits at a time": (fast_response_logp, fast.MAX_PACKED, 17 * 5, False),
+    "checkpointing": (fast_response_logp, fast.MAX_PACKED, 2**24, True)}
 
 
 @functools.cache
@@ -62,12 +61,13 @@ def one_at_a_time(kind, batch):
 def test_every_way_gives_the_values_and_the_gradient_of_one_sequence_at_a_time(
         kind, batch, way, monkeypatch):
     rollout, temperature, weights, want, reference = one_at_a_time(kind, batch)
-    score, packed, options, checkpointing = WAYS[way]
+    score, packed, logits, checkpointing = WAYS[way]
     monkeypatch.setattr(fast, "MAX_PACKED", packed)
+    monkeypatch.setattr("rollout.MAX_LOGITS", logits)
     model = make(kind)
     if checkpointing:
         checkpoint_activations(model.train())
-    scores = score(model, rollout, temperature, **options)
+    scores = score(model, rollout, temperature)
     found = torch.stack([scores.logp, scores.entropy])
     assert torch.allclose(found, want, atol=1e-5)
     difference = gradient(model, (found * weights).sum()) - reference
