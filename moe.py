@@ -112,8 +112,8 @@ class Experts(nn.Module):
         numbers = torch.arange(len(self.down_proj), device=x.device)                # [E]
         ends = torch.searchsorted(expert, numbers, right=True, out_int32=True)      # [E]
 
-        kind = x.device.type  # autocast does not cover grouped_mm, so cast here
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        device = x.device.type  # autocast does not cover grouped_mm, so cast here
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         rows = x.index_select(0, token).to(dtype)                                   # [N·K, D]
         up = self.gate_up_proj.to(dtype)
         down = self.down_proj.to(dtype)

@@ -140,8 +140,8 @@ def replay_routes(model, routes):
             raise ValueError(f"replay_routes: (rows, positions, K, experts) are {here} here, "
                              f"{then} recorded")
         if not forwards:  # check that compute_gates reproduces the router's gates for its choice
-            own = compute_gates(router, logits.detach(), chosen).float()            # [N, K]
-            if not torch.allclose(own, gates.detach().float(), rtol=2e-2, atol=1e-4):
+            again = compute_gates(router, logits.detach(), chosen).float()          # [N, K]
+            if not torch.allclose(again, gates.detach().float(), rtol=2e-2, atol=1e-4):
                 raise ValueError(f"{type(router).__name__} is not supported: it computes its gates "
                                  "in an unknown way")
         forced = indices.flatten(0, 1).to(chosen.device)                            # [N, K]

@@ -35,10 +35,10 @@ MOST_SECONDS = 10.0              # in at most this time
 
 
 class RewardFunction:
-    r"""r(x, y) of one kind, called with (response, answer) -> float, the sum of its components.
+    r"""r(x, y), called with (response, answer) -> float, the sum of its components.
 
-    kind: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42), "exact"
-    (equal except for white space at the ends), or "file.py:function": a user's function of
+    verifier: "math" (math-verify: `\boxed{\frac{84}{2}}`, `42.0`, `so it is 42` all equal 42),
+    "exact" (equal except for white space at the ends), or "file.py:function": a user's function of
     (response, answer), which returns a number or a dict of named numbers, with the same names every
     time. If it has a parameter `problem`, it gets the data row. A function with verl's
     parameters `solution_str` and `ground_truth` is called as verl calls its compute_score.
@@ -53,27 +53,27 @@ class RewardFunction:
 
     batched = False              # it scores one response at a time; a BatchRewardFunction a batch
 
-    def __init__(self, kind, time_limit=3.0):
-        path, _, function = kind.rpartition(":")
-        if kind in ("exact", "math"):
-            self.name = kind
+    def __init__(self, verifier, time_limit=3.0):
+        path, _, function = verifier.rpartition(":")
+        if verifier in ("exact", "math"):
+            self.name = verifier
             self.names = [self.name]                         # of the components of the reward
         elif not (path.endswith(".py") and function.isidentifier()):
-            raise ValueError(f"--verifier {kind!r} is not known: use math, exact or "
+            raise ValueError(f"--verifier {verifier!r} is not known: use math, exact or "
                              "file.py:function")
         elif not Path(path).is_file():
-            raise FileNotFoundError(f"--verifier {kind!r}: there is no file {path}")
+            raise FileNotFoundError(f"--verifier {verifier!r}: there is no file {path}")
         else:
             self.name = function
             self.names = None                                # set by the first reply
-        self.kind = kind
+        self.verifier = verifier
         self.time_limit = time_limit
         self.errors = Counter()
         self.from_file = path.endswith(".py")
         self.parameters = []                                 # the names of the function's
         self.first_error = None                              # what first went wrong
         self.warned = False                                  # whether it is printed
-        self.idle = [] if kind == "exact" else [self.start()]        # workers without a question
+        self.idle = [] if verifier == "exact" else [self.start()]    # workers without a question
 
     def __call__(self, response, answer, row=None):
         return sum(self.components(response, answer, row).values())
@@ -81,7 +81,7 @@ class RewardFunction:
     def components(self, response, answer, row=None):
         """The named components of the reward, {name: float}; all 0 if the function failed on this
         response. row: the row of the data, for functions that ask for it."""
-        if self.kind == "exact":
+        if self.verifier == "exact":
             return {"exact": float(response.strip() == answer.strip())}
         try:
             worker = self.idle.pop()
@@ -106,7 +106,7 @@ class RewardFunction:
             reply = f"returned {' '.join(reply)}, but {' '.join(self.names)} before"
         self.errors["timeout" if late else "crash"] += 1
         start = repr((response or "")[:40])                  # None: find_unreadable
-        self.first_error = self.first_error or f"{self.kind}: {reply}, for {start}"
+        self.first_error = self.first_error or f"{self.verifier}: {reply}, for {start}"
         return dict.fromkeys(self.names or [self.name], 0.0)
 
     def try_references(self, problems):
@@ -141,13 +141,13 @@ class RewardFunction:
 
     def start(self):
         worker = subprocess.Popen(
-            [sys.executable, "-u", __file__, self.kind, str(self.time_limit)],
+            [sys.executable, "-u", __file__, self.verifier, str(self.time_limit)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         # once loaded, it reports the names of the function's parameters, or an error
         reply = json.loads(self.ask(worker, None, limit=120) or '"its process ended"')
         if isinstance(reply, str):
             self.end(worker)
-            raise ValueError(f"--verifier {self.kind!r} does not load: {reply}")
+            raise ValueError(f"--verifier {self.verifier!r} does not load: {reply}")
         self.parameters = reply
         return worker
 
@@ -194,11 +194,9 @@ def in_parallel(call, *arguments):
 NEED_ROW = {"problem", "data_source", "extra_info"}          # parameters that take it, or a part
 
 
-def load_function(kind):
-    """The function of (response, answer[, …]) behind a kind of reward function."""
-    if kind == "math":
-        return load_math_verify()
-    path, _, function = kind.rpartition(":")
+def load_function(name):
+    """The function, or class, that FILE.py:NAME names."""
+    path, _, function = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(f"verifier_{Path(path).stem}", path)
     if spec is None:
         raise ValueError(f"{path!r} is not a file of Python")
@@ -310,7 +308,7 @@ def guard_rail(event, arguments):
         raise PermissionError(f"a reward function tried {event}")
 
 
-def run_worker(kind, time_limit):
+def run_worker(verifier, time_limit):
     """The worker: reads JSON lines [response, answer, row], writes rewards or error texts."""
     questions = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -324,11 +322,11 @@ def run_worker(kind, time_limit):
         replies.flush()
 
     try:
-        function = load_function(kind)
+        function = load_math_verify() if verifier == "math" else load_function(verifier)
         names = list(inspect.signature(function).parameters)
     except BaseException as error:                           # a user's file may call sys.exit()
         return reply(describe(error))
-    if not kind.rpartition(":")[0].endswith(".py"):
+    if verifier == "math":
         sys.addaudithook(guard_rail)
         if sys.platform == "linux":
             import resource

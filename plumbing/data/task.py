@@ -108,8 +108,8 @@ class Task:
         if self.verify:
             rewards = [float(self.verify(text, p)) for text, p in zip(texts, repeated)]
             return torch.tensor(rewards).view(-1, 1)
-        single, batched = [[f for f in self.reward_functions if f.batched == kind]
-                           for kind in (False, True)]
+        single = [f for f in self.reward_functions if not f.batched]
+        batched = [f for f in self.reward_functions if f.batched]
 
         def score_response(text, problem):
             return {name: value for f in single for name, value in
@@ -126,7 +126,7 @@ class Task:
         if missing:
             batched[0].errors["none"] += len(missing)
             batched[0].first_error = (
-                f"{' '.join(f.kind for f in self.reward_functions)} gave no reward for "
+                f"{' '.join(f.verifier for f in self.reward_functions)} gave no reward for "
                 f"{texts[missing[0]][:40]!r}")
         for f in self.reward_functions:
             if f.from_file and f.first_error and not f.warned:
@@ -172,7 +172,7 @@ class Task:
         self.test = fitting(self.test, "test")
         notes = [f"{len(refused)} of {total} prompts left out; {refused[0]}"] if refused else []
         for function in self.reward_functions:
-            if function.kind == "math":
+            if function.verifier == "math":
                 notes += describe_unreadable(function, self.train + self.test)
         if self.chat_template and tokenizer.chat_template:
             notes += describe_template(self, tokenizer)

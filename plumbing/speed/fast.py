@@ -126,18 +126,20 @@ class Rows:
         """Continue with the responses `keep` [b] only, whose last tokens are `token` [b]."""
         self.source = self.source[keep]                                             # [b]
         if self.share:
-            parent, child = merge_equal(self.source, token)                         # [n], [b]
-            self.share = 2 * len(parent) <= len(keep)  # else most differ by now
+            rows, source = merge_equal(self.source, token)                          # [n], [b]
+            self.share = 2 * len(rows) <= len(keep)     # else most responses differ by now
         if not self.share:
-            parent = self.source                                                    # [b]
-            child = torch.arange(len(keep), device=keep.device)                     # [b]
-        grows = not self.separate and len(parent) > len(parent.unique())
-        if grows or len(parent) <= 0.9 * len(self.position):  # fewer do not pay for the copy
-            self.cache.batch_select_indices(parent)
-            self.source = child                                                     # [b]
-            self.position = self.position[parent]                                   # [n]
+            rows = self.source                                                      # [b]
+            source = torch.arange(len(keep), device=keep.device)                    # [b]
+        # rows are copied if responses that read the same one differ from here on, or if at least a
+        # tenth of them is no longer read: fewer do not pay for the copy
+        splits = not self.separate and len(rows) > len(rows.unique())
+        if splits or len(rows) <= 0.9 * len(self.position):
+            self.cache.batch_select_indices(rows)
+            self.source = source                                                    # [b]
+            self.position = self.position[rows]                                     # [n]
             self.separate = not self.share
-            self.attention = None if self.attention is None else self.attention[parent]
+            self.attention = None if self.attention is None else self.attention[rows]
 
     def step(self, token):
         """The forward of one token per response: token [b] -> self.logits [n, V]."""
@@ -153,8 +155,8 @@ class Rows:
 def merge_equal(row, token):
     """Merge responses that read the same row [b] and drew the same token [b]: (rows to keep [n],
     which of them each response reads next [b])."""
-    kind, child = (row * 2**32 + token).unique(return_inverse=True)                 # [n], [b]
-    return kind // 2**32, child
+    pairs, source = (row * 2**32 + token).unique(return_inverse=True)               # [n], [b]
+    return pairs // 2**32, source
 
 
 def find_prefix(prompts):
@@ -253,8 +255,8 @@ def must_keep_rows(model):
     processes must run the same forwards; in 16-bit precision, because old and new log-probs are
     rounded in the same way only in equal shapes; and on a GPU, where finding equal responses would
     synchronize."""
-    kind = model.device.type
-    rounded = kind == "cuda" or torch.is_autocast_enabled(kind)
+    device_type = model.device.type
+    rounded = device_type == "cuda" or torch.is_autocast_enabled(device_type)
     return is_sharded(model) or rounded
 
 
@@ -270,17 +272,17 @@ def merge_repeats(rollout):
     mask = rollout.mask                                                             # [B, T]
     over = mask.flip(-1).cumsum(-1).flip(-1) == 0             # [B, T] after the last loss token
     tokens = torch.where(mask, ids, -2 - ids).masked_fill(over, -1)                 # [B, T]
-    rows = torch.cat([number[:, None] // G, tokens], 1)                             # [B, 1+T]
-    kind = rows.unique(dim=0, return_inverse=True)[1].view(-1, G)        # [Q, G] in order of groups
-    kind = kind - kind.amin(1, keepdim=True)                              # [Q, G] 0, 1, ... in each
-    size = max(2, int(kind.max()) + 1)
+    keys = torch.cat([number[:, None] // G, tokens], 1)                             # [B, 1+T]
+    distinct = keys.unique(dim=0, return_inverse=True)[1].view(-1, G)    # [Q, G] in order of groups
+    distinct = distinct - distinct.amin(1, keepdim=True)                 # [Q, G] 0, 1, ... in each
+    size = max(2, int(distinct.max()) + 1)
     if size >= G:
         return rollout, slice(None)
     number = number.view(-1, G)                                                     # [Q, G]
-    rows = number[:, :1].repeat(1, size).scatter(1, kind, number).flatten()         # [Q·size]
+    rows = number[:, :1].repeat(1, size).scatter(1, distinct, number).flatten()     # [Q·size]
     small = replace(rollout, response_ids=rollout.response_ids[rows], mask=rollout.mask[rows],
                     sampler_logp=None, truncated=None, texts=None, group_size=size)
-    return small, (number[:, :1] // G * size + kind).flatten()                      # [B]
+    return small, (number[:, :1] // G * size + distinct).flatten()                  # [B]
 
 
 def response_hidden(model, rollout, fixed):
