@@ -37,7 +37,7 @@ def read_config(path):
     except yaml.MarkedYAMLError as error:
         raise ValueError(f"--config {path}: line {error.problem_mark.line + 1}: "
                          f"{error.problem}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         raise ValueError(f"--config {path}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"--config {path}: not a mapping; write one 'flag: value' per line, with "

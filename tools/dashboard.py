@@ -39,7 +39,10 @@ def read_summary(folder):
     """The held-out figures of summary.json before and after the run, as two records. [] if the run
     is not complete or was not evaluated."""
     file = folder / "summary.json"
-    summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     return [{"step": step, "pass_at_1": [summary[f"pass_at_1_{when}"]],
              "held_out_reward": [summary[f"reward_{when}"]]}
             for when, step in (("before", 0), ("after", summary.get("steps")))

@@ -115,6 +115,8 @@ def read_rows(path):
     suffix = path.suffix.lower()
     if suffix not in DATA_FILES:
         raise ValueError(f"{path}: a data file ends in {', '.join(DATA_FILES)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such data file")
     if suffix == ".parquet":
         return read_parquet(path)
     try:

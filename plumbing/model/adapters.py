@@ -14,6 +14,7 @@ from plumbing.model.nf4 import round_to_4bit
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
 
 
 def read_adapters(policy, folder):
@@ -37,7 +38,6 @@ def import_peft():
 def insert_adapters(policy, config, seed=0):
     """Freeze the policy and insert new adapters, which do not change its output yet. Raises
     ValueError for modules that the model does not have."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)    # it warns of missing CPU kernels
     for words in ("Model has `tie_word_embeddings=True`",        # merge_adapters unties
                   "fan_in_fan_out is set to False",              # GPT-2's layers: peft sets it
                   "`is_gradient_checkpointing` is deprecated"):  # peft's call of transformers
@@ -70,7 +70,10 @@ def is_adapter(folder):
 
 
 def read_json(file):
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def find_base_model(folder):

@@ -30,7 +30,8 @@ def row(prompt='"x"', answer='"4"'):
 
 
 BAD = {  # file: what it holds, what the line says after the file's name
-    "missing.jsonl": (None, "'"),
+    "missing.jsonl": (None, ": there is no such data file"),
+    "folder.jsonl": ("folder", ": there is no such data file"),
     "a_folder": ("folder", ": a data file ends in"),
     "rows.txt": (GOOD, ": a data file ends in .jsonl, .json, .csv, .parquet"),
     "empty.jsonl": ("", ": is empty"),
@@ -85,7 +86,7 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it(name, tmp_path):
         path.mkdir()
     elif content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    error = FileNotFoundError if content is None else ValueError
+    error = FileNotFoundError if "no such" in words else ValueError
     with pytest.raises(error) as refusal:
         load_task(str(path), verifier="exact")
     message = str(refusal.value)

@@ -168,6 +168,8 @@ def test_what_does_not_fit_a_checkpoint_is_refused(ends, run):
     write("untied/adapter_config.json",
         json.dumps(config | {"base_model_name_or_path": "x"}))
     assert "an adapter itself" in said()
+    write(Path(FIRST, "adapter_config.json"), "{")
+    assert "adapter_config.json: Expecting" in said()
 
 
 def test_adapters_of_4_bit_weights_go_on_beside_4_bit_weights(ends, run):

@@ -28,6 +28,7 @@ REFUSED = {
     "- steps": "not a mapping",
     "": "not a mapping",
     "steps: [1": "line 1: expected",
+    "? [steps]\n: 1": "unhashable type",
     "resume: true": "resume can only be typed",
     "trust_run_code: true": "trust_run_code can only be typed",
     "epsilon: -1": "--epsilon",

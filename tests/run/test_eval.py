@@ -144,6 +144,7 @@ REFUSED = {                                                  # the line of eval.
     "dashboard gsop": "there is no run folder gsop",
     "dashboard hollow": "has no metrics.jsonl",
     "dashboard empty": "has no complete line",
+    "dashboard cut": "cut/summary.json: Expecting",
     "dashboard": "arguments are required: RUN",
     "pass": "pass is not a command; the commands are ask, passk, claims, dashboard",
     "ask gspo": "required: PROMPT",
@@ -159,5 +160,7 @@ def test_what_is_refused(line, refused, tmp_path):
     write_run(tmp_path / "gspo", 2)
     (tmp_path / "hollow").mkdir()
     write_run(tmp_path / "empty", 0)
+    write_run(tmp_path / "cut", 1)
+    write(tmp_path / "cut/summary.json", "{")
     said = refused(line, main=eval.main)
     assert re.search(".*".join(REFUSED[line].split(" … ")), said), said
