@@ -507,8 +507,11 @@ def read_run_config(folder):
 
 
 def check_resumable(settings, run):
-    """Raise ValueError if a flag on which the saved state of a run depends is no longer what it
-    was. run: what read_run_config returns; {} for a new run."""
+    """Raise ValueError if there is no run to resume, or if a flag on which its saved state depends
+    is no longer what it was. run: what read_run_config returns; {} for a new run."""
+    if settings.resume and not run:
+        raise ValueError(f"--resume: {settings.output_dir} has no readable config.json of a run: "
+                         "put it back, or start from one of its checkpoints (--model_name_or_path)")
     before = run.get("resolved", {})
     for f in flags():
         now = getattr(settings, f.name)

@@ -16,10 +16,11 @@ import signal
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from zipfile import is_zipfile
 
 import numpy
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 
@@ -39,9 +40,13 @@ RECORDS = ("metrics.jsonl", "samples.jsonl", "tokens.jsonl")     # a line per ro
 def write_text(path, text):
     """Write a small file under a temporary name, then rename it."""
     partial = path.with_name(f".partial-{path.name}")
-    with name_file_in_errors(path):
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+    try:
+        with name_file_in_errors(path):
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
+    finally:
+        with suppress(OSError):                              # it is renamed
+            partial.unlink()
 
 
 def append(path, record):
@@ -137,7 +142,8 @@ class Saver:
         learner = self.learner
         state = load_state_file(folder)
         if state["step"] > learner.settings.steps:
-            raise ValueError(f"--resume: --steps {learner.settings.steps}: {folder} has more")
+            raise ValueError(f"--resume: --steps {learner.settings.steps}: {folder} has more: give "
+                             f"at least {state['step']}")
         if state.get("prompts", self.prompts) != self.prompts:
             raise ValueError(f"--resume: the training prompts are not those of {folder}: put them "
                              "back, or start a new run")
@@ -285,12 +291,26 @@ def find_newest(run):
         raise ValueError(f"--resume: {run} holds a run that has ended, and its checkpoint in "
                          f"{run}/checkpoints is gone: put it back, or start a new run")
     missing = [name for name in ("config.json", "*.safetensors", "tokenizer_config.json", STATE)
-               if newest and not any(newest.glob(name))]
+               if newest and not are_complete([*newest.glob(name)])]
     if missing:
-        raise ValueError(f"--resume: {newest} is incomplete: it lacks {', '.join(missing)}; "
+        raise ValueError(f"--resume: {newest} is incomplete: it lacks {', '.join(missing)}, or a "
+                         "part of it; "
                          + (f"delete it to continue from {older[-1]}" if older else
                             "put that back, or start a new run"))
     return newest
+
+
+def are_complete(files):
+    """Whether there are files, and none of weights or of the state is cut off."""
+    try:
+        for file in files:
+            if file.suffix == ".safetensors":
+                safe_open(file, "pt")
+            elif file.name == STATE and not is_zipfile(file):
+                return False
+        return bool(files)
+    except SafetensorError:
+        return False
 
 
 def load_state_file(folder):
@@ -301,8 +321,8 @@ def load_state_file(folder):
         return torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise ValueError(f"--resume: {path} cannot be read as plain data ({type(error).__name__}): "
-                         "it is incomplete or holds pickled code, which is never executed; delete "
-                         "this checkpoint to continue from the one before") from None
+                         "pickled code is never executed; delete this checkpoint to continue from "
+                         "the one before") from None
 
 
 # ------------------------------------------------------------------------------- random numbers

@@ -40,13 +40,13 @@ def run_folder(settings):
         yield folder
     finally:
         begun = {file.name for file in list_files(folder)} - {"config.json"}
-        if locks and not begun and not settings.resume:          # only the first process has a lock
-            for file in folder.iterdir():
-                file.unlink()
-            if not existed:
-                folder.rmdir()
-        for one in locks:
-            one.release()
+        for one in locks:                                    # only the first process has one
+            one.release()                                    # Windows deletes no open file
+            if not begun and not settings.resume:
+                for file in folder.iterdir():
+                    file.unlink()
+                if not existed:
+                    folder.rmdir()
 
 
 def open_run(settings):
@@ -81,13 +81,9 @@ def check_folder(settings):
     if settings.output_dir is None:
         return
     folder = Path(settings.output_dir)
-    is_run = bool(read_run_config(folder))
-    if settings.resume and not is_run:
-        raise ValueError(f"--resume: {folder} has no readable config.json of a run: put it back, "
-                         "or start from one of its checkpoints (--model_name_or_path)")
     if settings.resume or not list_files(folder):
         return
-    if not is_run:
+    if not read_run_config(folder):
         raise ValueError(f"--output_dir {folder} is not empty, and it has no readable config.json "
                          "of a run, so nothing in it is replaced: give another folder")
     if not settings.overwrite_output_dir:

@@ -218,7 +218,7 @@ def test_what_the_saved_state_depends_on_is_refused(run):
             "--num_iterations 2": "num_iterations", "--model_name_or_path x": "model_name_or_path",
             "--min_terms 2": "the training prompts are not those of run/checkpoints/step_2",
             "--algorithm ppo": "the state of run/checkpoints/step_2 does not fit these flags (",
-            "--steps 1": "--steps 1: run/checkpoints/step_2 has more"}.items():
+            "--steps 1": "--steps 1: run/checkpoints/step_2 has more: give at least 2"}.items():
         assert words in run.refused(f"--output_dir run --resume {line}")
 
 
@@ -414,6 +414,15 @@ def test_a_failed_start_leaves_no_folder_and_the_next_run_gets_its_name(error, r
             train.main(flags("--steps", "1"))
     assert len(metrics("runs/gspo")) == 1 and os.listdir("runs/gspo/checkpoints") == ["step_1"]
     assert not Path("runs/gspo-2").exists()
+
+
+def test_a_full_disk_at_the_start_leaves_no_folder(run, monkeypatch):
+    def full(path, text, **options):
+        path.touch()
+        raise FULL
+    monkeypatch.setattr(Path, "write_text", full)
+    assert "run/config.json could not be written" in run.refused("--output_dir run")
+    assert not Path("run").exists()
 
 
 # ------------------------------------------------------------------------------- checkpoints

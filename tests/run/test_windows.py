@@ -1,8 +1,8 @@
 """The scripts as Windows runs them, as far as another system can show it: without POSIX modules,
 with Windows' fsync, printing in cp1252. python -m pytest tests/run/test_windows.py
 
-Windows opens no folder, and its fsync needs a file that may be written to. LC_ALL=C stands for its
-locale: a file that is opened without an encoding is read as ASCII.
+Windows opens no folder, deletes no open file, and its fsync needs a file that may be written to.
+LC_ALL=C stands for its locale: a file that is opened without an encoding is read as ASCII.
 """
 
 import json
@@ -18,6 +18,7 @@ import builtins, errno, fcntl, json, os, runpy, signal, sys
 import matplotlib.pyplot, transformers
 
 ROOT, fsync, opened, imported = sys.argv[1], os.fsync, os.open, builtins.__import__
+unlinked, os.unlink = os.unlink, lambda *words, **options: windows_unlink(*words, **options)
 POSIX = {"resource", "fcntl", "pwd", "grp", "termios", "pty", "syslog"}
 
 def ours():
@@ -33,6 +34,12 @@ def windows_open(path, *rest, **options):
     if os.path.isdir(path) and ours():
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
     return opened(path, *rest, **options)
+
+def windows_unlink(path, **options):
+    held = {os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")}
+    if os.path.realpath(path) in held:
+        raise PermissionError(errno.EACCES, "The file is being used", str(path))
+    unlinked(path, **options)
 
 def windows_fsync(number):
     if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:

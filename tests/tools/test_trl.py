@@ -140,6 +140,7 @@ def test_the_command_line_of_the_exports(refused):
     assert refused("trl --epsilon -1", main=export.main).startswith("export.py: --epsilon")
     assert "docs/speed.md" in refused("verl --beta 0.1", main=export.main)
     refused("tlr", main=export.main)
+    assert "no readable config.json" in refused("trl --resume --output_dir x", main=export.main)
 
 
 @pytest.mark.parametrize("line, share, mode", [
