@@ -36,7 +36,7 @@ def load_class(name, file, changed):
     has no method `sample`."""
     try:
         loaded = load_function(name)
-    except Exception as error:                               # whatever the user's file raises
+    except (Exception, SystemExit) as error:                 # whatever the user's file raises
         raise ValueError(f"--sampler {name} does not load: {type(error).__name__}: {error}")
     if not hasattr(loaded, "sample"):
         raise ValueError(f"--sampler {name}: {loaded!r} has no method sample")

@@ -222,7 +222,8 @@ BEFORE = [                                                   # what mine.py hold
     ("import nowhere_at_all\ndef reward(completions):\n    return 0\n", "",
      "does not load: ModuleNotFoundError"),
     ("def reward(completions):\n    return 0\n", "--verifier_timeout 5",
-     "--verifier_timeout 5 has no effect on a function of a whole batch"),
+     "--verifier_timeout 5 has no effect: it is for math and for functions of one response"),
+    ("", "--verifier exact --verifier_timeout 5", "--verifier_timeout 5 has no effect"),
     (SLEEPS, "--verifier_timeout 0.05",
      "took longer than 0.05 s.*each of the first 8 reference answers.*--verifier_timeout"),
 ]
@@ -231,6 +232,7 @@ BEGUN = [
      "--algorithm maxrl", r"a reward is -0.5: scale_rewards mean \(MaxRL\)"),
     *((BATCH.format(returned), "", f"mine.py:reward {words}") for returned, words in {
         "{}['x']": "raised KeyError: 'x'",
+        "exit(3)": "raised SystemExit: 3",
         "[1.0]": r"returned \[1.0\]: a list of 16 numbers",
         "3": "returned 3: a list of 16 numbers",
         "dict.fromkeys(range(16), 1.0)": "returned {0: 1.0, 1: 1.0.*a list of 16 numbers",
