@@ -454,8 +454,7 @@ def test_the_recipe_plays_its_game_in_the_characters_of_its_class(workplace, cap
     rollout = warm_up.make_teacher_rollout(policy, tokenizer, [problem], [texts])
     own = rollout.response_ids[0][rollout.mask[0]]
     assert tokenizer.decode(own) == "".join(texts[::2]) + "<eos>"
-    flags = ["--config", str(ROOT / "recipes/turns.yaml"), "--environment",
-             str(ROOT / "recipes/turns.py") + ":Sums", "--cold_start_steps", "5",
+    flags = ["--config", str(ROOT / "recipes/turns.yaml"), "--cold_start_steps", "5",
              "--eval_prompts", "4", "--hidden_size", "32", "--output_dir", "run"]
     train.main([*flags, "--steps", "1"])
     train.main([*flags, "--steps", "2", "--resume"])         # with the games before training
