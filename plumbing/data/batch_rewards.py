@@ -24,14 +24,14 @@ BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that 
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
 
 
-def make_reward_function(kind, time_limit, columns):
-    """The RewardFunction of this kind, or the BatchRewardFunction if the user's function has one of
-    BATCH_PARAMETERS. columns: the names of the data's columns."""
-    function = RewardFunction(kind, time_limit)
+def make_reward_function(verifier, time_limit, columns):
+    """The RewardFunction of a --verifier, or the BatchRewardFunction if the user's function has one
+    of BATCH_PARAMETERS. columns: the names of the data's columns."""
+    function = RewardFunction(verifier, time_limit)
     if not function.from_file or not BATCH_PARAMETERS.intersection(function.parameters):
         return function
     function.close()
-    return BatchRewardFunction(kind, columns)
+    return BatchRewardFunction(verifier, columns)
 
 
 class BatchRewardFunction:
@@ -52,24 +52,24 @@ class BatchRewardFunction:
     first_error = None
     warned = False
 
-    def __init__(self, kind, columns):
-        self.kind = kind
-        self.name = kind.rpartition(":")[2]
+    def __init__(self, verifier, columns):
+        self.verifier = verifier
+        self.name = verifier.rpartition(":")[2]
         self.names = [self.name]                             # of the components of the reward
         self.errors = Counter()
         columns = [name for name in columns if name not in (*NOT_COLUMNS, "prompt", "completion")]
         every = [*NOT_COLUMNS, *columns]
         try:
-            self.function = load_function(kind)
+            self.function = load_function(verifier)
             signature = inspect.signature(self.function)
         except BaseException as error:                       # a user's file may call sys.exit()
-            raise ValueError(f"--verifier {kind!r} does not load: {describe(error)}")
+            raise ValueError(f"--verifier {verifier!r} does not load: {describe(error)}")
         takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         self.inputs = [name for name in every if takes_all or name in signature.parameters]
         try:
             signature.bind(**dict.fromkeys(self.inputs))
         except TypeError as error:
-            raise ValueError(f"--verifier {kind!r}: {error}; a reward function gets "
+            raise ValueError(f"--verifier {verifier!r}: {error}; a reward function gets "
                              f"{', '.join(every)}")
 
     def rewards(self, texts, problems, ids, games):
@@ -88,7 +88,7 @@ class BatchRewardFunction:
             if inspect.iscoroutine(rewards):
                 rewards = asyncio.run(rewards)
         except (Exception, SystemExit) as error:             # whatever the user's function raises
-            raise ValueError(f"--verifier {self.kind} raised {describe(error)}") from error
+            raise ValueError(f"--verifier {self.verifier} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))
 
     def check_rewards(self, rewards, n):
@@ -97,13 +97,13 @@ class BatchRewardFunction:
         except TypeError:
             values = []
         if len(values) != n:
-            raise ValueError(f"--verifier {self.kind} returned {rewards!r:.80}: a list of {n} "
+            raise ValueError(f"--verifier {self.verifier} returned {rewards!r:.80}: a list of {n} "
                              "numbers is needed, one per completion in their order")
         values = [math.nan if value is None else value for value in values]
         for value in values:
             if value is not math.nan and not is_number(value):
-                raise ValueError(f"--verifier {self.kind} returned {value!r:.80} for a completion: "
-                                 "a finite number or None is needed")
+                raise ValueError(f"--verifier {self.verifier} returned {value!r:.80} for a "
+                                 "completion: a finite number or None is needed")
         return [float(value) for value in values]
 
     def close(self):

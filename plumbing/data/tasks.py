@@ -36,10 +36,11 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
     rows = rows and [(f"{dataset_name} row {i}", row) for i, row in enumerate(rows, 1)]
     train, test, notes = load_problems(dataset_name, test_dataset_name, settings.columns, rows,
                                        environment)
-    kinds = settings.verifier or ["math"] * (not environment)
+    verifiers = settings.verifier or ["math"] * (not environment)
     columns = list(dict.fromkeys(name for p in [*train, *test] for name in p.row))
-    functions = tuple(make_reward_function(kind, settings.verifier_timeout or ANSWER_LIMIT, columns)
-                      for kind in kinds)
+    time_limit = settings.verifier_timeout or ANSWER_LIMIT
+    functions = tuple(make_reward_function(verifier, time_limit, columns)
+                      for verifier in verifiers)
 
     template = read_text(settings, "prompt_template")
     template = "{prompt}" if template is None else template
@@ -58,7 +59,7 @@ def load_task(settings, dataset_name, test_dataset_name=None, rows=None):
         notes.append(f"note: {len(own)} of {len(train) + len(test)} prompts have a system message "
                      "of their own, which is used instead of --system_prompt")
     if len(set(task.component_names)) < len(task.component_names):
-        raise ValueError(f"--verifier {' '.join(kinds)}: two components of the reward have the "
+        raise ValueError(f"--verifier {' '.join(verifiers)}: two components of the reward have the "
                          f"same name: {', '.join(task.component_names)}")
     return task
 
@@ -97,7 +98,7 @@ def make_task(settings):
         task = load_task(settings, settings.dataset_name, settings.test_dataset_name)
     for feature in settings.features:
         task = feature.task(settings, task, partial(load_task, settings))
-    if settings.verifier_timeout and all(f.batched or f.kind == "exact"
+    if settings.verifier_timeout and all(f.batched or f.verifier == "exact"
                                          for f in task.reward_functions):
         raise ValueError(f"--verifier_timeout {settings.verifier_timeout:g} has no effect: it is "
                          "for math and for functions of one response; a function of a whole batch "
