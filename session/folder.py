@@ -17,12 +17,11 @@ from filelock import FileLock, Timeout
 
 from plumbing.model.adapters import find_base_model, is_adapter
 from plumbing.model.policy import explain_missing
-from session.checkpoints import RECORDS, cut_records, write_text
+from session.checkpoints import RECORDS, cut_records, list_checkpoints, write_text
 from session.arguments import CALL_FLAGS, flags, format_value, read_run_config
 from plumbing.parallel import processes
 
 LOCK = ".lock"
-RESULTS = ("checkpoints", "summary.json", *RECORDS)      # what --overwrite_output_dir deletes
 
 
 # --------------------------------------------------------------------------------- the folder
@@ -89,11 +88,19 @@ def check_folder(settings):
     if not settings.overwrite_output_dir:
         raise ValueError(f"--output_dir {folder} holds a run: use --resume to continue that run, "
                          "--overwrite_output_dir to replace it, or another folder")
-    deleted = [(folder / name).resolve() for name in RESULTS]
-    for name, source in (*list_sources(settings), *settings.explicit_flags.items()):
-        if any(map(Path(str(source)).resolve().is_relative_to, deleted)):
-            raise ValueError(f"--overwrite_output_dir would delete {source}, which --{name} needs: "
-                             "give another --output_dir")
+    deleted = [path.resolve() for path in list_results(folder)]
+    for name, value in (*list_sources(settings), *settings.explicit_flags.items()):
+        for source in value if isinstance(value, list) else [value]:
+            path = Path(str(source).removeprefix("@")).resolve()
+            if any(map(path.is_relative_to, deleted)):
+                raise ValueError(f"--overwrite_output_dir would delete {source}, which --{name} "
+                                 "needs: give another --output_dir")
+
+
+def list_results(folder):
+    """What a run has written into its folder, which --overwrite_output_dir deletes."""
+    saved = [path for _, path in list_checkpoints(folder)]
+    return [*saved, *(folder / name for name in ("summary.json", *RECORDS))]
 
 
 def list_sources(settings):
@@ -132,7 +139,7 @@ def begin_run(settings, folder, task, step):
     "resolved", all flags with the values that follow, the length limit that the task decided among
     them; "changes", what was changed between batches. Returns a note for the screen, or "".
     """
-    for old in [folder / name for name in RESULTS] if settings.overwrite_output_dir else ():
+    for old in list_results(folder) if settings.overwrite_output_dir else ():
         shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink(missing_ok=True)
     run = read_run_config(folder) if settings.resume else {}
     for path in [folder / name for name in RECORDS if (folder / name).exists()]:

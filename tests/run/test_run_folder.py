@@ -197,8 +197,17 @@ def test_data_with_the_name_of_a_runs_records_are_not_deleted(finished, run):
 
 def test_what_no_run_has_written_is_not_deleted(finished, run):
     write("run/mine.yaml", "learning_rate: 1e-3\n")
+    write("run/checkpoints/notes.txt", "mine")
     assert [one["step"] for one in run("--config run/mine.yaml --overwrite_output_dir")] == [1]
     assert Path("run/mine.yaml").exists() and not NEWEST.exists()
+    assert Path("run/checkpoints/notes.txt").exists()
+
+
+@pytest.mark.parametrize("flag", ["--verifier exact {}:reward", "--prompt_template @{}"])
+def test_code_and_texts_that_the_new_run_reads_are_not_deleted(flag, own, finished, run):
+    write(NEWEST / "mine.py", "def reward(response, answer):\n    return 1.0    # {prompt}\n")
+    err = run.refused(f"{own} {OVER} {flag.format(NEWEST / 'mine.py')}")
+    assert "would delete" in err and f"which {flag.split()[0]} needs" in err
 
 
 def test_the_base_model_of_an_adapter_is_protected(finished, run):
