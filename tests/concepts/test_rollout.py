@@ -49,6 +49,18 @@ def responses(rollout):
 
 # ------------------------------------------------------------------------------- rows of a rollout
 
+def test_rows_are_whole_groups_or_a_part_of_one():
+    rollout = rolled(make())                                 # 3 groups of 3 responses
+    for start, stop, prompts in ((0, 6, [0, 1]), (3, 9, [1, 2]), (3, 5, [1]), (7, 8, [2])):
+        part = rollout.rows(start, stop)
+        assert part.texts == rollout.texts[start:stop]
+        assert torch.equal(part.prompt_ids, rollout.prompt_ids[prompts])
+        assert part.group_size == min(3, stop - start)
+    for start, stop in ((2, 4), (1, 6), (0, 5)):
+        with pytest.raises(ValueError, match=f"rows {start}:{stop} cut through groups of 3"):
+            rollout.rows(start, stop)
+
+
 def test_the_same_uniforms_give_the_same_tokens_however_rows_are_divided():
     model, numbers = make(), uniforms(9, 12, seed=1)
     whole = sample(model, TOKENIZER, PROMPTS, 3, 12, 1.0, numbers)
