@@ -241,7 +241,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
                     factors=factors)
     low, high = check_clip_range(row, advantages, mask, epsilon, epsilon_high, router_shift)
-    A = broadcast_to_tokens(advantages.detach(), mask).masked_fill(~mask, 0.0)# [B, T]
+    A = broadcast_to_tokens(advantages.detach(), mask).masked_fill(~mask, 0.0)   # [B, T]
     logp = logp.masked_fill(~mask, 0.0)                                          # [B, T]
     old_logp = old_logp.detach().masked_fill(~mask, 0.0)                         # [B, T]
     shifted = logp if router_shift is None else logp + router_shift.detach().log()   # RSPO's w·γ̃
