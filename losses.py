@@ -257,7 +257,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
-        log_s = broadcast_to_tokens(sequence_log_ratio(logp.detach(), old_logp, mask), mask)# [B, T]
+        log_s = broadcast_to_tokens(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
         stale = (A < 0) & (-log_s > row.off_policy_mask)                         # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
         below = below | stale                                                    # [B, T]
@@ -381,7 +381,7 @@ def mismatch_weight(old_logp, sampler_logp, mask, mode, low, high):
     modes = [f"{level}_{action}" for level in LEVELS for action in ("truncate", "mask")]
     level, action = validate_choice("mode", mode, modes).split("_")
     ratio = LEVELS["token" if mode == "geo_mask" else level]
-    rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask).detach(), mask)# [B, T]
+    rho = broadcast_to_tokens(ratio(old_logp, sampler_logp, mask).detach(), mask)  # [B, T]
     if action == "truncate":
         return rho.clamp(low, high).masked_fill(~mask, 0.0)                      # [B, T]
     return rho * mismatch_mask(old_logp, sampler_logp, mask, level, low, high)   # [B, T]
