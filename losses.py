@@ -257,7 +257,8 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
         surrogate = torch.where(A < 0, torch.max(surrogate, row.dual_clip * A), surrogate)
         above = above | (ratio > row.dual_clip) & (A < 0)                        # [B, T]
     if row.off_policy_mask is not None:
-        log_s = broadcast_to_tokens(sequence_log_ratio(logp.detach(), old_logp, mask), mask)  # [B, T]
+        log_s = sequence_log_ratio(logp.detach(), old_logp, mask)                # [B]
+        log_s = broadcast_to_tokens(log_s, mask)                                 # [B, T]
         stale = (A < 0) & (-log_s > row.off_policy_mask)                         # [B, T]
         surrogate = surrogate.masked_fill(stale, 0.0)
         below = below | stale                                                    # [B, T]
