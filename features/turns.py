@@ -16,7 +16,7 @@ again with the prompt and all tokens so far for the responses that go on.
 
 import asyncio
 import inspect
-import math
+import random
 import sys
 import time
 import zlib
@@ -31,7 +31,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from advantages import ADVANTAGES
 from features.feature import Feature, flag, refuse
-from plumbing.data.reward_functions import describe, load_function
+from plumbing.data.reward_functions import describe, is_number, load_function
+from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.wrapper import Wrapper
 
 SLOW = 10            # seconds of a step from which on the first one is named
@@ -248,7 +249,7 @@ class Environment:
             self.warn("time", f"the first slow step took over {SLOW} s, {turn}")
         match reply:
             case (observation, Real() as reward, done) if (
-                    math.isfinite(reward) and done in (True, False)
+                    is_number(reward) and done in (True, False)
                     and (done or isinstance(observation, str) and observation)):
                 return observation, float(reward), done
         self.fail(f"step returned {reply!r:.120} {turn}: (observation, reward, done) "
@@ -298,10 +299,13 @@ class Turns(Feature):
                                             "rows(), and without --model_name_or_path characters "
                                             "and teacher(row, rng)"):
             if not settings.dataset_name:
-                task = load(environment.name, rows=environment.kind.rows())
+                task = load(environment.name, rows=[*environment.kind.rows()])
             if not settings.model_name_or_path:
                 task.characters = environment.kind.characters
                 task.teacher = environment.kind.teacher
+                first = task.train[0]
+                turns = task.teacher(first.row, random.Random(0))
+                builtin_tokenizer(task.characters)([first.prompt, *turns])
         return task
 
     @classmethod

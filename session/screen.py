@@ -109,9 +109,10 @@ def report(settings, folder, task, progress, after, seconds):
             print(f"best:   batch {-step} of {settings.steps}, held-out pass@1 "
                   f"{pass_at_1:.3f}, mean reward {reward:.3f}")
     checkpoints.write_text(folder / "summary.json", json.dumps(summary, indent=1))
-    tokens = f", python eval.py view {folder}" if (folder / "tokens.jsonl").exists() else ""
+    run = shlex.quote(str(folder))
+    tokens = f", python eval.py view {run}" if (folder / "tokens.jsonl").exists() else ""
     print(f"{seconds:.0f} s; metrics, samples and the checkpoint are in {folder}/\n"
-          f"pictures: python eval.py dashboard {folder}{tokens}")
+          f"pictures: python eval.py dashboard {run}{tokens}")
     if progress["collapsed"]:
         print(f"the run collapsed ({progress['collapsed']}): try a lower --learning_rate than "
               f"{settings.learning_rate:g}")
@@ -153,7 +154,7 @@ def format_example(example):
 
 def format_next_command(settings, folder, task):
     """The last line of a run: how to ask the checkpoint."""
-    checkpoint = f"{folder}/checkpoints/step_{settings.steps}"
+    checkpoint = shlex.quote(f"{folder}/checkpoints/step_{settings.steps}")
     code = format_flags(find_code(settings.explicit_flags))
     prompt = task.test[0].prompt.strip()
     prompt = shlex.quote(prompt) if len(prompt) <= 60 and "\n" not in prompt else "'PROMPT'"

@@ -281,9 +281,10 @@ def check_reward(reward):
 
 
 def is_number(value):
-    """Whether a value is a finite number, and not a text that reads like one."""
+    """Whether a value is a number that is finite in float32, as are sums of many, and not a text
+    that reads like one."""
     try:
-        return math.isfinite(float(value)) and not isinstance(value, (str, bytes))
+        return abs(float(value)) < 1e30 and not isinstance(value, (str, bytes))
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -238,6 +238,7 @@ BEGUN = [
         "dict.fromkeys(range(16), 1.0)": "returned {0: 1.0, 1: 1.0.*a list of 16 numbers",
         "['1'] * len(completions)": "returned '1' for a completion: a finite number or None",
         "[float('inf')] * len(completions)": "returned inf for a completion",
+        "[1e39] * len(completions)": r"returned 1e\+39 for a completion",
         "[c[0]['content'] for c in completions]":
             "raised TypeError: string indices must be integers, not 'str'"}.items()),
 ]

@@ -278,6 +278,7 @@ BAD = {
     f"class Play:\n{step('return None')}": "step returned None for the turn",
     f"class Play:\n{step('return text, 1')}": r"step returned \(.*, 1\) for",
     f"class Play:\n{step('return text, 1e999, True')}": r"step returned \(.*, inf, True\)",
+    f"class Play:\n{step('return text, 1e39, True')}": r"step returned \(.*, 1e\+39, True\)",
     f"class Play:\n{step('return text, 1, None')}": r"step returned \(.*, 1, None\)",
     f"class Play:\n{step('return str(), 1, False')}": r"step returned \('', 1, False\)",
     f"class Play:\n{step('return chr(8364), 1, False')}":
@@ -471,3 +472,19 @@ def test_what_a_class_lacks_for_the_tiny_moe_is_named(line, words, workplace, co
     Path("model").symlink_to(cold_start)
     write("mine.py", ECHO)
     assert words in refused(f"{line} --environment mine.py:Echo")
+
+
+@pytest.mark.parametrize("member, words", [
+    ("rows = list", "is empty"), ("rows = print", "not NoneType"),
+    ("characters = 5", "must be an iterable, not int"), ("characters = '1'", "WordLevel error"),
+    ("teacher = lambda row, rng: row['none']", "KeyError: 'none'"),
+    ("teacher = lambda row, rng: ['€']", "WordLevel error")])
+def test_a_game_that_cannot_warm_the_tiny_moe_up_is_refused_in_one_line(member, words, workplace,
+                                                                        refused):
+    write("mine.py", f"""{ECHO}
+    rows = lambda: [{{'prompt': f'{{i}}+1='}} for i in range(9)]
+    characters = "0123456789+=,. "
+    teacher = lambda row, rng: ["1", "2", "3"]
+    {member}
+""")
+    assert words in refused("--environment mine.py:Echo")

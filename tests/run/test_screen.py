@@ -140,7 +140,7 @@ def test_a_run_ends_with_eight_lines_whose_commands_run(run, own, capsys):
     write("mine.py", "def reward(response, answer):\n    return answer in response\n")
     own += "--verifier mine.py:reward --no_chat_template --save_tokens false"
     for line in ("", own):
-        folder = f"run{len(line)}"
+        folder = f"run {len(line)}"
         run(f"{line} --eval_samples 1 --eval_prompts 8", folder=folder)
         said = capsys.readouterr().out.splitlines()
         last, = [i for i, text in enumerate(said) if text.startswith("batch 1/1")]
