@@ -94,15 +94,16 @@ def report(settings, folder, task, progress, after, seconds):
     command or, if the run collapsed, what to try: at most nine lines. Write summary.json."""
     if rank():
         return
-    before = progress["before"]
     summary = {"seconds": seconds, "steps": settings.steps}
     if after:
-        both = {"before": before, "after": after}
+        both = {"before": progress["before"], "after": after}
+        if both["before"]:               # not where --eval_samples came with --resume
+            summary["example"] = find_example(task, both)
+            print("\n".join(format_example(summary["example"])))
         for when, answers in both.items():
-            summary |= summarize(when, answers)
-        summary["example"] = find_example(task, both)
-        print("\n".join([*format_example(summary["example"]),
-                         f"before: {format_scores(before)}", f"after:  {format_scores(after)}"]))
+            if answers:
+                summary |= summarize(when, answers)
+                print(f"{when + ':':7} {format_scores(answers)}")
         if settings.eval_steps:
             pass_at_1, reward, step = progress["best_score"]
             summary["best"] = {"step": -step, "pass_at_1": pass_at_1, "reward": reward}

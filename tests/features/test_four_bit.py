@@ -4,6 +4,7 @@ bitsandbytes computes on a CPU, too. The reference: the same model in float32, w
 weights in the place of its own.
 """
 
+import logging
 import shutil
 
 import pytest
@@ -125,6 +126,11 @@ def test_a_teacher_keeps_its_weights(dense):
 def test_experts_are_refused(dense, cold_start, run):
     said = run.refused(f"{dense} --model_name_or_path {cold_start}")
     assert "the experts of TinyMoE are not linear layers" in said
+
+
+def test_bitsandbytes_prints_no_warning_of_missing_kernels():
+    """Wherever it is imported first: by peft, by transformers or for --optim."""
+    assert not logging.getLogger("bitsandbytes.backends").isEnabledFor(logging.WARNING)
 
 
 def test_without_bitsandbytes_the_error_names_it(monkeypatch):

@@ -163,6 +163,15 @@ def test_finished_run_resumed_only_reports_again(run, capsys):
     assert said[-2:] == scores() and len(said) > 2
 
 
+def test_a_run_that_evaluates_from_its_resumption_on_reports_the_end_alone(run, capsys):
+    run()
+    run("--resume --steps 2 --eval_samples 1 --eval_prompts 4")
+    said = capsys.readouterr().out
+    assert "\nafter:  held-out pass@1" in said and "\nbefore:" not in said
+    summary = read_json("run/summary.json")
+    assert "reward_after" in summary and "reward_before" not in summary
+
+
 # ------------------------------------------------------------------------------- other flags
 
 CHANGED = {                                                  # flags: what is printed
