@@ -23,8 +23,7 @@ def list_weights(frozen):
 def restore_weights(frozen, weights):
     """The reverse of list_weights. Raises ValueError if weights is None."""
     if weights is None:
-        raise ValueError("--resume: the checkpoint has no reference policy or teacher that moves: "
-                         "a run must begin with --sync_ref_model or --teacher_update_rate; leave "
-                         "it out, or start a new run")
+        raise ValueError("it has no reference policy or teacher that moves: leave out "
+                         "--sync_ref_model and --teacher_update_rate")
     for weight, saved in zip(list_weights(frozen), weights, strict=True):
         weight.copy_(saved)

@@ -113,4 +113,4 @@ def test_a_checkpoint_without_the_reference_that_moved_is_refused_in_one_line(ru
     kept["extras"] = kept.pop("features")["ReferenceKL"]     # where older versions kept it
     torch.save(kept, folder / "state.pt")
     said = run.refused("--output_dir run --resume --steps 2", begun=True)
-    assert "has no reference policy or teacher that moves" in said
+    assert "it has no reference policy or teacher that moves: leave out --sync" in said
