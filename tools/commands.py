@@ -126,6 +126,8 @@ def parse_passk(argv):
     if (count := len(options.model_name_or_path)) > 2:
         raise ValueError(f"--model_name_or_path names {count} checkpoints: give one, or two to "
                          "compare")
+    if Path(options.output).is_dir():                        # known before the evaluation
+        raise ValueError(f"--output {options.output} is a folder: give a file")
     return options, parse_settings(options, rest, "passk")
 
 

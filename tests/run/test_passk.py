@@ -153,6 +153,7 @@ def test_passk_refuses(checkpoints, wrong):
             f"{before} {after} {before}": "3 checkpoints: give one, or two",
             f"{before} --temprature 1": "unknown argument --temprature",
             f"{before} --n 0": "--n 0",
+            f"{before} --output .": "--output . is a folder",
             small: "token 16, its model has 12 tokens",      # a model of another vocabulary
             f"{before} --dataset_name words.jsonl --verifier exact": "words.jsonl",
             f"{before} --dataset_name sums.jsonl --verifier exact --max_prompt_length 2":
