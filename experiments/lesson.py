@@ -4,8 +4,8 @@
     python experiments/lesson.py --run runs/gspo     measures a default run's expert flips again
     python experiments/lesson.py --game runs/turns   a game of a run of recipes/turns.yaml
 
-Recorded are notebooks/recorded_batch.json (one rollout batch of GSPO before and after its updates),
-results/spread.jsonl, and results/lesson.json, which this writes.
+Recorded are docs/notebooks/recorded_batch.json (one rollout batch of GSPO before and after its
+updates), results/spread.jsonl, and results/lesson.json, which this writes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LENGTHS = (20, 250, 800)
 
 def read_batch():
     """log w of every response of the recorded batch: a list of lists."""
-    batch = json.loads((ROOT / "notebooks/recorded_batch.json").read_text(encoding="utf-8"))
+    batch = json.loads((ROOT / "docs/notebooks/recorded_batch.json").read_text(encoding="utf-8"))
     return [[new - old for new, old in zip(*rows)]
             for rows in zip(batch["logp"], batch["old_logp"])]
 

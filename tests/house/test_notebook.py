@@ -1,8 +1,8 @@
 """gspo.ipynb is gspo.py cell by cell, small, and runs; family.ipynb as well.
 python -m pytest tests/house/test_notebook.py
 
-After a change of gspo.py or notebooks/make_gspo.py: python notebooks/make_gspo.py writes the first
-anew, with its outputs; python notebooks/make_family.py the second.
+After a change of gspo.py or make_gspo.py: python docs/notebooks/make_gspo.py writes the first anew,
+with its outputs; python docs/notebooks/make_family.py the second.
 """
 
 import re
@@ -11,13 +11,14 @@ import pytest
 
 from documents import DOCUMENTS, PROGRAM
 from losses import OBJECTIVES
-from notebooks import make_family, make_gspo
-from notebooks.make_gspo import executed, made, notebook, page_cells, picture, sources
+import make_family
+import make_gspo
+from make_gspo import executed, made, notebook, page_cells, picture, sources
 from tiny_run import read_json
 
 PAGE = PROGRAM["gspo.py"]
 BOOK, FAMILY = (read_json(make.NOTEBOOK) for make in (make_gspo, make_family))
-STALE = "python notebooks/make_gspo.py and make_family.py write the notebooks anew"
+STALE = "python docs/notebooks/make_gspo.py and make_family.py write the notebooks anew"
 
 
 def outputs(book):

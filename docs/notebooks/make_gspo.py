@@ -1,8 +1,8 @@
 """gspo.ipynb: gspo.py cell by cell, with what each step produces on the running sum.
 
     pip install nbclient ipykernel
-    python notebooks/make_gspo.py   writes gspo.ipynb with its outputs, and the picture of
-                                    docs/lesson.md
+    python docs/notebooks/make_gspo.py   writes gspo.ipynb with its outputs, and the picture of
+                                         docs/lesson.md
 
 The code cells of a section are cut from gspo.py at its section bars, so that file and notebook
 cannot differ; the prose and the cells that draw are in CELLS below.
@@ -15,7 +15,7 @@ import re
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOK = Path(__file__).with_name("gspo.ipynb")
 PICTURE = ROOT / "docs/figures/clipped_responses.png"     # of docs/lesson.md
 PICTURED = 'title="the responses and the clip range"'      # words of the cell that draws it
@@ -24,8 +24,8 @@ TIMEOUT = 3600  # seconds that a cell may take
 CELLS = r'''%% text
 # GSPO on one page, cell by cell
 
-These are the cells of [`gspo.py`](../gspo.py), in its order: each section of the file, then a look
-at what it produces. All of it runs on a laptop without a GPU. On Colab, first run
+These are the cells of [`gspo.py`](../../gspo.py), in its order: each section of the file, then a
+look at what it produces. All of it runs on a laptop without a GPU. On Colab, first run
 `!pip install 'transformers>=5.14,<5.25'`. The paper is
 [Group Sequence Policy Optimization](https://arxiv.org/abs/2507.18071).
 
@@ -269,7 +269,7 @@ it.
 GRPO differs by three lines: the ratio of each token instead of the response's, and a wider clip
 range. They are at the end of `gspo.py`. [family.ipynb](family.ipynb) compares seven objectives on
 one recorded batch, `losses.py` has the whole family as a table, and
-[docs/lesson.md](../docs/lesson.md) leads from this page through the rest of the project.
+[docs/lesson.md](../lesson.md) leads from this page through the rest of the project.
 '''
 
 

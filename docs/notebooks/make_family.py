@@ -1,8 +1,8 @@
 """family.ipynb: seven objectives on one recorded batch, from ratios, advantages and losses alone.
 
     pip install nbclient ipykernel
-    python notebooks/make_family.py             writes family.ipynb with its outputs: half a minute
-    python notebooks/make_family.py --record    first records the batch again: a minute
+    python docs/notebooks/make_family.py            writes family.ipynb with its outputs: 30 s
+    python docs/notebooks/make_family.py --record   first records the batch again: a minute
 
 The batch is 96 responses of gspo.py's policy to running sums after a short cold start, with their
 log-probs before and after a few optimizer steps without any clipping: recorded_batch.json.
@@ -14,10 +14,10 @@ import random
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from notebooks.make_gspo import executed, made, write    # noqa: E402
+from make_gspo import executed, made, write    # noqa: E402
 
 NOTEBOOK = Path(__file__).with_name("family.ipynb")
 BATCH = Path(__file__).with_name("recorded_batch.json")
@@ -32,8 +32,8 @@ CELLS = r'''%% text
 An objective of the family is a row of `losses.OBJECTIVES`: ratio × advantage × clip × reduction.
 This notebook puts seven of them on the same recorded batch and asks of each: which tokens does it
 remove, how hard does it push the others, and what do its constants change? It uses three files of
-the project, [`ratios.py`](../ratios.py), [`advantages.py`](../advantages.py) and
-[`losses.py`](../losses.py), and no model: the batch consists of log-probs and rewards.
+the project, [`ratios.py`](../../ratios.py), [`advantages.py`](../../advantages.py) and
+[`losses.py`](../../losses.py), and no model: the batch consists of log-probs and rewards.
 
 %% code
 import json
@@ -42,7 +42,7 @@ import sys
 import matplotlib.pyplot as plt
 import torch
 
-sys.path.insert(0, "..")                     # the concept files are in the folder above
+sys.path.insert(0, "../..")                  # the concept files are in the root
 
 from advantages import group_advantages
 from losses import OBJECTIVES, policy_loss, token_weights, with_options
@@ -244,8 +244,8 @@ plt.show()
 ## Your own
 
 A new row is tried here first: add it to `OBJECTIVES` in `losses.py` and its name to `SEVEN`, and
-run all cells. [docs/lesson.md](../docs/lesson.md) has such an exercise with its solution,
-[docs/family.md](../docs/family.md) the whole table, and `python train.py --algorithm NAME` trains
+run all cells. [docs/lesson.md](../lesson.md) has such an exercise with its solution,
+[docs/family.md](../family.md) the whole table, and `python train.py --algorithm NAME` trains
 with it.
 '''
 
