@@ -105,8 +105,9 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     them. sampler: a rollout.Sampler.
 
     Returns plain data, which checkpoints keep: a dict with "rewards" (the first component of each),
-    "texts" (a game turn by turn), "lengths" (in tokens) and "truncated", each [problems][samples],
-    with "pass_at_1" and with the entries of reward_scores. Several processes share the problems.
+    "texts", "lengths" (in tokens), "truncated" and, with an environment, "games" (as format_game
+    prints them), each [problems][samples], with "pass_at_1" and with the entries of reward_scores.
+    Several processes share the problems.
     progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
@@ -114,7 +115,7 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
-    names = ("texts", "rewards", "parts", "lengths", "truncated")
+    names = ("texts", "rewards", "parts", "lengths", "truncated", *["games"] * task.played)
     answers = {name: [] for name in names}
     starts = range(indices.start, indices.stop, max(1, ROWS // G))
     for start in tqdm(starts, desc=progress, disable=None if progress else True, leave=False):
@@ -125,13 +126,13 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
         rollout = sampler.sample(prompts, G, uniforms=uniforms[rows].flatten(0, 1),
                                  temperature=temperature, **played)
         scores = task.reward_components(rollout.texts, chunk, rollout.token_lists(), rollout.games)
-        texts = [format_game(game) for game in rollout.games] or rollout.texts
-        columns = (texts, scores[:, 0].tolist(), scores.tolist(),                      # [B, K]
-                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist())
+        columns = (rollout.texts, scores[:, 0].tolist(), scores.tolist(),              # [B, K]
+                   rollout.mask.sum(-1).tolist(), rollout.truncated.tolist(),
+                   [format_game(game) for game in rollout.games])
         for answer, values in zip(answers.values(), columns):
             answer += [values[i:i + G] for i in range(0, len(values), G)]
-    of_processes = gather(answers)
-    answers = {name: sum((share[name] for share in of_processes), []) for name in answers}
+    gathered_answers = gather(answers)
+    answers = {name: sum((part[name] for part in gathered_answers), []) for name in answers}
     rewards = reward_scores(task, answers.pop("parts"))
     return answers | {"pass_at_1": pass_at_1(answers["rewards"]), **rewards}
 

@@ -129,7 +129,7 @@ def find_example(task, both):
     right = [[rewards[0] >= 1 for rewards in answers["rewards"]] for answers in samples]
     gains = [new - old for old, new in zip(*right)]
     i = gains.index(max(gains))
-    old, new = (answers["texts"][i][0] for answers in samples)
+    old, new = (answers.get("games", answers["texts"])[i][0] for answers in samples)
     problem = task.test[i]
     return {"prompt": problem.prompt.strip(), "answer": problem.answer, "before": old,
             "after": new, "right": [row[i] for row in right]}
