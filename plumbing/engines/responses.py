@@ -29,7 +29,7 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
                          "log-prob for every token")
     prompts = left_pad(token_ids(tokenizer, prompts), pad, device)         # [Q, P] ids and mask
     response = pad_right(responses, pad).to(device)                                 # [B, T]
-    logp = pad_right(logps, 0.0).to(device)                                         # [B, T]
+    logp = pad_right(logps, 0.0, torch.float32).to(device)                          # [B, T]
 
     is_end = end_test(policy, tokenizer, stop)
     lengths = torch.tensor(sizes, device=device)                                    # [B]
@@ -46,9 +46,11 @@ def as_rollout(policy, tokenizer, prompts, group_size, responses, logps, stop=()
     return finish(tokenizer, stop, prompts, group_size, response, logp, lengths, ended)
 
 
-def pad_right(rows, fill):
-    """Lists of numbers, padded on the right with `fill` -> tensor [B, T]."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
+def pad_right(rows, fill, dtype=None):
+    """Lists of numbers, padded on the right with `fill` -> tensor [B, T]. dtype: that of the
+    tensor; None: that of the first row."""
+    return pad_sequence([torch.tensor(row, dtype=dtype) for row in rows], batch_first=True,
+                        padding_value=fill)
 
 
 def ending_tokens(policy, tokenizer, stop):

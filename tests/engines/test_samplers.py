@@ -135,6 +135,8 @@ def test_responses_become_a_rollout():
     assert rollout.prompt_mask.tolist() == [[1, 1], [0, 1]]
     cut = as_rollout(made((3,)), TOKENIZER, [[1, 11]], 4, responses, logps, stop=("12",))
     assert cut.texts == ["", "", "", "1111"] and cut.mask.sum(-1).tolist() == [2, 2, 1, 4]
+    sure = as_rollout(made(), TOKENIZER, [[1]], 2, [[1], [2]], [[0], [-0.5]])    # 0, not 0.0
+    assert sure.sampler_logp.tolist() == [[0.0], [-0.5]]
 
 
 @pytest.mark.parametrize("responses, logps, words", [
