@@ -13,11 +13,10 @@ import torch
 
 def find_device_type(settings):
     """"cpu", "cuda" or "mps". Raises ValueError if torch does not find the device."""
-    cuda = torch.cuda.is_available()
     if settings.device == "auto":
-        return "cuda" if cuda else "cpu"
-    available = {"cpu": True, "cuda": cuda, "mps": torch.backends.mps.is_available()}
-    if not available[settings.device]:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    backend = {"cuda": torch.cuda, "mps": torch.backends.mps}.get(settings.device)
+    if backend and not backend.is_available():
         raise ValueError(f"--device {settings.device}: torch {torch.__version__} finds no such "
                          "device on this machine; use --device auto")
     return settings.device
