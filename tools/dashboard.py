@@ -6,6 +6,7 @@ docs/metrics.md defines the metrics and their normal values.
 import json
 import sys
 
+from plumbing.model.adapters import read_json
 from tools import style
 
 CURVES = ("reward", "pass_rate", "clip_low", "clip_high", "log_w_var", "log_s_var", "length",
@@ -39,10 +40,7 @@ def read_summary(folder):
     """The held-out figures of summary.json before and after the run, as two records. [] if the run
     is not complete or was not evaluated."""
     file = folder / "summary.json"
-    try:
-        summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+    summary = read_json(file) if file.is_file() else {}
     return [{"step": step, "pass_at_1": [summary[f"pass_at_1_{when}"]],
              "held_out_reward": [summary[f"reward_{when}"]]}
             for when, step in (("before", 0), ("after", summary.get("steps")))

@@ -70,6 +70,7 @@ def is_adapter(folder):
 
 
 def read_json(file):
+    """What a JSON file holds. Raises ValueError, which names the file."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
