@@ -71,8 +71,9 @@ class SRPO(Feature):
         first = sum(problem.stage == 1 for problem in train)
         sizes = (first, len(train) - first)
         if settings.stage2_step and not all(sizes):
-            raise ValueError(f"--stage2_step {settings.stage2_step}: none of the train prompts of "
-                             f"the {'second' if first else 'first'} source fits")
+            raise ValueError(f"--stage2_step {settings.stage2_step}: the "
+                             f"{'second' if first else 'first'} source has no train prompt that "
+                             "fits: raise --max_prompt_length, or leave out the flag")
         self.prompts = run.stream = Stages(sizes, run.stream.seed, settings.stage2_step,
                                            resamples(settings))
 

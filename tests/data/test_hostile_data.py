@@ -331,7 +331,7 @@ def test_prompts_that_do_not_fit_are_left_out_before_the_run(model, run, capsys)
     ("", dict(train=FIT, test=LONG_ONES), "none of the 3 test prompts fits; test.jsonl line"),
     ("--stage2_dataset_name second.jsonl --stage2_step 1",
      dict(train=FIT, test=["7+7=9"], second=LONG_ONES),
-     "--stage2_step 1: none of the train prompts of the second source fits")])
+     "--stage2_step 1: the second source has no train prompt that fits: raise --max_prompt")])
 def test_a_split_without_any_prompt_that_fits_is_refused(more, prompts, words, model, refused):
     files(**prompts)
     assert words in refused(FLAGS + more)
