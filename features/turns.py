@@ -303,6 +303,7 @@ class Turns(Feature):
             if not settings.model_name_or_path:
                 task.characters = environment.kind.characters
                 task.teacher = environment.kind.teacher
+                # tried once here, where an error is one line
                 first = task.train[0]
                 turns = task.teacher(first.row, random.Random(0))
                 builtin_tokenizer(task.characters)([first.prompt, *turns])

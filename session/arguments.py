@@ -387,7 +387,8 @@ def parse(argv, run_settings=None):
         folder = explicit["output_dir"]
         run = read_run_config(folder)
         explicit = read_run_layer(run.get("settings", {}), explicit, folder) | explicit
-    row = ALGORITHMS.get(explicit.get("algorithm", Settings.algorithm), {})     # or it is refused
+    # an unknown algorithm has no preset; check_settings refuses it
+    row = ALGORITHMS.get(explicit.get("algorithm", Settings.algorithm), {})
     preset = {name: value for name, value in row.items() if name != "objective"}
     deep = explicit.get("num_hidden_layers", Settings.num_hidden_layers) > SHALLOW
     defaults = DEEP_DEFAULTS if deep else {}

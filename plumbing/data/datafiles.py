@@ -28,7 +28,7 @@ class Problem:
     where: str = ""              # file and line, for error messages
     earlier: tuple | None = None  # the messages before it as (role, text); None: no conversation
     row: dict = field(default_factory=dict, compare=False, repr=False)   # its row in the data
-    stage: int = 1               # of features/srpo.py, from which on it is trained on
+    stage: int = 1               # the stage in which training on it begins (features/srpo.py)
 
 
 def load_problems(name, test_name, columns, rows, environment):

@@ -2,8 +2,8 @@
 
 
 class Wrapper:
-    """A sampler around another one: what a feature's wrap_sampler returns. A class of this kind has
-    a method `sample`, which calls self.sampler.sample."""
+    """A sampler around another one: what a feature's wrap_sampler returns. Subclasses define
+    `sample`, which calls self.sampler.sample."""
 
     def __init__(self, sampler, settings=None):
         self.sampler = sampler
