@@ -14,7 +14,6 @@ reward of the response is their sum. The turns are sampled by whatever sampler t
 again with the prompt and all tokens so far for the responses that go on.
 """
 
-import asyncio
 import inspect
 import random
 import sys
@@ -34,6 +33,7 @@ from features.feature import Feature, flag, refuse
 from plumbing.data.reward_functions import describe, is_number, load_function
 from plumbing.data.running_sum import builtin_tokenizer
 from plumbing.engines.wrapper import Wrapper
+from plumbing.parallel.event_loop import run_async
 
 SLOW = 10            # seconds of a step from which on the first one is named
 REWARDS = ("turn_reward_1", "turn_reward_2", "turn_reward_3", "turn_reward_4")      # metrics
@@ -134,7 +134,7 @@ class TurnSampler(Wrapper):
                                    turns.texts, turns.truncated.tolist()):
             self.write(response, *turn)
         live = [r for r in responses if not r.truncated]
-        for response, reply in zip(live, asyncio.run(self.environment.step_all(live))):
+        for response, reply in zip(live, self.environment.step_all(live)):
             self.read(response, *reply)
         return turns
 
@@ -233,27 +233,39 @@ class Environment:
         with self.errors_in_one_line("__init__", f"for the row {row!r:.80}"):
             return self.kind(dict(row), seed=seed) if self.seeded else self.kind(dict(row))
 
-    async def step_all(self, responses):
+    def step_all(self, responses):
         """[(observation, reward, done)] of the last turns of responses: one after the other, or
-        side by side if the class's step is async."""
-        return await asyncio.gather(*map(self.step, responses))
+        side by side in the event loop of the run if the class's step is async."""
+        async def finish(text, reply):
+            with self.in_step(text):
+                return await reply
+        texts = [response.game.turns[-1] for response in responses]
+        replies = []
+        for text, response in zip(texts, responses):
+            with self.in_step(text):
+                replies.append(response.player.step(text))
+        if any(map(inspect.isawaitable, replies)):
+            replies = run_async(*map(finish, texts, replies))
+        return list(map(self.check_reply, texts, replies))
 
-    async def step(self, response):
-        text = response.game.turns[-1]
+    @contextmanager
+    def in_step(self, text):
+        """The block is the user's step, for this turn of the policy."""
         turn = f"for the turn {text[:60]!r}"
         began = time.perf_counter()
         with self.errors_in_one_line("step", turn):
-            reply = response.player.step(text)
-            reply = await reply if inspect.isawaitable(reply) else reply
+            yield
         if time.perf_counter() - began > SLOW:
             self.warn("time", f"the first slow step took over {SLOW} s, {turn}")
+
+    def check_reply(self, text, reply):
         match reply:
             case (observation, Real() as reward, done) if (
                     is_number(reward) and done in (True, False)
                     and (done or isinstance(observation, str) and observation)):
                 return observation, float(reward), done
-        self.fail(f"step returned {reply!r:.120} {turn}: (observation, reward, done) "
-                  "is needed, with a finite number as reward, done True or False, and unless "
+        self.fail(f"step returned {reply!r:.120} for the turn {text[:60]!r}: (observation, reward, "
+                  "done) is needed, with a finite number as reward, done True or False, and unless "
                   "done a text that is not empty as observation")
 
 

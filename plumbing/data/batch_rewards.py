@@ -11,7 +11,6 @@ runs in the training process, without a time limit: the client of a judge model 
 that score one response at a time, in a separate process, are in reward_functions.py.
 """
 
-import asyncio
 import inspect
 import math
 from collections import Counter
@@ -19,6 +18,7 @@ from collections.abc import Mapping, Set
 
 from plumbing.data.datafiles import as_messages
 from plumbing.data.reward_functions import RewardFunction, describe, is_number, load_function
+from plumbing.parallel.event_loop import run_async
 
 BATCH_PARAMETERS = {"completions", "completion_ids"}         # a parameter that asks for a batch
 NOT_COLUMNS = ("prompts", "completions", "completion_ids")   # other names are columns of the data
@@ -85,8 +85,8 @@ class BatchRewardFunction:
                   for name in self.inputs}
         try:
             rewards = self.function(**inputs)
-            if inspect.iscoroutine(rewards):
-                rewards = asyncio.run(rewards)
+            if inspect.isawaitable(rewards):
+                rewards, = run_async(rewards)
         except (Exception, SystemExit) as error:             # whatever the user's function raises
             raise ValueError(f"--verifier {self.verifier} raised {describe(error)}") from error
         return self.check_rewards(rewards, len(texts))

@@ -1,8 +1,13 @@
 """Turns: what is played with an environment, token by token, and what ends a run in one line.
 python -m pytest tests/features/test_environment.py"""
 
+import asyncio
 import math
 import re
+import signal
+import subprocess
+import sys
+import time
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +26,7 @@ from plumbing.model import cold_start as warm_up
 from plumbing.speed import fast
 from rollout import Sampler
 from rollout import response_logp as plain_logp
-from tiny_run import chance, jsonl, read_json, slow, write
+from tiny_run import SMALL, chance, jsonl, read_json, slow, write
 
 ROOT = Path(train.__file__).parent
 SMOLLM2 = ROOT / "checkpoints/SmolLM2-135M-Instruct"
@@ -434,6 +439,84 @@ def test_a_slow_step_is_named_once_and_a_broken_one_leaves_the_last_whole_batch(
     assert "step raised ZeroDivisionError" in said
     done = len(read_json("broken/metrics.jsonl"))
     assert done and Path(f"broken/checkpoints/step_{done}/state.pt").exists()
+
+
+# ------------------------------------------------------------- async code: one loop for the run
+
+ASYNC = """
+import asyncio
+import threading
+import torch
+LOCK = asyncio.Semaphore(1)                      # waited for in turn 1: it belongs to that loop
+async def later(text):
+    await asyncio.sleep(0)
+    return text
+class Play:
+    def __init__(self, row):
+        self.task = None
+    async def step(self, text):
+        assert not torch.is_grad_enabled() and threading.current_thread().daemon
+        async with LOCK:
+            await asyncio.sleep(0)
+        first, self.task = self.task, self.task or asyncio.create_task(later("5"))
+        return (await first, 1, True) if first else ("5", 0, False)
+class Plain(Play):
+    def step(self, text):
+        assert threading.current_thread() is threading.main_thread()
+        return asyncio.run(later("5")), 1, True
+async def reward(completions):
+    async with LOCK:
+        await asyncio.sleep(0)
+    return [len(completion) / 10 for completion in completions]
+"""
+
+
+@pytest.mark.parametrize("kind", ["Play", "Plain"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_async_code_of_all_turns_and_batches_runs_in_one_loop(kind, inside, run, own):
+    """Also inside the loop of a notebook; a plain step may have a loop of its own."""
+    write("mine.py", ASYNC)
+    line = (f"{own} {PLAY} --environment mine.py:{kind} --steps 2 --verifier mine.py:reward "
+            "--max_completion_length 20")
+
+    async def notebook():
+        return run(line)
+    records = asyncio.run(notebook()) if inside and kind == "Play" else run(line)
+    assert [record["reward_parts"]["return"] > 0.5 for record in records] == [True, True]
+    assert [record["turns"] > 1.5 for record in records] == [kind == "Play"] * 2
+
+
+SLEEPER = """
+import asyncio
+import time
+from pathlib import Path
+class Play:
+    def __init__(self, row):
+        pass
+    async def step(self, text):
+        Path("began").touch()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            Path("cancelled").touch()
+"""
+
+
+def test_ctrl_c_cancels_what_runs(own):
+    write("mine.py", SLEEPER)
+    words = [sys.executable, ROOT / "train.py", *f"{own} {PLAY}".split(), *SMALL, "--steps", "1",
+             "--output_dir", "run"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+        while not Path("began").exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(2.2)                          # the first one waits for the end of the batch
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=20)[1]
+    assert process.returncode == 130 and Path("cancelled").exists(), said
+    assert "stopped immediately" in said and said.count("\n") == 2, said
 
 
 # -------------------------------------------------------- the tiny MoE plays in its own characters
