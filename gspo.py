@@ -3,7 +3,8 @@
     prompt x ─► π_old samples G responses ─► reward ─► group advantage Â ─┐
                            └─► log-probs ─► importance ratio s ───────────┴─► clip, optimize ─► π_θ
 
-    python gspo.py                       a tiny Mixture of Experts learns running sums in 2 minutes
+    python gspo.py                       a tiny Mixture of Experts learns running sums in a minute
+    python gspo.py grpo                  the same with GRPO's loss
     python gspo.py MODEL [ROWS.jsonl]    a Hugging Face causal LM learns GSM8K, or rows in its form
 """
 
@@ -26,8 +27,9 @@ MINI_BATCHES = 4           # optimizer steps per rollout batch (train.py: --step
 NUM_ITERATIONS = 1         # μ of GRPO: how often each mini-batch is used
 MICRO_BATCH = 64           # rows per forward and backward: changes the memory, not the result
 MAX_NEW_TOKENS = 25        # T at most: 12 digits, 11 commas, a period and the end token
-EPSILON = 3e-4             # the clip range of the ratio is [1 - EPSILON, 1 + EPSILON_HIGH]
+EPSILON = 3e-4             # the clip range of s is [1 - EPSILON, 1 + EPSILON_HIGH]
 EPSILON_HIGH = 4e-4
+GRPO_EPSILON = 0.2         # PPO's range, for w; the GSPO paper's GRPO has 0.2 and 0.27 (sec. 5.1)
 LEARNING_RATE = 4e-4       # the highest
 
 # ------------------------------------------------------------------------------ 1. task and reward
@@ -156,21 +158,33 @@ def group_advantages(rewards, group_size):
 
 # ------------------------------------------------------------------------------- 6. ratio and loss
 def gspo_loss(logp, old_logp, advantages, mask):
-    """-> (loss, number of clipped tokens). Clipping changes no ratio: it drops the gradient of
-    good responses (A > 0) above the clip range, and of bad ones (A < 0) below it."""
-    A = advantages[:, None]                                                             # [B, 1]
-    lengths = mask.sum(-1, keepdim=True)                                                # [B, 1]
+    """One ratio per response. -> (loss, the clipped tokens as a mask [B, T])."""
     log_w = (logp - old_logp).masked_fill(~mask, 0.0)                                   # [B, T]
-    ratio = (log_w.sum(-1, keepdim=True) / lengths).exp()                       # [B, 1]  eq. 7
-    clipped = ratio.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
-    # A mean over tokens of one value per response: only GRPO needs it. GSPO's 1/|y| is in eq. 7.
+    ratio = (log_w.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True)).exp()    # [B, 1]  eq. 7
+    return clipped_loss(ratio, EPSILON, EPSILON_HIGH, advantages, mask)
+
+def grpo_loss(logp, old_logp, advantages, mask):
+    """One ratio per token. -> (loss, the clipped tokens as a mask [B, T])."""
+    ratio = (logp - old_logp).masked_fill(~mask, 0.0).exp()                     # [B, T]  w
+    return clipped_loss(ratio, GRPO_EPSILON, GRPO_EPSILON, advantages, mask)
+
+def clipped_loss(ratio, epsilon, epsilon_high, advantages, mask):
+    """Clipping changes no ratio: it drops the gradient of good responses (A > 0) above the clip
+    range, and of bad ones (A < 0) below it. All other tokens have the gradient
+    -d loss / d log π(y_t) = ratio · A / (N·|y|): GRPO's 1/|y| is in the mean, GSPO's in eq. 7."""
+    A = advantages[:, None]                                                             # [B, 1]
+    clipped = ratio.clamp(1 - epsilon, 1 + epsilon_high)                      # [B, 1] or [B, T]
+    lengths = mask.sum(-1, keepdim=True)                                                # [B, 1]
     loss = -(torch.min(ratio * A, clipped * A) * mask / lengths).sum(-1).mean()         # eq. 5
-    return loss, ((clipped * A < ratio * A) & mask).sum()
+    return loss, (clipped * A < ratio * A) & mask
+
+LOSSES = {"gspo": gspo_loss, "grpo": grpo_loss}           # losses.py has the whole family
 
 # ----------------------------------------------------------------------------------------- 7. loop
-def train(policy, tokenizer, problems, learning_rate=LEARNING_RATE, micro_batch=MICRO_BATCH,
-          max_new_tokens=MAX_NEW_TOKENS):
-    """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each rollout batch."""
+def train(policy, tokenizer, problems, algorithm="gspo", learning_rate=LEARNING_RATE,
+          micro_batch=MICRO_BATCH, max_new_tokens=MAX_NEW_TOKENS):
+    """problems: PROMPTS_PER_STEP pairs (prompt as token ids, answer) for each rollout batch. Prints
+    what each of LOSSES would clip, as a share of the tokens with A ≠ 0; one of them trains."""
     steps = len(problems) // PROMPTS_PER_STEP
     optimizer = torch.optim.AdamW(policy.parameters(), learning_rate, (0.9, 0.95), weight_decay=0)
     schedule = make_schedule(optimizer, 10, steps * MINI_BATCHES * NUM_ITERATIONS)
@@ -187,21 +201,24 @@ def train(policy, tokenizer, problems, learning_rate=LEARNING_RATE, micro_batch=
             old_logp = torch.cat([response_logp(policy, Rollout(*part)) for part in parts])
         advantages = group_advantages(torch.tensor(rewards), NUM_GENERATIONS).to(mask.device)
         groups = torch.arange(len(mask)).view(-1, NUM_GENERATIONS)                      # [Q, G]
-        clipped = 0.0                                      # mean of the mini-batches' shares
+        clipped, signal = dict.fromkeys(LOSSES, 0), 0      # tokens
         for _ in range(NUM_ITERATIONS):
             order = torch.randperm(len(prompts))                                        # [Q]
             for mini in groups[order].tensor_split(MINI_BATCHES):   # at the very first one s is 1
                 for rows in mini.flatten().split(micro_batch):
                     logp = response_logp(policy, Rollout(*(x[rows] for x in rollout)))  # [b, T]
-                    loss, count = gspo_loss(logp, old_logp[rows], advantages[rows], mask[rows])
-                    (loss * len(rows) / mini.numel()).backward()    # sum: the mini-batch's mean
-                    clipped += (count / mask[mini].sum() / MINI_BATCHES / NUM_ITERATIONS).item()
+                    own = old_logp[rows], advantages[rows], mask[rows]
+                    found = {name: loss(logp, *own) for name, loss in LOSSES.items()}
+                    (found[algorithm][0] * len(rows) / mini.numel()).backward()   # mini's mean
+                    clipped = {name: clipped[name] + found[name][1].sum().item() for name in found}
+                    signal += mask[rows][advantages[rows] != 0].sum().item()
                 torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
         means.append(sum(rewards) / len(rewards))
-        print(f"batch {step + 1:3}/{steps}   reward {means[-1]:.3f}   clipped {clipped:.2f}   "
+        shares = "   ".join(f"{name} {n / max(signal, 1):.3f}" for name, n in clipped.items())
+        print(f"batch {step + 1:3}/{steps}   reward {means[-1]:.3f}   clipped of A≠0: {shares}   "
               f"{time.perf_counter() - began:.1f} s", flush=True)
     first, last = (sum(part) / len(part) for part in (means[:5], means[-5:]))
     print(f"mean reward of the first five batches {first:.3f}, of the last five {last:.3f}")
@@ -227,6 +244,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 3 or sys.argv[1:] and sys.argv[1].startswith("-"):    # it has no flags
         print(__doc__)
         sys.exit(sys.argv[1] not in ("-h", "--help"))
+    algorithm = sys.argv.pop(1) if sys.argv[1:2] and sys.argv[1] in LOSSES else "gspo"
     torch.manual_seed(0)
     random.seed(0)
     if len(sys.argv) > 1:
@@ -239,12 +257,4 @@ if __name__ == "__main__":
         problems = [(tokenizer.encode(prompt), answer) for prompt, answer in problems]
         sizes = {}
     check_log_probs(policy, sample(policy, tokenizer, [ids for ids, _ in problems[:2]], 2, 8))
-    train(policy, tokenizer, problems, **sizes)
-
-# ------------------------------------------------------------------ what is left out, and GRPO
-# losses.py has the family of objectives, rollout.py stop strings and tools, routes.py the replay
-# of a MoE's routers, train.py all of it with evaluation, checkpoints and --resume.
-# GRPO is three lines away. 0.2 is PPO's clip range; the paper's GRPO has 0.2 and 0.27 (sec. 5.1).
-# EPSILON = 0.2
-# EPSILON_HIGH = 0.2
-#     ratio = log_w.exp()                                                         # [B, T]
+    train(policy, tokenizer, problems, algorithm, **sizes)

@@ -46,19 +46,6 @@ def load(path):
     return module
 
 
-def grpo_page(folder):
-    """The page with the three lines of its closing comment in the place of its own, in a folder."""
-    source, closing = SOURCE.split("# GRPO is three lines away")
-    lines = re.findall(r"^# ( *[A-Za-z_]+ = .*)$", closing, re.M)
-    assert len(lines) == 3
-    for line in lines:
-        name = line.partition(" = ")[0]
-        source, count = re.subn(rf"(?m)^{name} = .*$", line, source)
-        assert count == 1, line
-    write(folder / "grpo.py", source)
-    return folder / "grpo.py"
-
-
 def test_log_probs_are_those_of_one_response_at_a_time():
     """Prompts of unequal length; some responses are empty: their end token comes first. GPT-2's
     positions are absolute: padding may not shift them."""
@@ -71,30 +58,19 @@ def test_log_probs_are_those_of_one_response_at_a_time():
     torch.testing.assert_close(found[drawn.mask], want[drawn.mask])
 
 
-def assert_same_loss(page, name):
-    """Value, gradient and clipped tokens of a page and of losses.py, on responses of all kinds."""
+@pytest.mark.parametrize("name", ["gspo", "grpo"])
+def test_a_loss_is_that_of_the_concept_file(name):
+    """Value, gradient and clipped tokens, on responses of all kinds."""
     batch = ragged(absurd=[0.0])
     logp, old_logp, A, mask, *_ = only(batch.mask.any(-1), batch)
     logp.requires_grad_()
-    loss, clipped = page.gspo_loss(logp, old_logp, A, mask)
+    loss, clipped = gspo.LOSSES[name](logp, old_logp, A, mask)
     want, stats = policy_loss(name, logp, old_logp, A, mask)
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(*(torch.autograd.grad(x, logp)[0] for x in (loss, want)))
-    assert clipped.item() == pytest.approx(((stats["clip_low"] + stats["clip_high"])
-                                            * mask.sum()).item())
-
-
-def test_the_loss_is_that_of_the_concept_file():
-    assert_same_loss(gspo, "gspo")
-
-
-def test_the_three_lines_of_the_closing_comment_make_it_grpo(tmp_path, monkeypatch, capsys):
-    page = grpo_page(tmp_path)
-    text = page.read_text(encoding="utf-8")
-    assert sum(a != b for a, b in zip(SOURCE.splitlines(), text.splitlines())) == 3
-    assert_same_loss(load(page), "grpo")
-    run(monkeypatch, page, shortened(text, **SHORT))
-    assert capsys.readouterr().out.count("batch ") == 2
+    assert clipped.sum().item() == pytest.approx(((stats["clip_low"] + stats["clip_high"])
+                                                  * mask.sum()).item())
+    assert not clipped[~mask].any() and (clipped.any() or name == "grpo")
 
 
 def test_the_page_imports_nothing_of_this_project():
@@ -105,7 +81,7 @@ def test_the_page_imports_nothing_of_this_project():
 def test_the_page_is_a_page():
     lines = SOURCE.splitlines()
     code = [line for line in lines if line.strip() and not line.startswith("#")]
-    assert len(code) <= 215 and len(lines) <= 250 and max(map(len, lines)) <= 100
+    assert len(code) <= 230 and len(lines) <= 260 and max(map(len, lines)) <= 100
 
 
 def test_the_teacher_differs_from_the_task_at_nines_alone():
@@ -144,11 +120,26 @@ def test_the_shortened_page_runs(tmp_path, monkeypatch, capsys):
     assert re.fullmatch(r"log-probs of sampling and of scoring differ by at most [\d.e-]+ nats",
                         agreement)
     for line in batches:
-        assert re.fullmatch(r"batch +\d/7   reward [\d.]+   clipped [\d.]+   [\d.]+ s", line)
+        assert re.fullmatch(r"batch +\d/7   reward [\d.]+   clipped of A≠0: gspo [\d.]+   "
+                            r"grpo [\d.]+   [\d.]+ s", line)
     means = [float(line.split()[3]) for line in batches]
     fives = [sum(part) / 5 for part in (means[:5], means[-5:])]
     assert len(means) == 7 and fives[0] != fives[1]
     assert [float(x) for x in re.findall(r"0\.\d+", said)] == pytest.approx(fives, abs=1e-3)
+
+
+def test_grpo_on_the_command_line_trains_with_the_other_loss(tmp_path, monkeypatch, capsys):
+    """Both runs print both clips; the policies part ways after the first update."""
+    source = shortened(SOURCE, **SHORT | dict(STEPS=4, PROMPTS_PER_STEP=8, MAX_NEW_TOKENS=3,
+                                              LEARNING_RATE=0.01))
+    source = source.replace("float(response == answer)", "float(response < '7')")
+    printed = {}
+    for words in ([], ["gspo"], ["grpo"]):
+        run(monkeypatch, tmp_path / "short.py", source, *words)
+        printed[" ".join(words)] = re.sub(r"[\d.]+ s$", "", capsys.readouterr().out, flags=re.M)
+    assert printed[""] == printed["gspo"] != printed["grpo"]
+    shares = re.findall(r"gspo ([\d.]+)   grpo ([\d.]+)", printed["grpo"])
+    assert len(shares) == 4 and {s for s, _ in shares} != {w for _, w in shares} != {"0.000"}
 
 
 @pytest.mark.parametrize("warmup, updates", [(10, 50), (10, 10), (3, 4), (10, 4)])

@@ -85,16 +85,21 @@ def made(uses):
                     for folder in ("start", "run/checkpoints/step_2"))
     moved = distance(house, start)
 
-    def run():
+    def run(seen):
         drawn = iter([u for number in (1, 2) for u in uniforms(number, Q * G).T])
         token = lambda p, n: draw(p.log(), next(drawn))[:, None]
+
+        def counted(logp, old_logp, advantages, mask):
+            loss, clipped = gspo.gspo_loss(logp, old_logp, advantages, mask)
+            seen.append((clipped.sum().item(), mask.sum().item()))
+            return loss, clipped
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (SHORT | dict(NUM_ITERATIONS=uses, reward=reward)).items():
                 patch.setattr(gspo, name, value)
             patch.setattr(torch, "multinomial", token)
+            patch.setitem(gspo.LOSSES, "gspo", counted)
             policy = gspo.Qwen3MoeForCausalLM.from_pretrained("start", dtype=torch.float32)
-            gspo.train(policy, Characters(), problems, gspo.LEARNING_RATE, micro_batch=3,
-                       max_new_tokens=T)
+            gspo.train(policy, Characters(), problems, micro_batch=3, max_new_tokens=T)
             policy.save_pretrained("page")
         return distance(load_file("page/model.safetensors"), house) / moved
     return run
@@ -107,11 +112,17 @@ def distance(one, other):
 
 def test_two_batches_of_the_page_and_of_train_py_give_the_same_weights(page, capsys):
     capsys.readouterr()
-    assert page() < 3e-4                 # 8e-5 here: rounding, divided by Adam's small denominators
-    printed = re.findall(r"reward ([\d.]+)   clipped ([\d.]+)", capsys.readouterr().out)
+    seen = []                            # (clipped, all) tokens of each micro-batch
+    assert page(seen) < 3e-4             # 8e-5 here: rounding, divided by Adam's small denominators
+    shown = r"reward ([\d.]+)   clipped of A≠0: gspo ([\d.]+)"
+    printed = re.findall(shown, capsys.readouterr().out)
     logged = metrics("run")
     rewards = [m["reward"] for m in logged]
     assert len(rewards) == 2
     assert [float(r) for r, _ in printed] == pytest.approx(rewards, abs=6e-4)
+    assert all(0.1 < float(c) < 0.9 for _, c in printed)
+    parts = Q * G // MINI // 3 + 1       # micro-batches of a mini-batch
+    minis = [[*map(sum, zip(*seen[i:i + parts]))] for i in range(0, len(seen), parts)]
+    each = [[c / n for c, n in part] for part in (minis[:len(minis) // 2], minis[len(minis) // 2:])]
     shares = [m["clip_low"] + m["clip_high"] for m in logged]
-    assert [float(c) for _, c in printed] == pytest.approx(shares, abs=6e-3) and min(shares) > 0.1
+    assert [sum(x) / len(x) for x in each] == pytest.approx(shares, abs=1e-6) and min(shares) > 0.1

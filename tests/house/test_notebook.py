@@ -9,11 +9,11 @@ import re
 
 import pytest
 
-from documents import DOCUMENTS, PROGRAM
+from documents import PROGRAM
 from losses import OBJECTIVES
 import make_family
 import make_gspo
-from make_gspo import executed, made, notebook, page_cells, picture, sources
+from make_gspo import executed, made, notebook, page_cells, sources
 from tiny_run import read_json
 
 PAGE = PROGRAM["gspo.py"]
@@ -46,12 +46,6 @@ def test_a_notebook_is_what_its_generator_writes_with_its_outputs(book, make, wr
 def test_every_part_of_the_page_is_in_a_cell():
     cells = page_cells(PAGE)                                 # the docstring and nine parts
     assert "".join(cells) == PAGE[:PAGE.index("if __name__ ==")] and len(cells) == 10
-
-
-def test_the_picture_of_the_reading_page_is_the_notebooks():
-    file = make_gspo.PICTURE
-    assert file.read_bytes() == picture(BOOK, make_gspo.PICTURED), STALE
-    assert f"](figures/{file.name})" in DOCUMENTS["docs/lesson.md"]
 
 
 def learns(book):
