@@ -19,7 +19,8 @@ from losses import OBJECTIVES
 from session.arguments import ALGORITHMS, read_run_config
 from tools.dashboard import read_lines, read_metrics
 
-FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js")  # of viewer/
+FILES = ("index.html", "style.css", "losses.js", "group.js", "page.js", "drag.js", "challenges.js",
+         "fan.js")                                              # of viewer/
 LARGEST_PAGE = 3_000_000         # bytes; for longer runs, evenly spaced batches are left out
 KEPT_ARGUMENTS = ("algorithm", "epsilon", "epsilon_high", "reduction", "dual_clip",
                   "off_policy_mask", "max_completion_length")
@@ -63,9 +64,9 @@ def encode_json(data):
     return json.dumps(finite, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def make_page(runs, largest=None):
+def make_page(runs, largest=None, folded=False):
     """The HTML file for one or two runs, as read_run returns them, of about `largest` bytes;
-    None: LARGEST_PAGE."""
+    None: LARGEST_PAGE. folded: the runs are shown when their title is clicked."""
     viewer = Path(__file__).parent / "viewer"
     html, style, *scripts = ((viewer / file).read_text(encoding="utf-8") for file in FILES)
     script = "\n".join(scripts)
@@ -75,7 +76,8 @@ def make_page(runs, largest=None):
                         "runs": [drop_batches(run, room) for run in runs]})
     allow = f"script-src {digest(script)}; style-src {digest(style)}"
     policy = f"default-src 'none'; {allow}; base-uri 'none'; form-action 'none'"
-    places = {"@POLICY@": policy, "@STYLE@": style, "@SCRIPT@": script, "@DATA@": data}
+    places = {"@POLICY@": policy, "@STYLE@": style, "@SCRIPT@": script,
+              "@OPEN@": "" if folded else "open", "@DATA@": data}
     for place, text in places.items():                       # the untrusted text last
         html = html.replace(place, text)
     return html

@@ -3,7 +3,8 @@
     python train.py && python train.py --algorithm grpo
     python eval.py view runs/gspo runs/grpo --output docs/view.html --kilobytes 390
 
-After a change of the viewer or of losses.OBJECTIVES, from the runs inside the page:
+Its runs are folded below the toy, which the next command sees to. After a change of the viewer or
+of losses.OBJECTIVES, from the runs inside the page:
 
     PYTHONPATH=. python tests/house/test_view_page.py
 """
@@ -20,8 +21,8 @@ RUNS = json.loads(max(re.findall(r"\{.*\}", PAGE), key=len))["runs"]       # tho
 
 
 def remade():
-    """The page as the viewer makes it of the same runs today."""
-    return view.make_page(RUNS, largest=10 ** 9)
+    """The page as the viewer makes it of the same runs today, these folded below the toy."""
+    return view.make_page(RUNS, largest=10 ** 9, folded=True)
 
 
 def test_the_page_is_what_the_viewer_makes_of_its_runs_today():
@@ -36,8 +37,8 @@ def test_its_runs_are_the_default_run_and_grpos():
 
 
 def test_it_is_small_and_linked_from_the_readme():
-    assert len(PAGE.encode()) <= 450_000
-    assert "](docs/view.html)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(PAGE.encode()) <= 480_000
+    assert "docs/view.html" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

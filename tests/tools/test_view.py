@@ -7,6 +7,7 @@
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -552,3 +553,109 @@ def test_a_finger_drags_a_token(page):
             "type": kind, "touchPoints": [{"x": a, "y": b} for a, b in points]})
     assert page.js("return dragged.logw[2][0]") > 0.3
     page.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+# ------------------------------------------------------------- the challenges and the second card
+
+CHALLENGES = {                           # how to solve each: token, to which log w
+    0: [("drag0-0", 0.26), ("drag0-7", -0.6)], 1: [("drag0-7", -0.31)],
+    2: [("drag1-4", -0.2), ("drag1-6", -0.15)], 3: [("drag3-1", -0.21)]}
+
+
+def solved(page):
+    return page.js("return CHALLENGES.map(one => Boolean(one.done))")
+
+
+def move_by_mouse(page, token, logw):
+    at = page.js("const [i, t] = arguments[0].slice(4).split('-');"
+                 "document.getElementById(arguments[0]).scrollIntoView({block: 'center'});"
+                 "return dragged.logw[i][t]", token)
+    drag(page, token, round((at - logw) * 60))
+
+
+def move_by_touch(page, token, logw):
+    x, y, at = page.js(
+        "const [i, t] = arguments[0].slice(4).split('-');"
+        "const token = document.getElementById(arguments[0]);"
+        "token.scrollIntoView({block: 'center'}); const box = token.getBoundingClientRect();"
+        "return [box.x + box.width / 2, box.y + box.height / 2, dragged.logw[i][t]]", token)
+    for kind, points in (("touchStart", [y]), ("touchMove", [y + (at - logw) * 60]),
+                         ("touchEnd", [])):
+        page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", {
+            "type": kind, "touchPoints": [{"x": x, "y": b} for b in points]})
+
+
+def move_by_keys(page, token, logw):
+    at = page.js("const [i, t] = arguments[0].slice(4).split('-');"
+                 "document.getElementById(arguments[0]).focus(); return dragged.logw[i][t]", token)
+    steps = round((logw - at) * 100)
+    page.press(("\ue013" if steps > 0 else "\ue015") * abs(steps))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("move, width", [
+    (move_by_mouse, 1280), (move_by_touch, 390), (move_by_keys, 1280)],
+    ids=["mouse", "touch", "keys"])
+def test_a_challenge_is_solved_by_moves_and_not_by_its_beginning(page, browser, move, width):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {
+        "width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 700})
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": width < 700})
+    page.js("location.reload()")
+    for k, moves in CHALLENGES.items():
+        page.js("document.getElementById(`challenge${arguments[0]}`).click()", k)
+        assert solved(page) == [j < k for j in range(4)], "not by its beginning"
+        for token, logw in moves:
+            move(page, token, logw)
+        assert solved(page) == [j <= k for j in range(4)], k
+    assert "4 of 4 solved" in page.find("#solved").text
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
+
+
+@pytest.mark.slow
+def test_a_challenge_fixes_its_clip_range(page):
+    page.js("document.getElementById('challenge1').click()")
+    page.js("const list = document.getElementById('dragrange'); list.value = 'wide';"
+            "list.dispatchEvent(new Event('change'))")
+    assert not any(solved(page)), "0.03 / 0.04 keeps the response without a move"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a, rule", [(1, "paper"), (1, "rule"), (0.5, "paper"), (0, "rule")])
+def test_the_dots_of_the_fan_are_clipped_as_policy_loss_clips(page, a, rule):
+    """Each dot as a response of one token; for GSPO as one of L tokens with that mean, too."""
+    dots = page.js("FAN.a = arguments[0]; FAN.range = arguments[1]; return fanDots()", a, rule)
+    clipped = 0
+    for dot in dots:
+        n = dot["L"] if a == 1 else 1
+        logp = torch.full((1, n), dot["x"], dtype=torch.float64, requires_grad=True)
+        loss, _ = policy_loss("gspo", logp, torch.zeros(1, n, dtype=torch.float64),
+                              torch.tensor([float(dot["A"])]).double(),
+                              torch.ones(1, n).bool(), epsilon=dot["epsilon"],
+                              epsilon_high=dot["high"])
+        gone = not torch.autograd.grad(loss, logp)[0].any()
+        assert gone == (dot["removed"] is not None), dot
+        clipped += gone
+    assert 0 < clipped < len(dots)
+    page.js("drawFan()")
+    hollow = page.js("return document.querySelectorAll('#fan circle.removed').length")
+    told = [int(n) for n in re.findall(r"(\d+) of 50 clipped", page.find("#fancount").text)]
+    assert hollow == clipped == sum(told) and len(told) == 3
+
+
+@pytest.mark.slow
+def test_the_fan_spreads_as_its_formulas_say(page):
+    """Var[log s] = σ²/L and mean −KL at exponent 1; the spread is constant at ½; no spread before
+    the first mini-batch."""
+    moments = lambda L, a, mini: page.js(
+        "FAN.a = arguments[1]; FAN.mini = arguments[2]; const m = fanMoments(arguments[0]);"
+        "return [m.mean, m.std]", L, a, mini)
+    sigma, kl = page.js("return [FAN.sigma, FAN.kl]")
+    for L in (16, 1024):
+        assert moments(L, 1, 4) == pytest.approx([-kl, sigma / math.sqrt(L)])
+        assert moments(L, 0.5, 4) == pytest.approx([-kl * math.sqrt(L), sigma])
+        assert moments(L, 0, 4) == pytest.approx([-kl * L, sigma * math.sqrt(L)])
+        assert moments(L, 1, 1) == [0, 0]
+    slider = page.find("#fanL")
+    before = page.js("return FAN.L")
+    slider.send_keys("\ue014")                               # the arrow to the right
+    assert page.js("return FAN.L") > before

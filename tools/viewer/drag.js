@@ -113,7 +113,7 @@ function drawDragged() {
   START.forEach((one, i) => {
     const {sum, logs} = logRatios(preparedGroup(false), i);
     const A = one.turns ? "turn 1: Â +1, turn 2: Â −1 (mean 0)" : `Â ${signed(one.A[0], 0)}`;
-    byId(`sum${i}`).textContent = `${A}   s ${Math.exp(logs).toFixed(4)}   `
+    byId(`sum${i}`).textContent = `response ${i + 1}: ${A}   s ${Math.exp(logs).toFixed(4)}   `
       + `∏w ${Math.exp(sum).toFixed(3)}`;
     one.tokens.forEach((_, t) => {
       const handle = byId(`drag${i}-${t}`), logw = dragged.logw[i][t];
@@ -133,6 +133,7 @@ function drawDragged() {
       });
     }
   });
+  if (byId("challenges").firstChild) checkChallenges();
 }
 
 function moveToken(i, t, logw) {

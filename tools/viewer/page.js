@@ -30,7 +30,7 @@ function printable(token) {
 }
 
 function make(tag, className, text, parent) {
-  const svg = ["svg", "path", "line"].includes(tag);
+  const svg = ["svg", "path", "line", "circle", "rect", "text"].includes(tag);
   const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const element = document.createElementNS(space, tag);
   if (className) element.setAttribute("class", className);
