@@ -111,10 +111,9 @@ def evaluate(sampler, task, problems, samples, temperature, seed=0, progress=Non
     progress: the label of the progress bar; None: no bar.
     """
     G = samples if temperature else 1
-    T = task.max_completion_length
     indices = share(len(problems))
     generator = torch.Generator().manual_seed(seed)
-    uniforms = torch.rand(len(problems), G, T, generator=generator)                # [n, G, T]
+    uniforms = task.draw_uniforms(generator, len(problems), G)                     # [n, G, T]
     names = ("texts", "rewards", "parts", "lengths", "truncated", *["games"] * task.played)
     answers = {name: [] for name in names}
     starts = range(indices.start, indices.stop, max(1, ROWS // G))

@@ -174,8 +174,7 @@ def sample(settings, learner, task, problems, step, attempt=0):
     """π_old samples G responses to each prompt -> Rollout."""
     prompts = task.encode(learner.tokenizer, problems)
     B = len(prompts) * settings.num_generations
-    T = task.max_completion_length
-    uniforms = torch.rand(B, T, generator=generator_for(settings.seed, step, attempt + 1))  # [B, T]
+    uniforms = task.draw_uniforms(generator_for(settings.seed, step, attempt + 1), B)      # [B, T]
     played = {"rows": [p.row for p in problems]} if task.played else {}
     return learner.sampler.sample(prompts, settings.num_generations, uniforms=uniforms, **played)
 

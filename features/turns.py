@@ -228,8 +228,9 @@ class Environment:
             sys.stderr.write(f"train.py: warning: --environment {self.name}: {text}\n")
 
     def begin(self, row, uniforms):
-        """An object of the class for one response. uniforms: random numbers that make its seed."""
-        seed = zlib.crc32(uniforms.numpy().tobytes())
+        """An object of the class for one response. uniforms: random numbers whose first two make
+        its seed, whatever the length limit is."""
+        seed = zlib.crc32(uniforms[:2].numpy().tobytes())
         with self.errors_in_one_line("__init__", f"for the row {row!r:.80}"):
             return self.kind(dict(row), seed=seed) if self.seeded else self.kind(dict(row))
 

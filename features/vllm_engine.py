@@ -85,11 +85,12 @@ class VllmSampler:
 
 
 def row_seeds(uniforms, rows):
-    """A seed below 2^32 for every row: a function of its random numbers (uniforms [B, T]), so that
-    a resumed run draws the same. uniforms None: `rows` new seeds."""
+    """A seed below 2^32 for every row: a function of its first two random numbers (uniforms
+    [B, T]), so that a resumed run draws the same, and one with another limit T, too. uniforms None:
+    `rows` new seeds."""
     if uniforms is None:
         return torch.randint(2 ** 32, (rows,)).tolist()
-    return [zlib.crc32(row.numpy().tobytes()) for row in uniforms.cpu()]
+    return [zlib.crc32(row.numpy().tobytes()) for row in uniforms[:, :2].cpu()]
 
 
 ROWS = 8         # responses that are compared, of one prompt

@@ -45,6 +45,7 @@ class Task:
     max_prompt_length: int = 1024        # the longest prompt in tokens
     characters: str = CHARACTERS         # the vocabulary of a tiny MoE for this task
     max_completion_length: int = 256     # the longest response in tokens, unless a flag sets it
+    own_length: int | None = None        # what it was before a flag set it
     played: bool = False         # with an environment: the first component is the return
 
     def digest_prompts(self):
@@ -52,6 +53,21 @@ class Task:
         are no longer the same."""
         text = "".join(json.dumps([p.prompt, p.earlier]) for p in self.train)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def draw_uniforms(self, generator, *rows):
+        """The random numbers that draw the tokens of responses, [*rows, max_completion_length].
+
+        A token's number does not depend on the limit, so that runs with different limits sample
+        the same responses from the same policy. The first own_length of a response come from
+        `generator`, further ones, drawn position by position, from a second one."""
+        T = self.max_completion_length
+        own = self.own_length or T
+        beyond = torch.Generator().manual_seed(-1 - generator.initial_seed())
+        uniforms = torch.rand(*rows, own, generator=generator)[..., :T]                 # [*rows, ·]
+        if T <= own:
+            return uniforms                                                             # [*rows, T]
+        further = torch.rand(T - own, *rows, generator=beyond)                          # [·, *rows]
+        return torch.cat([uniforms, further.movedim(0, -1)], -1)                        # [*rows, T]
 
     @property
     def component_names(self):

@@ -72,6 +72,7 @@ def prepare_task(settings, task=None):
     task.chat_template = settings.chat_template
     task.max_prompt_length = settings.max_prompt_length
     task.stop = tuple(dict.fromkeys((*task.stop, *settings.stop)))
+    task.own_length = task.own_length or task.max_completion_length
     task.max_completion_length = settings.max_completion_length or task.max_completion_length
     return task
 

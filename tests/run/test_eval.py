@@ -16,6 +16,22 @@ from plumbing.data.task import Task
 from tiny_run import jsonl, write
 
 
+# --------------------------------------------------------------------------- random numbers
+
+def test_a_limit_does_not_change_the_numbers_before_it():
+    """The task's own limit is drawn as ever; what lies beyond comes from a second generator."""
+    def draw(length):
+        task = Task("sums", [], [], None, max_completion_length=length, own_length=7)
+        return task.draw_uniforms(torch.Generator().manual_seed(3), 5, 2)            # [5, 2, length]
+    own = torch.rand(5, 2, 7, generator=torch.Generator().manual_seed(3))           # [5, 2, 7]
+    longest = draw(40)
+    assert torch.equal(draw(7), own)
+    for length in (1, 6, 7, 8, 25, 40):
+        assert draw(length).shape == (5, 2, length)
+        assert torch.equal(draw(length), longest[..., :length])
+    assert len(longest.unique()) > 395, "and none of them twice"
+
+
 # ------------------------------------------------------------------------------- estimators
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
