@@ -235,7 +235,7 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     stats, 0-dim tensors named in STATISTICS: clip_low and clip_high, the shares of loss tokens
     whose gradient was removed below and above the clip range (off_policy_mask counts as low,
     dual_clip as high); clip_signal, both together as a share of the signal_tokens (those with A
-    not 0); and ratio_stats."""
+    not 0); signal_stats and ratio_stats."""
     row = name if isinstance(name, Objective) else with_options(name)
     factors = mismatch if factors is None else factors                           # [B, T]
     check_per_token(mask, logp=logp, old_logp=old_logp, weights=weights, router_shift=router_shift,
@@ -275,7 +275,30 @@ def policy_loss(name, logp, old_logp, advantages, mask, *, epsilon=None, epsilon
     share = lambda removed, of: removed.sum() / of.sum().clamp(min=1)            # []
     stats = dict(clip_low=share(below, mask), clip_high=share(above, mask),
                  clip_signal=share(below | above, signal), signal_tokens=signal.sum())
+    stats |= signal_stats(logp.detach(), old_logp, A, mask, low, high, row.kind.of)
     return loss, stats | ratio_stats(logp, old_logp, mask)
+
+
+def signal_stats(logp, old_logp, A, mask, low, high, of):
+    """Where the responses with an advantage stand before the step: over those whose mean advantage
+    is not 0, mean and population variance of log s, and the shares with a positive advantage, with
+    s below and above the clip range, and there in their own advantage's direction (below with
+    A < 0, above with A > 0). A [B, T]; of: what the clip range limits (Clip.of); a range of π - μ
+    holds no ratio, so none is outside it."""
+    log_s = sequence_log_ratio(logp, old_logp, mask)                             # [B]
+    A = mean_over_tokens(A, mask)                                                # [B]
+    signal = A != 0                                                              # [B]
+    below = above = torch.zeros_like(signal)                                     # [B]
+    if low is not None and of != "π - μ":
+        x = log_s if of == "log w" else log_s.exp()                              # [B]
+        below, above = x < low, x > high
+    count = signal.sum().clamp(min=1)
+    mean = lambda x: (x * signal).sum() / count                                  # []
+    center = mean(log_s)
+    return dict(signal_answers=signal.sum(), signal_log_s_mean=center,
+                signal_log_s_var=mean((log_s - center) ** 2), signal_positive=mean(A > 0),
+                signal_below=mean(below), signal_above=mean(above),
+                signal_own_below=mean(below & (A < 0)), signal_own_above=mean(above & (A > 0)))
 
 
 STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches are combined
@@ -283,6 +306,10 @@ STATISTICS = {  # of policy_loss: over what each is averaged when micro-batches 
     "clip_low": "tokens", "clip_high": "tokens", "clip_signal": "signal_tokens",
     "log_w_mean": "tokens", "log_w_var": ("tokens", "log_w_mean"),       # a variance, of this mean
     "log_s_mean": "answers", "log_s_var": ("answers", "log_s_mean"),
+    "signal_answers": "count", "signal_log_s_mean": "signal_answers",    # of responses with A not 0
+    "signal_log_s_var": ("signal_answers", "signal_log_s_mean"),
+    **dict.fromkeys(("signal_positive", "signal_below", "signal_above", "signal_own_below",
+                     "signal_own_above"), "signal_answers"),
     "ratio_max": "max",                                                  # or "sum"
 }
 

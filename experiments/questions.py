@@ -813,6 +813,101 @@ CURVES = Question(
               "GSPO wide": KNOWN["GSPO wide"]}, seeds=range(3), seconds=60,
     rules=each("{0}", "{0}@default", FIRST, rule=Reported, form="{:.3f}"))
 
+# ------------------------------------------------- when does the choice matter? (November 2026)
+
+LATER_PASS = "{0}@{1}:late - {2}@{1}:late"
+UNCLIPPED = "--epsilon 0.99 --epsilon_high 0.99"
+SIZES = {"large steps": "--learning_rate 5e-4 --steps_per_generation 16",
+         "usual steps": "--learning_rate 4e-4 --steps_per_generation 4"}
+AFAR = dict(nothing=EQUAL, least=16)
+PAIRS = {"wide against GRPO": ("GSPO wide", "GRPO"),
+         "the paper's range against GRPO": ("GSPO", "GRPO"),
+         "dropped by s against GRPO": ("drops by s", "GRPO"),
+         "the weight: wide against dropped by s": ("GSPO wide", "drops by s"),
+         "the same share: wide against narrow GRPO": ("GSPO wide", "GRPO narrow"),
+         "without a clip: GSPO against GRPO": ("GSPO no clip", "GRPO no clip"),
+         "replay against none": ("GRPO replay", "GRPO")}
+OFFPOLICY = Question(
+    claim="Where steps are large, a ratio per sequence keeps a run above one per token",
+    asks="Is it the ratio, the drop rule or the width?", source="GSPO §3 and §5.1",
+    reported="GSPO trains where GRPO collapses",
+    regime=f"{TINY}, 16 rollout batches of 128 answers, 16 mini-batches at 5e-4 (or 4 at 4e-4)",
+    flags=COLLAPSE.flags, script="dropped", seeds=range(1000, 1032), seconds=12,
+    variants=known(*FIRST, "GRPO replay") | {
+        "GRPO narrow": "--algorithm grpo --epsilon 3e-4 --epsilon_high 4e-4",
+        "drops by s": "--algorithm grpo --epsilon 0.03 --epsilon_high 0.04 --drop_by_s",
+        "GSPO no clip": f"--algorithm gspo {UNCLIPPED}",
+        "GRPO no clip": f"--algorithm grpo {UNCLIPPED}"},
+    settings=SIZES,
+    parts=(Part("large steps", range(1000, 1032)),
+           Part("usual steps", range(1000, 1016), FIRST)),
+    rules={**{name: Rule(LATER_PASS.format(one, "large steps", other), **AFAR)
+              for name, (one, other) in PAIRS.items()},
+           **{f"{variant} less ahead of GRPO at usual steps": Rule(
+               f"{variant}@usual steps:late - GRPO@usual steps:late - {variant}@large steps:late "
+               "+ GRPO@large steps:late", supported=(-inf, 0), contradicted=(0, inf), **AFAR)
+              for variant in FIRST[1:]},
+           **{f"{name}, pass@1 at the end": Reported(f"{one}@large steps - {other}@large steps")
+              for name, (one, other) in PAIRS.items()},
+           **each("{0} against GRPO, usual steps", LATER_PASS.format("{0}", "usual steps", "GRPO"),
+                  FIRST[1:], rule=Reported),
+           **each("{0} against GRPO, usual steps, pass@1 at the end",
+                  "{0}@usual steps - GRPO@usual steps", FIRST[1:], rule=Reported),
+           **each("std of log s, {0}, {1}", "{0}@{1}:std_log_s", FIRST, SIZES, rule=Reported,
+                  form="{:.4f}"),
+           **each("clipped of Â ≠ 0, {0}", "{0}@large steps:clip_signal",
+                  ("GRPO", "GRPO narrow", "drops by s", "GSPO wide", "GSPO"), rule=Reported,
+                  form="{:.3f}")},
+    decided_by=("the weight: wide against dropped by s",
+                "the same share: wide against narrow GRPO"),
+    notes="""Every difference is in the mean pass rate of batches 9 to 16; held-out pass@1 at the
+        end is second. The claim is about the ratio, so both of its contrasts must agree: the same
+        drop rule with the other weight, and the same share clipped. `drops by s`: GRPO's weights,
+        whole responses dropped by s at 0.03 / 0.04 (experiments/dropped.py). `GRPO narrow` clips
+        tokens at 3e-4 / 4e-4, about as many as GSPO wide. Holm over the seven contrasts and the
+        two interactions. 32 seeds were planned, 16 at usual steps; fewer decide nothing.""")
+
+NEIGHBOURS = Question(
+    claim="Most responses that leave the clip range have moved in their own advantage's direction "
+          "before they were used", asks="Whom does a clip drop?",
+    regime=f"{TINY}, 10 rollout batches, rate 4e-4",
+    flags=f"--steps 10 --learning_rate 4e-4 {EVAL}",
+    variants=known(*FIRST[1:]), seeds=range(1000, 1008), seconds=12,
+    rules={**each("{0}: own direction minus permuted",
+                  "{0}@default:own - {0}@default:own_permuted", FIRST[1:], nothing=EQUAL),
+           **each("{0}: {1}", "{0}@default:{1}", FIRST[1:],
+                  ("own", "own_permuted", "own_right", "own_wrong", "std_log_s", "clip_signal"),
+                  rule=Reported, form="{:.3f}")},
+    notes="""Over the mini-batches of all batches, before each step, of responses with Â ≠ 0.
+        Permuted: the expectation if Â were permuted among the Â ≠ 0 of a mini-batch, computed, not
+        drawn.""")
+
+EPOCHS = Question(
+    claim="Four epochs per batch at an unchanged rate cost no pass@1",
+    asks="Four epochs per batch at the same rate?", source="GRPO's μ (2402.03300, algorithm 1)",
+    regime=f"{TINY}, 12 rollout batches, constant rate 4e-4",
+    flags=f"--steps 12 --learning_rate 4e-4 --lr_scheduler_type constant_with_warmup {EVAL}",
+    variants=known(*FIRST), settings={name: MU[name] for name in ("μ1", "μ4")},
+    seeds=range(1000, 1008), seconds=18,
+    rules=each("{0}: μ = 4 minus μ = 1", "{0}@μ4 - {0}@μ1", FIRST, supported=(-EQUAL, inf),
+               contradicted=(-inf, -EQUAL))
+          | each("{0}: μ = 4 minus μ = 1, last half of the batches", "{0}@μ4:late - {0}@μ1:late",
+                 FIRST, rule=Reported),
+    notes="The rate is not cut. Margin 0.03; 8 seeds.")
+
+GROUP = Question(
+    claim="At equal samples, many prompts with few responses each beat few prompts with many",
+    asks="64 prompts × 4 responses, or 8 × 32?",
+    regime=f"{TINY}, 10 rollout batches of 256 answers, rate 4e-4",
+    flags=f"--steps 10 --learning_rate 4e-4 {EVAL}", variants=known("GSPO wide"),
+    settings={f"{Q} × {256 // Q}": f"--prompts_per_step {Q} --num_generations {256 // Q}"
+              for Q in (64, 8)},
+    seeds=range(1000, 1008), seconds=12,
+    rules={"64 × 4 against 8 × 32": Rule("GSPO wide@64 × 4 - GSPO wide@8 × 32", nothing=EQUAL),
+           "64 × 4 against 8 × 32, last half of the batches": Reported(
+               "GSPO wide@64 × 4:late - GSPO wide@8 × 32:late")},
+    notes="No prompt repeats, so this says nothing of the diversity of prompts.")
+
 QUESTIONS = {
     "identity": IDENTITY, "clipped": CLIPPED, "bounded": BOUNDED, "spread": SPREAD,
     "variance": VARIANCE, "short": SHORT, "collapse": COLLAPSE, "depth": DEPTH, "flips": FLIPS,
@@ -821,7 +916,8 @@ QUESTIONS = {
     "added": ADDED, "shown": SHOWN, "default": PROMISED, "smollm2": SMOLLM2_RUN, "reuse": REUSE,
     "counting": COUNTING, "ppo": PPO, "deep_edge": DEEP_EDGE, "league_edge": LEAGUE_EDGE,
     "replay": REPLAY, "length": LENGTH, "clipped_who": CLIPPED_WHO, "turns": TURNS,
-    "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES}
+    "turn_number": TURN_NUMBER, "guess": GUESS, "curves": CURVES,
+    "offpolicy": OFFPOLICY, "neighbours": NEIGHBOURS, "epochs": EPOCHS, "group": GROUP}
 
 # The rules that README's recommendations rest on. Each of them is a difference; p, by Holm over
 # them, is that of "it is not 0". README recommends what survives.
@@ -833,4 +929,8 @@ README_RULES = (
     "sixteen: the paper's clip range loses in bfloat16")
 FAMILIES = {                       # of differences that one p by Holm covers
     "readme": README_RULES,
-    "steps": tuple(f"steps: {rule}" for rule in STEPS.rules if " at " in rule)}
+    "steps": tuple(f"steps: {rule}" for rule in STEPS.rules if " at " in rule),
+    **{name: tuple(f"{name}: {rule}" for rule in question.deciding) for name, question in
+       (("neighbours", NEIGHBOURS), ("epochs", EPOCHS), ("group", GROUP))},
+    "offpolicy": tuple(f"offpolicy: {rule}" for rule, of in OFFPOLICY.rules.items()
+                       if not of.reported)}

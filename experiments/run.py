@@ -139,13 +139,13 @@ def make(name, question, variant, setting, seed):
     """Train once -> the line of the run. Raises ValueError if train.py refuses it, SystemExit if it
     was interrupted."""
     words = command(question, variant, setting, seed)
+    script = import_module(question.script)
     line = dict(question=name, arm=variant, cell=setting, seed=seed, command=words)
     began = time.process_time()
     if question.measure:
         from measures import MEASURES
         found = rounded(MEASURES[question.measure](seed, question.variants[variant]))
         return line | dict(figures=found, seconds=time.process_time() - began) | describe_machine()
-    script = import_module(question.script)
     folder = Path("runs/questions") / f"{os.getpid()}"
     code, printed = quietly(script.main, [*words.split(), "--output_dir", str(folder),
                                          "--overwrite_output_dir"])
@@ -157,7 +157,8 @@ def make(name, question, variant, setting, seed):
         raise ValueError(f"train.py {words}: {code}\n{printed[-800:]}")
     summary = {} if code else json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
-    return line | dict(figures=rounded(figures(records, summary, parse(words.split())))) | spent
+    known = [word for word in words.split() if word != getattr(script, "FLAG", None)]
+    return line | dict(figures=rounded(figures(records, summary, parse(known)))) | spent
 
 
 def figures(records, summary, settings):
@@ -181,6 +182,9 @@ def figures(records, summary, settings):
         "to_80": next((r["step"] for r in records if r["pass_rate"] >= .8), settings.steps + 1),
         "first_length": records[0]["length"],
         "length": intervals.mean(r["length"] for r in records[-10:]),
+        "late": intervals.mean(each("pass_rate")[len(records) // 2:]),
+        **before_steps([[update for update in r["minibatches"] if update["signal_answers"]]
+                        for r in records]),
         "pass_rates": each("pass_rate"), "rewards": each("reward"), "lengths": each("length"),
         "clipped": intervals.mean(r["clip_low"] + r["clip_high"] for r in records),
         "batch_samples": [(settings.prompts_per_step + r["discarded_groups"])
@@ -190,6 +194,32 @@ def figures(records, summary, settings):
         "inverse_length": median("inverse_length"),
         "flips": median("flip_rate"),
         "epsilon_over_std": median("epsilon_over_std"), "entropy": records[-1]["entropy"]}
+
+
+def before_steps(batches):
+    """Where responses with an advantage stood before the steps. batches: the mini-batches of each
+    batch that have some. clip_signal: the share of their tokens that was clipped, mean over all
+    mini-batches. std_log_s, mean_log_s: before the last step of a batch, median over the batches.
+    own: of those outside the clip range, the share that had moved in their own advantage's
+    direction. own_permuted: its expectation if advantages were permuted within the mini-batch.
+    own_right, own_wrong: own, of those with a positive and with a negative advantage."""
+    updates = sum(batches, [])
+    last = [updates[-1] for updates in batches if updates]
+    total = lambda of: sum(u["signal_answers"] * of(u) for u in updates)
+    share = lambda one, other: one / (one + other) if one + other else None
+    below, above = total(lambda u: u["signal_below"]), total(lambda u: u["signal_above"])
+    own_below, own_above = (total(lambda u: u["signal_own_below"]),
+                            total(lambda u: u["signal_own_above"]))
+    permuted = total(lambda u: u["signal_below"] * (1 - u["signal_positive"])
+                     + u["signal_above"] * u["signal_positive"])
+    outside = below + above
+    return {"clip_signal": intervals.mean(u["clip_signal"] for u in updates),
+            "std_log_s": statistics.median(math.sqrt(u["signal_log_s_var"]) for u in last),
+            "mean_log_s": statistics.median(u["signal_log_s_mean"] for u in last),
+            "own": share(own_below + own_above, outside - own_below - own_above),
+            "own_permuted": share(permuted, outside - permuted),
+            "own_right": share(own_above, below - own_below),
+            "own_wrong": share(own_below, above - own_above)}
 
 
 def collapsed(pass_rates, patience=4):
@@ -301,6 +331,8 @@ def main(argv=None):
     parser.add_argument("--most", type=int, default=math.inf, help="at most so many runs now")
     parser.add_argument("--only", metavar="VARIANT[@SETTING]", help="only runs of this variant "
                         "(and setting)")
+    parser.add_argument("--seeds", metavar="FIRST:END", default=f"0:{2**32}", help="only runs of "
+                        "these seeds: a question on several cores, each with a --folder of its own")
     parser.add_argument("--folder", default="experiments/results", help="where NAME.jsonl is")
     parser.add_argument("--judge", action="store_true", help="make no runs")
     options = parser.parse_args(argv)
@@ -340,10 +372,12 @@ def make_all(name, question, options):
         if not Path(path).exists():
             subprocess.run([sys.executable, *words.split()], check=True)
     made = 0
+    first, end = map(int, options.seeds.split(":"))
     while made < options.most:
         runs = read(name, options.folder)
         waiting = (key for key in itertools.chain(missing(question, runs), mixed(question, runs))
-                   if key[1] and options.only in (None, key[0], f"{key[0]}@{key[1]}"))
+                   if key[1] and first <= key[2] < end
+                   and options.only in (None, key[0], f"{key[0]}@{key[1]}"))
         key = next(waiting, None)
         if key is None:
             break

@@ -59,9 +59,11 @@ def update_metrics(updates):
     averaged over (loss tokens, tokens with A not 0), 0 if none has. Entries that losses.STATISTICS
     marks as counts are left out: they are weights for averaging the others."""
     flags = ("skipped", "overflow", "empty")
-    names = [name for name in updates[0] if STATISTICS.get(name) != "count" and name not in flags]
+    before = [name for name in STATISTICS if name.startswith("signal_")]   # each step has its own
+    names = [name for name in updates[0] if STATISTICS.get(name) != "count"
+             and name not in (*flags, *before)]
     record = {name: over_updates(name, updates) for name in names}
-    per_update = ("clip_low", "clip_high", "grad_norm")
+    per_update = ("clip_low", "clip_high", "clip_signal", "grad_norm", *before)
     first = next((u for u in updates if not u["empty"]), updates[0])
     return record | {
         # before the first update the two policies are the same: log s is what rounding makes of 0

@@ -238,6 +238,39 @@ def test_every_statistic_of_the_loss_has_an_entry_and_every_entry_a_statistic():
     assert ours("grpo", ragged()).stats.keys() == STATISTICS.keys()
 
 
+@pytest.mark.parametrize("name", ["gspo", "grpo", "gmpo", "reinforce", "dppo"])
+def test_where_the_responses_with_an_advantage_stand(name):
+    """Against a loop in float64; halves of the batch combine to the statistics of all of it."""
+    batch = ragged()
+    batch = batch._replace(A=batch.A.clone().index_fill_(0, torch.tensor([1]), 0.0))
+    row = OBJECTIVES[name]
+    rows = []
+    for logp, old, A, mask in zip(batch.logp, batch.old_logp, batch.A.tolist(), batch.mask):
+        if A and mask.any():
+            log_s = (logp - old)[mask].double().mean().item()
+            x = log_s if row.kind.of == "log w" else math.exp(log_s)
+            center = row.kind.center
+            held = row.epsilon is not None and name != "dppo"
+            below = held and x < center - row.epsilon
+            above = held and x > center + row.epsilon_high
+            rows.append((log_s, A > 0, below, above, below and A < 0, above and A > 0))
+    log_s, *shares = zip(*rows)
+    center = sum(log_s) / len(rows)
+    expected = [len(rows), center, sum((x - center) ** 2 for x in log_s) / len(rows),
+                *(sum(share) / len(rows) for share in shares)]
+    stats = [ours(name, part).stats for part in (batch, halved(batch, 0), halved(batch, 1))]
+    names = [key for key in STATISTICS if key.startswith("signal_") and key != "signal_tokens"]
+    assert [stats[0][key] for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    combined = combine_stats([{key: torch.tensor(x) for key, x in part.items()}
+                              for part in stats[1:]])
+    assert [combined[key].item() for key in names] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def halved(batch, half):
+    """Every second response."""
+    return type(batch)(*(x if x is None else x[half::2] for x in batch))
+
+
 def test_gspo_is_gspo_token_under_equal_advantages():
     batch = ragged()
     gspo = ours("gspo", batch)

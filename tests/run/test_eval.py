@@ -22,7 +22,7 @@ def test_a_limit_does_not_change_the_numbers_before_it():
     """The task's own limit is drawn as ever; what lies beyond comes from a second generator."""
     def draw(length):
         task = Task("sums", [], [], None, max_completion_length=length, own_length=7)
-        return task.draw_uniforms(torch.Generator().manual_seed(3), 5, 2)            # [5, 2, length]
+        return task.draw_uniforms(torch.Generator().manual_seed(3), 5, 2)           # [5, 2, T]
     own = torch.rand(5, 2, 7, generator=torch.Generator().manual_seed(3))           # [5, 2, 7]
     longest = draw(40)
     assert torch.equal(draw(7), own)
